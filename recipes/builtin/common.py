@@ -1,0 +1,84 @@
+"""What every step of the recipe shares: the vocabulary's special tokens, the template, the corpora.
+
+Kept in one place because the order of the special tokens decides their ids, and the ids are baked
+into every prepared row and every trained embedding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PAD = "<|pad|>"
+TEXT_END = "<|endoftext|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+SYSTEM = "<|system|>"
+END = "<|end|>"
+FILE = "<|file|>"
+FIM_PREFIX = "<|fim_prefix|>"
+FIM_SUFFIX = "<|fim_suffix|>"
+FIM_MIDDLE = "<|fim_middle|>"
+RESERVED = [f"<|reserved_{i}|>" for i in range(32)]
+SPECIALS = [
+    PAD,
+    TEXT_END,
+    USER,
+    ASSISTANT,
+    SYSTEM,
+    END,
+    FILE,
+    FIM_PREFIX,
+    FIM_SUFFIX,
+    FIM_MIDDLE,
+    *RESERVED,
+]
+
+# The anchor: when the question holds a file, the answer starts with the same marker, so the model
+# does not have to find out where copying starts.
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|assistant|>' -}}"
+    "{%- if messages and '<|file|>' in messages[-1]['content'] -%}{{- '<|file|>' -}}{%- endif -%}"
+    "{%- endif -%}"
+)
+
+# Kept out of training completely, so that edits of these repositories measure the model.
+MEASURED_REPOS = frozenset({"pallets/flask", "TheAlgorithms/Python"})
+
+
+def bucket(*parts: str) -> int:
+    """A stable number in [0, 100) for a row: decides the held-out share without any state."""
+    digest = hashlib.sha256("\x00".join(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 100
+
+
+def is_held_out(*parts: str) -> bool:
+    """One row in a hundred is kept for the held-out loss."""
+    return bucket(*parts) == 0
+
+
+def read_rows(corpora: Path, folder: str, *, measured: bool = False) -> Iterator[dict[str, Any]]:
+    """The rows of one corpus folder, without (or with `measured`, only) the measured repositories.
+
+    The file names alone are not trusted: a row's own `repo` decides when there is one.
+    """
+    for path in sorted((corpora / folder).glob("*.jsonl.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                row: dict[str, Any] = json.loads(line)
+                repo = row.get("repo", path.name.removesuffix(".jsonl.xz").replace("+", "/", 1))
+                if (repo in MEASURED_REPOS) == measured:
+                    yield row
+
+
+def edit_prompt(path: str, message: str, before: str) -> str:
+    """The user's message of an edit: where, what, and the file as it is."""
+    return f"{path}: {message}\n{FILE}{before}"

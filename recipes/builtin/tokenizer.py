@@ -1,0 +1,78 @@
+"""Train the byte-level BPE vocabulary and write it as a tokenizer any transformers can load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import common
+
+# Like GPT-2's, but digits stand alone (numbers are copied and bumped digit by digit) and runs of
+# spaces at the start of a line are one piece together with nothing else.
+SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def text_sample(corpora: Path, limit_per_folder: int) -> Iterator[str]:
+    """Texts from every folder, each folder up to the same number of characters."""
+    for folder, keys in (
+        ("edits", ("message", "after")),
+        ("code", ("text",)),
+        ("docs", ("text",)),
+        ("instruct", ("prompt", "completion")),
+    ):
+        rows = common.read_rows(corpora, folder)
+        taken = 0
+        for number, row in enumerate(rows):
+            if folder == "edits" and number % 4:  # neighbouring commits are nearly the same file
+                continue
+            if folder == "code" and number % 2:
+                continue
+            text = "\n".join(row[key] for key in keys)
+            taken += len(text)
+            yield text
+            if taken > limit_per_folder:
+                break
+
+
+def train_tokenizer(corpora: Path, size: int, limit_per_folder: int = 30_000_000) -> Tokenizer:
+    """A byte-level BPE of exactly `size` ids; 256 byte tokens and the specials are among them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=common.SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        min_frequency=2,
+    )
+    tokenizer.train_from_iterator(text_sample(corpora, limit_per_folder), trainer)
+    if tokenizer.get_vocab_size() != size:
+        raise ValueError(f"vocabulary has {tokenizer.get_vocab_size()} ids, wanted {size}")
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+    """`tokenizer.json` and a `tokenizer_config.json` that transformers 4 and 5 both read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "pad_token": common.PAD,
+        "eos_token": common.END,
+        "additional_special_tokens": [s for s in common.SPECIALS if s not in (common.PAD, common.END)],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": common.CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )

@@ -1,0 +1,156 @@
+"""How many target positions a step may spend on guesses.
+
+The automatic budget keeps a promise: never much slower than plain decoding, however bad the
+drafts. It weighs what a wider pass costs on this very machine, as measured on the passes so far,
+against how many tokens drafts of that width have been getting accepted lately.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+LADDER = (1, 2, 4, 8, 16, 32, 64)
+"""Draft widths; a short ladder, so that each is measured often and can become a CUDA graph."""
+
+RETRY_WIDTH = 4
+"""Width of a draft that only finds out whether drafting pays again."""
+
+LONGEST_PAUSE = 16
+"""Steps between retries at most: a copy that starts meanwhile is missed for that long."""
+
+
+def rung_for(width: int) -> int:
+    """The smallest ladder width that holds `width` nodes; 0 for none."""
+    if width == 0:
+        return 0
+    return next((rung for rung in LADDER if rung >= width), LADDER[-1])
+
+
+class CostCurve:
+    """Cost of a pass over 1+w positions relative to a plain one, learnt from one model's passes.
+
+    Shared by all sequences of a model. Until a width was measured it is extrapolated, and before
+    anything was measured a cheap pass is assumed (what a GPU or a CPU in bfloat16 shows).
+    """
+
+    def __init__(self, prior_slope: float = 0.02, smoothing: float = 0.1) -> None:
+        self.prior_slope = prior_slope
+        self.smoothing = smoothing
+        self.rows = 1
+        """Sequences per pass; every batch size has its own curve."""
+        self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
+
+    @property
+    def knows_plain(self) -> bool:
+        """Whether a pass without a draft was measured: without it nothing can be compared."""
+        return (self.rows, 0) in self._seconds
+
+    def record(self, width: int, seconds: float) -> None:
+        """One pass whose widest draft had `width` nodes took `seconds`."""
+        key = (self.rows, rung_for(width))
+        old, count = self._seconds.get(key, (seconds, 0))
+        # A pass interrupted by other work on the machine is no news about its cost.
+        sample = min(seconds, 2 * old)
+        rate = max(self.smoothing, 1 / (count + 1))
+        self._seconds[key] = (old + rate * (sample - old), count + 1)
+
+    def relative(self, width: int) -> float:
+        """Cost of a pass with `width` draft nodes, in plain passes; rises with the width."""
+        if not self.knows_plain:
+            return 1 + self.prior_slope * width
+        plain = self._seconds[self.rows, 0][0]
+        below, cost = 0, 1.0
+        for rung in LADDER:
+            known = self._seconds.get((self.rows, rung))
+            if known is None:
+                continue
+            measured = max(cost, known[0] / plain)
+            if rung >= width:
+                return cost + (measured - cost) * (width - below) / (rung - below)
+            below, cost = rung, measured
+        slope = max(self.prior_slope, (cost - 1) / below if below else 0.0)
+        return cost + slope * (width - below)
+
+
+class Budget(Protocol):
+    """Decides the width of each step for one sequence, and learns what it brought."""
+
+    def next(self) -> int:
+        """Nodes the next step may spend."""
+
+    def record(self, depth: int, accepted: int) -> None:
+        """A step drafted down to `depth`, and `accepted` tokens of it held."""
+
+
+class FixedBudget:
+    """The same width every step: the papers' setting, and what makes counts repeatable."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def next(self) -> int:
+        return self.width
+
+    def record(self, depth: int, accepted: int) -> None:
+        pass
+
+
+class AutoBudget:
+    """The width with the best expected tokens per second; pauses when no width pays.
+
+    `survival[d]` is the smoothed share of attempts in which at least d+1 tokens were accepted.
+    Beyond the depths tried it is continued geometrically, so success widens the drafts by itself.
+    When nothing pays, drafting pauses, twice as long after every failed retry.
+    """
+
+    def __init__(self, cost: CostCurve, ceiling: int = LADDER[-1], smoothing: float = 0.2) -> None:
+        self.cost = cost
+        self.ceiling = ceiling
+        self.smoothing = smoothing
+        self.survival: list[float] = [0.7, 0.55, 0.45, 0.4]
+        self._pause = 0
+        self._pause_length = 1
+
+    def next(self) -> int:
+        if not self.cost.knows_plain:
+            return 0
+        if self._pause > 0:
+            self._pause -= 1
+            return 0
+        return self.best_width() or min(RETRY_WIDTH, self.ceiling)
+
+    def best_width(self) -> int:
+        """The ladder width with the most expected tokens per unit of cost; 0 if plain is best."""
+        best, best_rate = 0, 1.0
+        for rung in LADDER:
+            width = min(rung, self.ceiling)
+            rate = (1 + self.expected(width)) / self.cost.relative(width)
+            if rate > best_rate * 1.01:
+                best, best_rate = width, rate
+        return best
+
+    def expected(self, width: int) -> float:
+        """Expected accepted tokens of a draft `width` deep."""
+        known = self.survival[:width]
+        beyond = width - len(known)
+        if not beyond:
+            return sum(known)
+        last = known[-1]
+        ratio = min(0.98, last / known[-2]) if last else 0.0
+        return sum(known) + last * ratio * (1 - ratio**beyond) / (1 - ratio)
+
+    def record(self, depth: int, accepted: int) -> None:
+        if not depth:
+            return
+        while len(self.survival) < depth:
+            self.survival.append(self.survival[-1])
+        for d, old in enumerate(self.survival):
+            if d < depth or accepted < depth:  # a failed draft says as much about deeper ones
+                self.survival[d] = old + self.smoothing * (float(accepted > d) - old)
+            else:
+                self.survival[d] = min(old, self.survival[depth - 1])
+        if self.best_width() == 0:
+            self._pause = self._pause_length
+            self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
+        else:
+            self._pause_length = 1

@@ -1,0 +1,206 @@
+"""A draft: the token tree that one target pass checks.
+
+Legend used in the whole core: `n` draft nodes, `m` probe nodes, `V` vocabulary size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from draftsmith.errors import DrafterError
+
+ROOT = -1
+"""The parent of a first-level node: the last committed token."""
+
+_NO_PROPOSALS: Mapping[int, Proposal] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a drafter sampled at one node: the law it drew from, and the child carrying the draw.
+
+    `q` is (V,), the law really sampled from, after temperature, truncation and masks. It may sum
+    to less than one: the rest is the probability of proposing nothing, and `child` is None when
+    nothing (⊥) was drawn.
+    """
+
+    q: Tensor
+    child: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A token tree of `n` draft nodes followed by `m` probe nodes; parents precede children.
+
+    A node is a *guess* (copied, looked up, arg-max: no probabilities needed) unless its parent has
+    an entry in `proposals`, which then must state the truth: a wrong `q` makes the output wrong
+    without any error. Probe nodes ride in the same pass, see only their own ancestors, are never
+    accepted; their logits go to `DrafterState.observe`.
+    """
+
+    tokens: tuple[int, ...] = ()
+    """(n+m,) token ids."""
+    parents: tuple[int, ...] = ()
+    """(n+m,) index of the parent node, ROOT for children of the last committed token."""
+    source: tuple[str, ...] = ()
+    """(n+m,) name of the drafter that made each node."""
+    proposals: Mapping[int, Proposal] = field(default=_NO_PROPOSALS)
+    """Sampled draws by parent node; empty for a draft of guesses."""
+    probes: int = 0
+    """m: how many of the last nodes are probes."""
+    depths: tuple[int, ...] | None = None
+    """(n+m,) distance in positions from the root, ROOT's children 1; None: the tree's own depth."""
+
+    @classmethod
+    def chain(cls, tokens: Iterable[int], source: str, q: Sequence[Tensor] | None = None) -> Draft:
+        """A single branch; with `q`, one law (V,) per token, the tokens were sampled from it."""
+        ids = tuple(tokens)
+        if q is not None and len(q) != len(ids):
+            raise DrafterError(f"{source}: {len(ids)} sampled tokens but {len(q)} laws")
+        proposals = {i - 1: Proposal(law, i) for i, law in enumerate(q or ())}
+        return cls(ids, tuple(range(-1, len(ids) - 1)), (source,) * len(ids), proposals)
+
+    @classmethod
+    def trie(cls, branches: Iterable[Sequence[int]], source: str, limit: int | None = None) -> Draft:
+        """Guessed branches merged by common prefixes, at most `limit` nodes, in branch order."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        index: dict[tuple[int, int], int] = {}
+        for branch in branches:
+            node = ROOT
+            for token in branch:
+                child = index.get((node, token))
+                if child is None:
+                    if limit is not None and len(tokens) >= limit:
+                        break
+                    child = index[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = child
+        return cls(tuple(tokens), tuple(parents), (source,) * len(tokens))
+
+    def __len__(self) -> int:
+        """Target positions this draft costs: draft and probe nodes."""
+        return len(self.tokens)
+
+    @property
+    def size(self) -> int:
+        """n: nodes that can be accepted."""
+        return len(self.tokens) - self.probes
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the pass is an ordinary causal continuation (no branches, no moved positions)."""
+        return self.depths is None and all(p == i - 1 for i, p in enumerate(self.parents))
+
+    def node_depths(self) -> tuple[int, ...]:
+        """(n+m,) positions after the root, counted from 1."""
+        if self.depths is not None:
+            return self.depths
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def children(self) -> dict[tuple[int, int], int]:
+        """(parent, token) → draft node. Equal guess siblings are one: the first is kept."""
+        index: dict[tuple[int, int], int] = {}
+        for node in range(self.size):
+            index.setdefault((self.parents[node], self.tokens[node]), node)
+        # The sampled child owns its key: Leviathan's rule speaks about that very node.
+        for parent, proposal in self.proposals.items():
+            if proposal.child is not None:
+                index[parent, self.tokens[proposal.child]] = proposal.child
+        return index
+
+    def ancestor_mask(self) -> Tensor:
+        """(n+m, n+m) bool: entry [i, j] says that j is i or an ancestor of i."""
+        mask = torch.eye(len(self), dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent != ROOT:
+                mask[node] |= mask[parent]
+        return mask
+
+    def first_branch(self) -> Draft:
+        """The leftmost branch alone, without probes: what a chain-only target can verify.
+
+        The choice looks at structure only, never at token values, so sampled nodes stay lawful.
+        """
+        keep: list[int] = []
+        node = ROOT
+        for child in range(self.size):
+            if self.parents[child] == node:
+                keep.append(child)
+                node = child
+        return self._select(keep)
+
+    def clip(self, depth: int) -> Draft:
+        """Without the nodes deeper than `depth` (a rule blind to values, hence lawful)."""
+        depths = self.node_depths()
+        if not depths or max(depths) <= depth:
+            return self
+        keep: list[int] = []
+        kept: set[int] = {ROOT}
+        for node, d in enumerate(depths):
+            if d <= depth and self.parents[node] in kept:
+                kept.add(node)
+                keep.append(node)
+        return self._select(keep)
+
+    def _select(self, keep: Sequence[int]) -> Draft:
+        renumber = {ROOT: ROOT, **{old: new for new, old in enumerate(keep)}}
+        proposals = {
+            renumber[parent]: Proposal(p.q, None if p.child is None else renumber[p.child])
+            for parent, p in self.proposals.items()
+            if parent in renumber and (p.child is None or p.child in renumber)
+        }
+        return Draft(
+            tuple(self.tokens[i] for i in keep),
+            tuple(renumber[self.parents[i]] for i in keep),
+            tuple(self.source[i] for i in keep),
+            proposals,
+            sum(i >= self.size for i in keep),
+            None if self.depths is None else tuple(self.depths[i] for i in keep),
+        )
+
+    def check(self, vocab_size: int, budget: int) -> None:
+        """Raise DrafterError unless the draft is well formed and costs at most `budget` nodes."""
+        who = self.source[0] if self.source else "a drafter"
+        total = len(self.tokens)
+        if not total == len(self.parents) == len(self.source):
+            raise DrafterError(f"{who}: tokens, parents and source differ in length")
+        if total > budget:
+            raise DrafterError(f"{who}: a draft of {total} nodes exceeds the budget of {budget}")
+        if not 0 <= self.probes <= total:
+            raise DrafterError(f"{who}: {self.probes} probes among {total} nodes")
+        if self.depths is not None and (
+            len(self.depths) != total or any(d < 1 for d in self.depths)
+        ):
+            raise DrafterError(f"{who}: depths must be {total} numbers of at least 1")
+        size = self.size
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if not 0 <= token < vocab_size:
+                raise DrafterError(f"{who}: token id {token} is outside 0…{vocab_size - 1}")
+            if not ROOT <= parent < node:
+                raise DrafterError(f"{who}: node {node} has parent {parent}; parents come first")
+            if node < size <= parent:
+                raise DrafterError(f"{who}: draft node {node} hangs below probe node {parent}")
+        for parent, proposal in self.proposals.items():
+            child = proposal.child
+            if not ROOT <= parent < size:
+                raise DrafterError(f"{who}: a proposal names node {parent}, which is no draft node")
+            if child is not None and not (0 <= child < size and self.parents[child] == parent):
+                raise DrafterError(f"{who}: sampled node {child} is not a child of node {parent}")
+            if proposal.q.shape != (vocab_size,):
+                raise DrafterError(
+                    f"{who}: q has shape {tuple(proposal.q.shape)}, the target's is ({vocab_size},)"
+                )
+
+
+EMPTY = Draft()
+"""Nothing drafted: the step decodes plainly."""

@@ -1,0 +1,114 @@
+"""What a drafter is, what it may see, and what it is told.
+
+A drafter's *configuration* is a frozen dataclass (`Drafter`), named after the paper, its fields the
+paper's symbols. Its *state* for one sequence (`DrafterState`) is made by `open`. Neither knows
+our engine: a state follows token ids, so another host can drive it just as well.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.sampling import Chance, SamplingParams
+from draftsmith.core.target import Needs, RowOutput
+from draftsmith.core.verify import Verdict
+
+
+@dataclass(slots=True)
+class Context:
+    """What a drafter may see of one sequence. `ids` only ever grows, unless `truncate` says so."""
+
+    ids: Sequence[int]
+    """Committed token ids, prompt and output."""
+    prompt_length: int
+    vocab_size: int
+    sampling: SamplingParams
+    chance: Chance
+    """The drafter's own randomness; the target's draws never come from it."""
+    prediction: tuple[int, ...] = ()
+    """Ids of a text that the answer is expected to resemble."""
+    budget: int = 0
+    """Target positions this step may spend: draft and probe nodes together."""
+    depth: int = 0
+    """Nodes deeper than this cannot be emitted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the draft: for `DrafterState.observe`."""
+
+    draft: Draft
+    verdict: Verdict
+    output: RowOutput
+
+
+class DrafterState(ABC):
+    """One sequence's drafting state."""
+
+    @abstractmethod
+    def draft(self, ctx: Context) -> Draft:
+        """At most `ctx.budget` nodes that may follow `ctx.ids`; an empty draft decodes plainly."""
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: B027  optional by design
+        """Learn from the step; `ctx.ids` already holds the emitted tokens. Optional."""
+
+    def truncate(self, length: int) -> None:  # noqa: B027
+        """Forget every id at or beyond `length`: the host rewound the sequence."""
+
+    def close(self) -> None:  # noqa: B027
+        """The sequence ended for good."""
+
+
+@dataclass(frozen=True)
+class Drafter(ABC):
+    """A drafter's configuration; subclasses are frozen dataclasses and hashable."""
+
+    name: ClassVar[str]
+    """What one types: `copyspec`."""
+    summary: ClassVar[str] = ""
+    """One line for `draftsmith drafters`."""
+    needs: ClassVar[Needs] = Needs()
+    sampled: ClassVar[bool] = False
+    """Whether its drafts carry laws (`proposals`); guess drafters keep same-seed equality."""
+    width: ClassVar[int] = 16
+    """Nodes it would draft if nobody set a budget."""
+
+    @abstractmethod
+    def open(self, ctx: Context) -> DrafterState:
+        """State for a new sequence whose ids so far are `ctx.ids`."""
+
+    def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
+        """Drafts for the sequences of one step; overridden where one model call serves all."""
+        return [state.draft(ctx) for state, ctx in zip(states, contexts, strict=True)]
+
+    def preferred_width(self) -> int:
+        """Nodes per step at a fixed budget; the paper's block length where there is one."""
+        return self.width
+
+    def __str__(self) -> str:
+        """What one types to get this drafter: `copyspec(gamma=3, block=10)`."""
+        options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"{self.name}({options})"
+
+    __repr__ = __str__
+
+
+def sync(state: DrafterState, before: Sequence[int], now: Sequence[int]) -> int:
+    """Tell `state` that the ids changed from `before` to `now`; returns the common prefix.
+
+    For hosts that hand over nothing but token ids.
+    """
+    common = common_prefix(before, now)
+    if common < len(before):
+        state.truncate(common)
+    return common
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    limit = min(len(a), len(b))
+    return next((i for i in range(limit) if a[i] != b[i]), limit)

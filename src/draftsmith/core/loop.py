@@ -1,0 +1,131 @@
+"""THE loop: one step for one sequence or a batch, for every drafter and for none.
+
+    draft → one target pass → verify → commit → observe
+
+Between steps a row's cache holds every committed token but its pending ones (normally just the
+last). That invariant is what makes a step restartable and a cancelled engine usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from time import perf_counter
+
+from draftsmith.core.budget import CostCurve
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Outcome
+from draftsmith.core.result import TARGET, Step
+from draftsmith.core.session import Session
+from draftsmith.core.target import RowOutput, Target
+from draftsmith.core.verify import Verdict, verify, verify_greedy
+
+
+def start(session: Session, target: Target) -> None:
+    """Give a new session its row and drafter state, and compute its prompt."""
+    begin = perf_counter()
+    if session.row is None:
+        session.row = target.open(session.ids)
+    session.stats.reused_tokens = session.row.cached
+    target.prefill(session.row)
+    session.stats.seconds.prefill += perf_counter() - begin
+    if session.state is None:
+        session.state = session.drafter.open(session.context)
+    session.stats.seconds.total += perf_counter() - begin
+
+
+def step(sessions: Sequence[Session], target: Target, cost: CostCurve | None = None) -> list[Step]:
+    """One target pass for all `sessions` (started, not finished); every one gains ≥ 1 token."""
+    begin = perf_counter()
+    if cost is not None:
+        cost.rows = len(sessions)
+    rows = [session.row for session in sessions if session.row is not None]
+    drafts = propose(sessions, target)
+    drafted = perf_counter()
+    outputs = target.forward(rows, drafts)
+    choices = [greedy_choices(s, d, o) for s, d, o in zip(sessions, drafts, outputs, strict=True)]
+    passed = perf_counter()
+    verdicts = [
+        judge(session, draft, output, choice)
+        for session, draft, output, choice in zip(sessions, drafts, outputs, choices, strict=True)
+    ]
+    verified = perf_counter()
+    target.commit(rows, [v.path for v in verdicts], [v.tokens for v in verdicts])
+    for session, draft, output, verdict in zip(sessions, drafts, outputs, verdicts, strict=True):
+        learn(session, draft, output, verdict)
+    if cost is not None:
+        cost.record(max(map(len, drafts)), passed - drafted)
+    end = perf_counter()
+
+    for session in sessions:
+        seconds = session.stats.seconds
+        seconds.draft += (drafted - begin) / len(sessions)
+        seconds.target += (passed - drafted) / len(sessions)
+        seconds.verify += (verified - passed) / len(sessions)
+        seconds.total += (end - begin) / len(sessions)
+    return [
+        Step(verdict.tokens, sources(draft, verdict), draft.size, end - begin)
+        for draft, verdict in zip(drafts, verdicts, strict=True)
+    ]
+
+
+def propose(sessions: Sequence[Session], target: Target) -> list[Draft]:
+    """Ask each drafter once for all of its sequences; fit the drafts to what the target takes."""
+    for session in sessions:
+        assert session.row is not None  # start() gave it
+        context = session.context
+        # The last of `limit` tokens is the target's own, so drafts end one before it.
+        context.depth = min(session.limit - session.generated - 1, target.room(session.row))
+        allowed = session.budget.next() if context.depth > 0 and target.shape != "plain" else 0
+        context.budget = allowed
+    drafts: dict[int, Draft] = {}
+    wanting = [i for i, session in enumerate(sessions) if session.context.budget > 0]
+    for _, group in groupby(wanting, key=lambda i: id(sessions[i].drafter)):
+        members = [sessions[i] for i in (indices := list(group))]
+        states = [s.state for s in members if s.state is not None]
+        made = members[0].drafter.draft(states, [s.context for s in members])
+        drafts.update(zip(indices, made, strict=True))
+    return [fit(drafts.get(i, EMPTY), s, target) for i, s in enumerate(sessions)]
+
+
+def fit(draft: Draft, session: Session, target: Target) -> Draft:
+    """Check a draft, and cut it to the depth and the shape that the target can take."""
+    if not draft.tokens:
+        return draft
+    context = session.context
+    draft.check(context.vocab_size, context.budget)
+    if target.shape == "chain" and not draft.is_chain:
+        draft = draft.first_branch()
+    return draft.clip(context.depth)
+
+
+def greedy_choices(session: Session, draft: Draft, output: RowOutput) -> list[int] | None:
+    """The arg-max of every row in one copy to the host; None if the law must see rows in order."""
+    law = session.law
+    if not law.greedy or law.lazy:
+        return None
+    choices: list[int] = output.logits[: 1 + draft.size].argmax(-1).tolist()
+    return choices
+
+
+def judge(session: Session, draft: Draft, output: RowOutput, choices: list[int] | None) -> Verdict:
+    """Verify one sequence's draft; the session commits the tokens as they are decided."""
+    if choices is not None:
+        return verify_greedy(draft, choices, session.emit)
+    return verify(
+        draft, output.logits, session.law, session.chance, session.prefix, session.emit
+    )
+
+
+def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -> None:
+    """Tell statistics, budget and drafter what became of the draft."""
+    session.stats.record(draft, verdict)
+    if draft.size:
+        session.budget.record(max(draft.node_depths()[: draft.size]), len(verdict.path))
+    if session.state is not None:
+        session.state.observe(session.context, Outcome(draft, verdict, output))
+
+
+def sources(draft: Draft, verdict: Verdict) -> tuple[str, ...]:
+    """Who guessed each emitted token."""
+    return tuple(TARGET if node is None else draft.source[node] for node in verdict.nodes)

@@ -1,0 +1,188 @@
+"""What a step and a generation report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.verify import Verdict
+
+TARGET = "target"
+"""The source of tokens nobody had guessed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one pass gave one sequence."""
+
+    tokens: tuple[int, ...]
+    """Newly committed token ids."""
+    sources: tuple[str, ...]
+    """Who guessed each token: a drafter's name, or `TARGET`."""
+    drafted: int
+    """Draft nodes that were verified (probes not counted)."""
+    seconds: float
+    """Wall time of the whole step, shared by the sequences in it."""
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """One drafter's record: drafts attempted, nodes drafted, tokens accepted."""
+
+    attempts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Wall time by phase; in a batch, each sequence gets its share of the step."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    target: float = 0.0
+    verify: float = 0.0
+    total: float = 0.0
+
+    @property
+    def other(self) -> float:
+        """Everything outside the four phases: cache upkeep, stop rules, streaming."""
+        return max(0.0, self.total - self.prefill - self.draft - self.target - self.verify)
+
+
+@dataclass(slots=True)
+class Stats:
+    """What it cost to generate one sequence."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt positions whose cache was still there from an earlier turn."""
+    passes: int = 0
+    """Target passes that emitted tokens (prefill chunks not counted)."""
+    tokens: int = 0
+    attempts: int = 0
+    """Passes that carried a draft."""
+    drafted: int = 0
+    accepted: int = 0
+    probes: int = 0
+    drafted_by_depth: list[int] = field(default_factory=list)
+    """Entry d: attempts whose draft reached depth d+1."""
+    accepted_by_depth: list[int] = field(default_factory=list)
+    """Entry d: attempts that had at least d+1 tokens accepted."""
+    by_source: dict[str, SourceStats] = field(default_factory=dict)
+    seconds: Seconds = field(default_factory=Seconds)
+    first_token_seconds: float = 0.0
+    """From the call to the first token, prefill included."""
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens per pass that carried a draft, bonus token included (vLLM's convention)."""
+        return 1 + self.accepted / self.attempts if self.attempts else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def accepted_share(self) -> float:
+        """Share of the emitted tokens that some drafter had guessed."""
+        return self.accepted / self.tokens if self.tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds.total if self.seconds.total else 0.0
+
+    def record(self, draft: Draft, verdict: Verdict) -> None:
+        """Add one step of this sequence."""
+        self.passes += 1
+        self.tokens += len(verdict.tokens)
+        size = draft.size
+        self.probes += draft.probes
+        if not size:
+            return
+        accepted = verdict.accepted
+        self.attempts += 1
+        self.drafted += size
+        self.accepted += accepted
+        _count(self.drafted_by_depth, max(draft.node_depths()[:size]))
+        _count(self.accepted_by_depth, accepted)
+        sources = draft.source[:size]
+        for source in dict.fromkeys(sources):
+            entry = self.by_source.setdefault(source, SourceStats())
+            entry.attempts += 1
+            entry.drafted += sources.count(source)
+        for node in verdict.nodes:
+            if node is not None:
+                self.by_source[draft.source[node]].accepted += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON, derived ones included."""
+        derived = (
+            "tokens_per_pass",
+            "mean_accepted_length",
+            "acceptance_rate",
+            "accepted_share",
+            "tokens_per_second",
+        )
+        record = asdict(self)
+        record["seconds"]["other"] = self.seconds.other
+        return record | {name: getattr(self, name) for name in derived}
+
+
+def _count(counts: list[int], reached: int) -> None:
+    """Add one to every depth up to `reached`."""
+    counts.extend([0] * (reached - len(counts)))
+    for depth in range(reached):
+        counts[depth] += 1
+
+
+def total(parts: Sequence[Stats]) -> Stats:
+    """The sum of several sequences' stats; times add up, first-token time is the mean."""
+    whole = Stats()
+    for part in parts:
+        for name in (
+            "prompt_tokens", "reused_tokens", "passes", "tokens", "attempts", "drafted",
+            "accepted", "probes",
+        ):  # fmt: skip
+            setattr(whole, name, getattr(whole, name) + getattr(part, name))
+        for name in ("prefill", "draft", "target", "verify", "total"):
+            value = getattr(whole.seconds, name) + getattr(part.seconds, name)
+            setattr(whole.seconds, name, value)
+        for name in ("drafted_by_depth", "accepted_by_depth"):
+            mine, theirs = getattr(whole, name), getattr(part, name)
+            mine.extend([0] * (len(theirs) - len(mine)))
+            for depth, count in enumerate(theirs):
+                mine[depth] += count
+        for source, entry in part.by_source.items():
+            mine = whole.by_source.setdefault(source, SourceStats())
+            mine.attempts += entry.attempts
+            mine.drafted += entry.drafted
+            mine.accepted += entry.accepted
+        whole.first_token_seconds += part.first_token_seconds / len(parts)
+    return whole
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The answer to one prompt."""
+
+    tokens: list[int]
+    """New token ids, the ending one included."""
+    text: str
+    """The new text, special tokens left out and cut before a stop string."""
+    finish_reason: str
+    """`stop` (an end token, a stop string or criterion), `length` or `cancelled`."""
+    stats: Stats
+    sources: list[str]
+    """Who guessed each token."""
+    logprobs: list[float] | None = None
+    """Log-probability of each token under the law it was chosen from, if asked for."""
+    prompt_tokens: list[int] = field(default_factory=list)
+    notices: tuple[str, ...] = ()
+    """What could not be accelerated, and why."""

@@ -1,0 +1,243 @@
+"""The target's law for one node, and draws from it.
+
+Every function here takes and returns scores of shape (1, V), as transformers' processors do, so
+that the two kinds mix freely in one list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from draftsmith.errors import OptionError
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""(ids (1, T), scores (1, V)) → scores (1, V): any transformers `LogitsProcessor` is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop; greedy unless `temperature` is above 0."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as probable as the best one."""
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, if negative) the score of every token already seen (CTRL paper)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens already generated (prompt not counted)."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence among the generated tokens."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Token id → number added to its score; -inf forbids it."""
+    max_new_tokens: int = 256
+    min_new_tokens: int = 0
+    """End-of-sequence tokens are forbidden before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; the text is cut before them."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further ids that end the answer, besides the model's own."""
+    seed: int | None = None
+    processors: tuple[Processor, ...] = ()
+    """Further processors, applied before temperature and truncation."""
+    logprobs: bool = False
+    """Record the log-probability of every emitted token."""
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[str, bool, str]] = [
+            ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all)"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p < 1, "at least 0 and below 1"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+            ("max_new_tokens", self.max_new_tokens >= 0, "at least 0"),
+            ("min_new_tokens", self.min_new_tokens >= 0, "at least 0"),
+            ("stop", all(self.stop), "non-empty strings"),
+        ]
+        for name, fits, allowed in checks:
+            value = getattr(self, name)
+            if not fits or (isinstance(value, float) and math.isnan(value)):
+                raise OptionError(f"{name}={value!r} cannot work; it must be {allowed}")
+
+
+def repetition_penalty(penalty: float) -> Processor:
+    """Keskar et al. 2019, over prompt and output alike, as transformers does."""
+
+    def apply(ids: Tensor, scores: Tensor) -> Tensor:
+        seen = scores.gather(1, ids)
+        return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
+
+    return apply
+
+
+def output_penalties(presence: float, frequency: float, prompt_length: int) -> Processor:
+    """OpenAI's presence and frequency penalties, over the generated tokens only."""
+
+    def apply(ids: Tensor, scores: Tensor) -> Tensor:
+        counts = torch.zeros_like(scores)
+        output = ids[:, prompt_length:]
+        counts.scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
+        return scores - presence * (counts > 0) - frequency * counts
+
+    return apply
+
+
+def logit_bias(bias: Mapping[int, float]) -> Processor:
+    """Add a constant to the scores of some ids."""
+    index = torch.tensor([list(bias)])
+    value = torch.tensor([list(bias.values())])
+
+    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.scatter_add(
+            1, index.to(scores.device), value.to(device=scores.device, dtype=scores.dtype)
+        )
+
+    return apply
+
+
+def forbid_end(end_ids: Sequence[int], until: int) -> Processor:
+    """No end-of-sequence before the sequence is `until` tokens long, prompt included."""
+    index = list(end_ids)
+
+    def apply(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] < until:
+            scores = scores.clone()
+            scores[:, index] = -math.inf
+        return scores
+
+    return apply
+
+
+def temperature(value: float) -> Processor:
+    """Divide the scores by the temperature."""
+    return lambda _ids, scores: scores / value
+
+
+def top_k(k: int) -> Processor:
+    """Keep the k best scores (and what ties with the k-th)."""
+
+    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
+        kth = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
+        return scores.masked_fill(scores < kth, -math.inf)
+
+    return apply
+
+
+def top_p(p: float) -> Processor:
+    """Keep the smallest set of best tokens whose probability reaches p; always one."""
+
+    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
+        ordered, index = scores.sort(descending=False)
+        drop = ordered.softmax(-1).cumsum(-1) <= 1 - p
+        drop[..., -1] = False
+        return scores.masked_fill(drop.scatter(1, index, drop), -math.inf)
+
+    return apply
+
+
+def min_p(p: float) -> Processor:
+    """Keep tokens at least `p` times as probable as the best."""
+
+    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
+        probs = scores.softmax(-1)
+        return scores.masked_fill(probs < p * probs.amax(-1, keepdim=True), -math.inf)
+
+    return apply
+
+
+class Law:
+    """The target's law at one node: processors in order, then arg-max or a draw.
+
+    Half-precision logits are raised to float32 first, as transformers does; float64 is kept for
+    the exact tests.
+    """
+
+    def __init__(self, processors: Sequence[Processor], *, greedy: bool, lazy: bool | None = None):
+        self.processors = tuple(processors)
+        self.greedy = greedy
+        self.lazy = bool(self.processors) if lazy is None else lazy
+        """Whether rows must be scored one by one, in order, with their own prefix."""
+
+    @classmethod
+    def of(cls, params: SamplingParams, prompt_length: int, end_ids: Sequence[int]) -> Law:
+        """The law that transformers' `generate` would use for the same options."""
+        p, chosen = params, []
+        if p.repetition_penalty != 1:
+            chosen.append(repetition_penalty(p.repetition_penalty))
+        if p.presence_penalty or p.frequency_penalty:
+            chosen.append(output_penalties(p.presence_penalty, p.frequency_penalty, prompt_length))
+        if p.logit_bias:
+            chosen.append(logit_bias(p.logit_bias))
+        if p.min_new_tokens and end_ids:
+            chosen.append(forbid_end(end_ids, prompt_length + p.min_new_tokens))
+        chosen.extend(p.processors)
+        greedy = p.temperature == 0
+        if not greedy:
+            if p.temperature != 1:
+                chosen.append(temperature(p.temperature))
+            if p.top_k:
+                chosen.append(top_k(p.top_k))
+            if p.top_p < 1:
+                chosen.append(top_p(p.top_p))
+            if p.min_p:
+                chosen.append(min_p(p.min_p))
+        return cls(chosen, greedy=greedy, lazy=bool(chosen) or p.logprobs)
+
+    def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
+        """(V,) raw logits of one node → (1, V) processed scores; `ids` (1, T) is its prefix."""
+        scores = logits[None]
+        if scores.dtype != torch.float64:
+            # A copy: processors may write in place, and the raw row is also shown to drafters.
+            scores = scores.to(torch.float32, copy=True)
+        for process in self.processors:
+            scores = process(ids, scores)  # type: ignore[arg-type]
+        return scores
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """(1, V) scores → (V,) probabilities."""
+        return scores.softmax(-1)[0]
+
+
+class Chance(Protocol):
+    """Where randomness comes from; the exact tests enumerate it instead."""
+
+    def draw(self, p: Tensor) -> int:
+        """An index distributed as `p` (V,)."""
+
+    def accept(self, ratio: float) -> bool:
+        """True with probability min(1, ratio)."""
+
+
+class Dice:
+    """Chance from a torch generator; without one, torch's global generator."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    @classmethod
+    def seeded(cls, seed: int | None, device: Any = "cpu") -> Dice:
+        """Own generator on `device`; a fresh unpredictable seed when `seed` is None."""
+        generator = torch.Generator(device)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(seed)
+        return cls(generator)
+
+    def draw(self, p: Tensor) -> int:
+        # Shaped like transformers' call, so that the same seed gives the same token.
+        return int(torch.multinomial(p[None], 1, generator=self.generator))
+
+    def accept(self, ratio: float) -> bool:
+        device = self.generator.device if self.generator is not None else "cpu"
+        # Strictly below: a ratio of 0 must never accept, and u is in [0, 1).
+        return float(torch.rand((), generator=self.generator, device=device)) < ratio

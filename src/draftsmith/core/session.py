@@ -1,0 +1,123 @@
+"""One sequence being decoded: committed ids, law, randomness, stop rules, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.budget import Budget
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.result import Stats
+from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
+from draftsmith.core.target import Row
+
+
+class StopRule(Protocol):
+    """Ends a sequence; asked once per emitted token, in order."""
+
+    def __call__(self, session: Session, scores: Tensor | None) -> str | None:
+        """The finish reason, or None to go on. The token is already in `session.ids`."""
+
+
+class EndTokens:
+    """Ends at any of several end-of-sequence ids."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = frozenset(ids)
+
+    def __call__(self, session: Session, _scores: Tensor | None) -> str | None:
+        return "stop" if session.ids[-1] in self.ids else None
+
+
+class MaxNewTokens:
+    """Ends after so many new tokens."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def __call__(self, session: Session, _scores: Tensor | None) -> str | None:
+        return "length" if session.generated >= self.limit else None
+
+
+class Session:
+    """The state of one sequence between steps."""
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        *,
+        drafter: Drafter,
+        budget: Budget,
+        law: Law,
+        chance: Chance,
+        vocab_size: int,
+        limit: int,
+        stop_rules: Sequence[StopRule] = (),
+        sampling: SamplingParams | None = None,
+        prediction: Sequence[int] = (),
+        draft_seed: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.ids = list(ids)
+        self.prompt_length = len(self.ids)
+        self.drafter = drafter
+        self.budget = budget
+        self.law = law
+        self.chance = chance
+        self.limit = limit
+        """Most new tokens; drafts never reach beyond it."""
+        self.stop_rules: tuple[StopRule, ...] = (*stop_rules, MaxNewTokens(limit))
+        self.device = torch.device(device)
+        self.row: Row | None = None
+        self.finish_reason: str | None = None
+        self.logprobs: list[float] | None = None
+        self.stats = Stats(prompt_tokens=self.prompt_length)
+        self._tensor: Tensor | None = None
+        self._tensor_length = 0
+        self.context = Context(
+            ids=self.ids,
+            prompt_length=self.prompt_length,
+            vocab_size=vocab_size,
+            sampling=sampling or SamplingParams(),
+            # Kept apart from the target's draws, so that seeds mean the same with any drafter.
+            chance=Dice.seeded(draft_seed),
+            prediction=tuple(prediction),
+        )
+        self.state: DrafterState | None = None
+
+    @property
+    def generated(self) -> int:
+        """New tokens so far."""
+        return len(self.ids) - self.prompt_length
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def prefix(self) -> Tensor:
+        """(1, T) committed ids as a tensor, for processors; a view that grows in place."""
+        length = len(self.ids)
+        if self._tensor is None or self._tensor.shape[1] < length:
+            capacity = max(256, 2 * length)
+            self._tensor = torch.empty((1, capacity), dtype=torch.long, device=self.device)
+            self._tensor_length = 0
+        if self._tensor_length < length:
+            news = torch.tensor(self.ids[self._tensor_length :], device=self.device)
+            self._tensor[0, self._tensor_length : length] = news
+            self._tensor_length = length
+        return self._tensor[:, :length]
+
+    def emit(self, token: int, scores: Tensor | None) -> bool:
+        """Commit one token; True if the sequence ends with it."""
+        self.ids.append(token)
+        if self.logprobs is not None and scores is not None:
+            self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
+        for rule in self.stop_rules:
+            reason = rule(self, scores)
+            if reason is not None:
+                self.finish_reason = reason
+                return True
+        return False

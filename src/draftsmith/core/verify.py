@@ -1,0 +1,117 @@
+"""The only place where a token is ever accepted.
+
+`verify` walks the draft from the root and is the reference; it serves every law and every draft.
+`verify_greedy` is its short cut when no processor needs the prefix: the arg-max of all rows is
+taken at once, so that one copy to the host serves the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draftsmith.core.draft import ROOT, Draft, Proposal
+from draftsmith.core.sampling import Chance, Law
+
+Emit = Callable[[int, Tensor | None], bool]
+"""(token, its processed scores (1, V) or None) → whether the sequence ends with this token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one step decided."""
+
+    path: tuple[int, ...]
+    """Accepted nodes, root to leaf; their rows stay in the cache."""
+    tokens: tuple[int, ...]
+    """Emitted tokens: one per node of `path`, and the last one, which is not cached yet."""
+    nodes: tuple[int | None, ...]
+    """The draft node that had guessed each emitted token; None for the target's own."""
+
+    @property
+    def accepted(self) -> int:
+        """Emitted tokens that a drafter had guessed."""
+        return sum(node is not None for node in self.nodes)
+
+
+def verify(
+    draft: Draft,
+    logits: Tensor,
+    law: Law,
+    chance: Chance,
+    prefix: Callable[[], Tensor | None],
+    emit: Emit,
+) -> Verdict:
+    """Walk `draft` under the target's `law`; lossless for guesses, samples and mixtures.
+
+    logits: (1+n+m, V), row 0 follows the root, row 1+i follows node i. `prefix()` is the (1, T)
+    ids so far, including what `emit` was told in this very walk. Processors see one row at a time,
+    in the order of plain decoding; guesses cost exactly one draw per emitted token.
+    Source: Leviathan et al. 2023, algorithm 1; for guesses, draw and follow.
+    """
+    children = draft.children()
+    path: list[int] = []
+    tokens: list[int] = []
+    nodes: list[int | None] = []
+    node = ROOT
+    while True:
+        scores = law.scores(prefix(), logits[node + 1])
+        token = choose(scores, law, chance, draft, draft.proposals.get(node))
+        child = children.get((node, token))
+        tokens.append(token)
+        nodes.append(child)
+        ended = emit(token, scores)
+        # A token that ends the sequence stays out of the path: the cache never holds the last one.
+        if child is None or ended:
+            return Verdict(tuple(path), tuple(tokens), tuple(nodes))
+        path.append(child)
+        node = child
+
+
+def choose(
+    scores: Tensor, law: Law, chance: Chance, draft: Draft, proposal: Proposal | None
+) -> int:
+    """The next token at one node, distributed exactly as the target's law p.
+
+    With a sampled child x ~ q: keep x with probability min(1, p(x)/q(x)), else draw from
+    norm((p−q)₊). Where the law is greedy, p is one point and the same rule is arg-max.
+    """
+    if law.greedy:
+        return int(scores.argmax(-1))
+    p = law.probs(scores)
+    if proposal is None:
+        return chance.draw(p)
+    q = proposal.q.to(p)
+    if proposal.child is not None:
+        x = draft.tokens[proposal.child]
+        if chance.accept(float(p[x] / q[x])):
+            return x
+    return chance.draw(residual(p, q))
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm((p−q)₊) for (V,) laws; p itself where rounding left nothing of the difference."""
+    rest = (p - q).clamp_min(0)
+    total = rest.sum()
+    return rest / total if total > 0 else p
+
+
+def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verdict:
+    """`verify` for a greedy law without processors; `choices` (1+n) is the arg-max of each row."""
+    children = draft.children()
+    path: list[int] = []
+    tokens: list[int] = []
+    nodes: list[int | None] = []
+    node = ROOT
+    while True:
+        token = choices[node + 1]
+        child = children.get((node, token))
+        tokens.append(token)
+        nodes.append(child)
+        ended = emit(token, None)
+        if child is None or ended:
+            return Verdict(tuple(path), tuple(tokens), tuple(nodes))
+        path.append(child)
+        node = child

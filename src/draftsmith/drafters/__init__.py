@@ -1,0 +1,1 @@
+"""Drafters: one idea, one file, named after its paper."""

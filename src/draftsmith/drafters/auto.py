@@ -1,0 +1,131 @@
+"""auto: copy after the longest recent match, as far as such matches have been holding.
+
+Ours: no paper. The idea of trusting long matches more is SAM decoding's (Hu et al. 2024); here the
+trust is measured while decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.drafters.ngrams import History, NgramIndex
+from draftsmith.drafters.options import at_least
+
+BUCKETS = (1, 2, 3, 5, 9, 17, 33)
+"""Smallest match length of each bucket; trust is learnt per bucket."""
+
+WORTH = 0.2
+"""A token less likely than this to be reached is not worth a position in the pass."""
+
+
+@dataclass(frozen=True, repr=False)
+class Auto(Drafter):
+    """Copy after the longest of the recent matches; the longer it is, the further.
+
+    Of the `candidates` most recent occurrences of the last `min` ids the one with the longest
+    common past wins (ties: the most recent). The draft is as long as copies after matches of that
+    length have lately held, and stays away where they have not.
+    """
+
+    min: int = 1
+    max: int = 64
+    """Longest past that is compared, and longest draft."""
+    candidates: int = 16
+
+    name: ClassVar[str] = "auto"
+    summary: ClassVar[str] = "the default: longest recent match, length by what is being accepted"
+
+    def __post_init__(self) -> None:
+        for option in ("min", "max", "candidates"):
+            at_least(self, option, 1)
+
+    def preferred_width(self) -> int:
+        return self.max
+
+    def open(self, ctx: Context) -> DrafterState:
+        return _Matcher(self, ctx)
+
+
+class _Matcher(DrafterState):
+    def __init__(self, config: Auto, ctx: Context) -> None:
+        self.config = config
+        self.history = History(ctx)
+        # Pairs first: they are rarer, so their recent occurrences reach further back.
+        self.indexes = [
+            NgramIndex(n, self.history.ids) for n in (config.min + 2, config.min + 1, config.min)
+        ]
+        self.trust = [Trust(prior) for prior in (0.2, 0.5, 0.75, 0.85, 0.92, 0.95, 0.97)]
+        self._bucket: int | None = None
+
+    def draft(self, ctx: Context) -> Draft:
+        self.history.extend(ctx.ids)
+        for index in self.indexes:
+            index.extend()
+        match = self._longest(ctx)
+        if match is None:
+            return EMPTY
+        start, length = match
+        self._bucket = bucket = sum(length >= least for least in BUCKETS) - 1
+        width = min(self.trust[bucket].width(), self.config.max, ctx.budget)
+        return Draft.chain(self.history.copy(start, width), self.config.name)
+
+    def _longest(self, ctx: Context) -> tuple[int, int] | None:
+        """(where to copy from, length of the common past) of the best match."""
+        ids, end = self.history.ids, len(self.history.ids)
+        if len(ctx.ids) == ctx.prompt_length and ctx.prediction:
+            return 0, self.config.max  # the answer is expected to begin like the prediction
+        best: tuple[int, int] | None = None
+        for index in self.indexes:
+            for occurrence in index.recent(end - index.n - 1, self.config.candidates):
+                start = occurrence + index.n
+                length = index.n
+                limit = min(self.config.max, start)
+                while length < limit and ids[start - length - 1] == ids[end - length - 1]:
+                    length += 1
+                if best is None or length > best[1]:
+                    best = start, length
+            if best is not None:
+                return best
+        return None
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
+        drafted = outcome.draft.size
+        if drafted and self._bucket is not None:
+            self.trust[self._bucket].record(drafted, len(outcome.verdict.path))
+        self._bucket = None
+
+    def truncate(self, length: int) -> None:
+        for index in self.indexes:
+            index.truncate(self.history.offset + length)
+        self.history.truncate(length)
+
+
+class Trust:
+    """How far copies hold: the chance that the next copied token is right, learnt from drafts."""
+
+    def __init__(self, prior: float, weight: float = 4.0, memory: float = 0.95) -> None:
+        self.prior, self.weight, self.memory = prior, weight, memory
+        self.right = self.wrong = 0.0
+
+    @property
+    def chance(self) -> float:
+        """Smoothed share of right tokens among those that were put to the test."""
+        return (self.right + self.weight * self.prior) / (self.right + self.wrong + self.weight)
+
+    def width(self) -> int:
+        """Tokens worth drafting: those still at least a fifth likely to be reached; 0: none."""
+        width, reach = 0, self.chance
+        while reach >= WORTH and width < 64:
+            width += 1
+            reach *= self.chance
+        if width == 0:
+            # Old failures fade, so that a drafter that stays silent gets another try some day.
+            self.right, self.wrong = self.right * self.memory, self.wrong * self.memory
+        return width
+
+    def record(self, drafted: int, accepted: int) -> None:
+        self.right = self.right * self.memory + accepted
+        self.wrong = self.wrong * self.memory + (accepted < drafted)

@@ -1,0 +1,105 @@
+"""Earlier text to copy from, and the index of where every n-gram in it occurred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftsmith.core.drafter import Context
+
+MODULUS = (1 << 61) - 1
+BASE = 1_000_003
+SEAM = -1
+"""Stands between the prediction and the sequence; no id equals it, so no match spans it."""
+
+
+class History:
+    """All text a copying drafter may copy from: the prediction, a seam, and the sequence itself.
+
+    `ids` follows the context's ids; `offset` is where they begin.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ids: list[int] = [*ctx.prediction, SEAM] if ctx.prediction else []
+        self.offset = len(self.ids)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Take over what `ids` has gained."""
+        self.ids.extend(ids[len(self.ids) - self.offset :])
+
+    def truncate(self, length: int) -> None:
+        """Forget the context's ids at and beyond `length`."""
+        del self.ids[self.offset + length :]
+
+    def copy(self, start: int, most: int) -> list[int]:
+        """Up to `most` ids from `start` on, ending at the seam."""
+        piece = self.ids[start : start + most]
+        return piece[: piece.index(SEAM)] if SEAM in piece else piece
+
+
+class NgramIndex:
+    """Occurrences of every `n`-gram in a growing list, by a rolling hash, compared on a hit.
+
+    Each id is indexed once, in constant time; a look-up costs O(n) whatever the length. Source:
+    CopySpec, section 3.1 (polynomial hash modulo 2⁶¹−1).
+    """
+
+    def __init__(self, n: int, ids: list[int]) -> None:
+        self.n = n
+        self.ids = ids
+        self._lead = pow(BASE, n, MODULUS)  # weight of the id that leaves the window
+        self._hash = 0
+        self._keys: list[int] = []  # hash of the n-gram that starts at each position
+        self._previous: list[int] = []  # the occurrence before each position, -1 for none
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._length = 0
+
+    def extend(self) -> None:
+        """Index the ids that are new since the last call."""
+        n, ids, h = self.n, self.ids, self._hash
+        for i in range(self._length, len(ids)):
+            # Ids count from 1 here (the seam is 0), so that a leading id 0 matters.
+            h = h * BASE + ids[i] + 1
+            if i >= n:
+                h -= (ids[i - n] + 1) * self._lead
+            h %= MODULUS
+            start = i + 1 - n
+            if start >= 0:
+                self._keys.append(h)
+                self._previous.append(self._last.get(h, -1))
+                self._first.setdefault(h, start)
+                self._last[h] = start
+        self._hash, self._length = h, len(ids)
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions at and beyond `length` of the list."""
+        if length >= self._length:
+            return
+        while len(self._keys) > max(0, length - self.n + 1):
+            key, previous = self._keys.pop(), self._previous.pop()
+            if previous < 0:
+                del self._last[key], self._first[key]
+            else:
+                self._last[key] = previous
+        self._length = length
+        self._hash = 0
+        for token in self.ids[max(0, length - self.n) : length]:
+            self._hash = (self._hash * BASE + token + 1) % MODULUS
+
+    def first(self, latest: int) -> int | None:
+        """The first occurrence of the list's last `n` ids, if it starts at or before `latest`."""
+        start = self._first.get(self._hash) if self._length >= self.n else None
+        return start if start is not None and start <= latest and self._same(start) else None
+
+    def recent(self, latest: int, most: int = 1) -> list[int]:
+        """Up to `most` occurrences that start at or before `latest`, newest first."""
+        found: list[int] = []
+        start = self._last.get(self._hash, -1) if self._length >= self.n else -1
+        while start >= 0 and len(found) < most:
+            if start <= latest and self._same(start):
+                found.append(start)
+            start = self._previous[start]
+        return found
+
+    def _same(self, start: int) -> bool:
+        return self.ids[start : start + self.n] == self.ids[self._length - self.n :]

@@ -1,0 +1,26 @@
+"""Plain decoding: the drafter that never drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+
+
+@dataclass(frozen=True, repr=False)
+class Plain(Drafter):
+    """Decode one token per pass: the baseline, on the very same loop."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "plain decoding, one token per pass"
+    width: ClassVar[int] = 0
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Silent()
+
+
+class _Silent(DrafterState):
+    def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
+        return EMPTY

@@ -1,0 +1,25 @@
+"""Checks of drafter options, worded alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftsmith.core.drafter import Drafter
+from draftsmith.errors import OptionError
+
+
+def at_least(drafter: Drafter, option: str, least: int) -> None:
+    """Raise OptionError unless the option is an integer of at least `least`."""
+    value = getattr(drafter, option)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise OptionError(
+            f"{drafter.name}: {option}={value!r} cannot work; give an integer of at least {least}"
+        )
+
+
+def one_of(drafter: Drafter, option: str, allowed: Sequence[str]) -> None:
+    """Raise OptionError unless the option is one of `allowed`."""
+    value = getattr(drafter, option)
+    if value not in allowed:
+        listed = " or ".join(map(repr, allowed))
+        raise OptionError(f"{drafter.name}: {option}={value!r} is unknown; give {listed}")

@@ -1,0 +1,72 @@
+"""Everything draftsmith raises on purpose.
+
+DraftsmithError
+├── OptionError (ValueError)      a value or name the caller gave does not fit
+│   └── UnknownName               … an unknown drafter or option; names the nearest known one
+├── PromptError (ValueError)      the prompt is empty, too long, or of the wrong type
+├── LoadError                     a model, tokenizer or file cannot be read
+├── UnsupportedError              the model cannot do what was asked, and why
+├── DrafterError                  a drafter broke its contract
+└── GenerationInterrupted         stopped half-way; `.partial` holds what was generated
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = [
+    "DrafterError",
+    "DraftsmithError",
+    "GenerationInterrupted",
+    "LoadError",
+    "OptionError",
+    "PromptError",
+    "UnknownName",
+    "UnsupportedError",
+]
+
+
+class DraftsmithError(Exception):
+    """Base of every error that draftsmith raises on purpose."""
+
+
+class OptionError(DraftsmithError, ValueError):
+    """An option has a value that cannot work; the message names both and what would."""
+
+
+class UnknownName(OptionError):
+    """A drafter or an option that does not exist; the message suggests the nearest that does."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        listed = ", ".join(names) if names else "none"
+        super().__init__(f"unknown {kind} {name!r}. {hint}Known: {listed}.")
+        self.name, self.suggestion = name, near[0] if near else None
+
+
+class PromptError(DraftsmithError, ValueError):
+    """The prompt cannot be used: empty, longer than the context, or of the wrong type."""
+
+
+class LoadError(DraftsmithError):
+    """A model, a tokenizer or a file could not be read."""
+
+
+class UnsupportedError(DraftsmithError):
+    """The model cannot do what was asked; the message says why."""
+
+
+class DrafterError(DraftsmithError):
+    """A drafter broke its contract (see `draftsmith.testing.check_drafter`)."""
+
+
+class GenerationInterrupted(DraftsmithError):
+    """Generation failed half-way; `partial` holds the results generated so far."""
+
+    def __init__(self, message: str, partial: Any) -> None:
+        super().__init__(message)
+        self.partial = partial

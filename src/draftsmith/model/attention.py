@@ -1,0 +1,159 @@
+"""Our attention function: grouped heads packed into the query axis, for any mask.
+
+Shapes: `B` rows, `H` query heads, `K` key heads, `G = H / K`, `Q` queries, `S` keys, `D` width.
+
+Grouped-query attention under a mask makes sdpa copy every key and value `G` times. The queries of
+one group share their keys, so they may as well be `G·Q` queries of one head: nothing is copied and
+the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twice as fast).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, softmax
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "draftsmith"
+"""What `config._attn_implementation` says while one of our passes runs."""
+
+_UNKNOWN = ("position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask")
+"""Arguments that change the result and that only transformers' own function understands."""
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of query (B, H, Q, D) over key and value (B, K, S, D); returns (B, Q, H, D).
+
+    `attention_mask` is bool (B, 1, Q, S), True where a query may look; (1, 1, 1, 1) and, for one
+    query, None mean everywhere; None for several queries means causal, the last query seeing all.
+    `softcap` bounds the scores (Gemma 2), `s_aux` (H,) are attention sinks (gpt-oss).
+    """
+    groups = query.shape[1] // key.shape[1]
+    queries, keys = query.shape[2], key.shape[2]
+    if (
+        is_causal is False
+        or dropout
+        or key.shape[1] * groups != query.shape[1]
+        or (attention_mask is not None and attention_mask.shape[1] != 1)
+        or any(kwargs.get(name) is not None for name in _UNKNOWN)
+    ):
+        return _transformers_sdpa(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs
+        )
+    mask = attention_mask
+    if mask is not None and mask.shape[-1] == 1 and mask.shape[-2] == 1:
+        mask = None  # "everything is visible", see masks.everything
+    elif mask is None and queries > 1 and queries != keys:
+        mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
+    elif mask is None and queries > 1 and softcap is None and s_aux is None:
+        # An empty cache: the causal kernels need no mask and read each key once per group anyway.
+        return _transformers_sdpa(
+            module, query, key, value, None, dropout, scaling, is_causal, kwargs
+        )
+    elif mask is None and queries > 1:
+        mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
+    if softcap is not None or s_aux is not None:
+        return _explicit(query, key, value, mask, scaling, softcap, s_aux), None
+    if groups > 1:
+        query = query.reshape(query.shape[0], key.shape[1], groups * queries, query.shape[3])
+        if mask is not None and queries > 1:
+            mask = mask.repeat(1, 1, groups, 1)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    out = out.reshape(out.shape[0], groups * key.shape[1], queries, value.shape[3])
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _transformers_sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    is_causal: bool | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, None]:
+    out: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, mask, dropout, scaling, is_causal, **kwargs
+    )
+    return out
+
+
+def _explicit(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention written out, for what no fused kernel offers: capped scores and sinks."""
+    batch, heads, queries, width = query.shape
+    groups = heads // key.shape[1]
+    packed = query.reshape(batch, key.shape[1], groups * queries, width)
+    scale = width**-0.5 if scaling is None else scaling
+    scores = (packed @ key.transpose(2, 3)).view(batch, heads, queries, -1) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        floor = torch.finfo(scores.dtype).min
+        scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, floor)
+    if sinks is not None:
+        column = sinks.to(scores.dtype).view(1, heads, 1, 1).expand(batch, heads, queries, 1)
+        scores = torch.cat([scores, column], dim=-1)
+    weights = softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
+    out = weights.reshape(batch, key.shape[1], groups * queries, -1) @ value
+    return out.view(batch, heads, queries, -1).transpose(1, 2).contiguous()
+
+
+# The mask is registered too: without it, transformers builds none for a name it does not know, and
+# every pass over several tokens is silently wrong.
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+class AttentionScope:
+    """Puts an attention implementation into a model's configs for the length of one pass."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
+        self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
+        # Two threads in one model would otherwise restore each other's setting.
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def use(self, name: str) -> Iterator[None]:
+        """Run the model's attention as `name`; the user's own setting comes back at the end."""
+        with self._lock:
+            saved = [c._attn_implementation_internal for c in self._configs]
+            try:
+                for config in self._configs:
+                    # Past the property: its checks and recursion cost more than a small layer.
+                    vars(config)["_attn_implementation_internal"] = name
+                yield
+            finally:
+                for config, own in zip(self._configs, saved, strict=True):
+                    vars(config)["_attn_implementation_internal"] = own

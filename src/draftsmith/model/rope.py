@@ -1,0 +1,58 @@
+"""Rotary scalings whose angles depend on the length of the pass, and what that forbids.
+
+With longrope and dynamic NTK the angles of *every* position in a pass follow from its last one. A
+draft reaching over the boundary would change the logits of the root before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RopeBoundary:
+    """`position` is the first one computed with other angles; `grows`: they change ever after."""
+
+    position: int
+    grows: bool
+
+    def room(self, root: int) -> int | None:
+        """Positions a pass with this root may add without changing its angles; None: any."""
+        if root < self.position:
+            return self.position - 1 - root
+        return 0 if self.grows else None
+
+    def beyond(self, root: int) -> bool:
+        """Whether a pass over this root uses the other angles."""
+        return root >= self.position
+
+    def stale(self, cached: int, root: int) -> bool:
+        """Whether `cached` positions carry short angles while the root wants the long ones.
+
+        Growing angles never match their past: a model's own decoding lives with that, except that
+        a prompt is computed in one pass. So they are stale only before the first pass.
+        """
+        return self.beyond(root) and not self.grows and cached <= self.position
+
+    def keeps(self, cached: int, kept: int, root: int) -> bool:
+        """Whether the first `kept` of `cached` positions serve a sequence with this new root."""
+        if self.grows:
+            return cached <= self.position and not self.beyond(root)
+        return (cached <= self.position) == (not self.beyond(root))
+
+
+def rope_boundary(config: Any) -> RopeBoundary | None:
+    """The boundary of a config whose rotary angles depend on the pass, None for all others."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # Models with several layer types keep one such table per type.
+    tables = [rope, *(t for t in rope.values() if isinstance(t, dict))]
+    for table in tables:
+        kind = str(table.get("rope_type", table.get("type", "default")))
+        if kind == "longrope":
+            own = getattr(config, "original_max_position_embeddings", None)
+            boundary = table.get("original_max_position_embeddings", own)
+            return RopeBoundary(boundary or config.max_position_embeddings, grows=False)
+        if "dynamic" in kind:
+            return RopeBoundary(config.max_position_embeddings, grows=True)
+    return None
