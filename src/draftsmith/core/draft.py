@@ -17,8 +17,6 @@ from draftsmith.errors import DrafterError
 ROOT = -1
 """The parent of a first-level node: the last committed token."""
 
-_NO_PROPOSALS: Mapping[int, Proposal] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -31,6 +29,13 @@ class Proposal:
 
     q: Tensor
     child: int | None
+
+
+def _no_proposals() -> Mapping[int, Proposal]:
+    return _NONE
+
+
+_NONE: Mapping[int, Proposal] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Draft:
     """(n+m,) index of the parent node, ROOT for children of the last committed token."""
     source: tuple[str, ...] = ()
     """(n+m,) name of the drafter that made each node."""
-    proposals: Mapping[int, Proposal] = field(default=_NO_PROPOSALS)
+    proposals: Mapping[int, Proposal] = field(default_factory=_no_proposals)
     """Sampled draws by parent node; empty for a draft of guesses."""
     probes: int = 0
     """m: how many of the last nodes are probes."""
@@ -66,7 +71,9 @@ class Draft:
         return cls(ids, tuple(range(-1, len(ids) - 1)), (source,) * len(ids), proposals)
 
     @classmethod
-    def trie(cls, branches: Iterable[Sequence[int]], source: str, limit: int | None = None) -> Draft:
+    def trie(
+        cls, branches: Iterable[Sequence[int]], source: str, limit: int | None = None
+    ) -> Draft:
         """Guessed branches merged by common prefixes, at most `limit` nodes, in branch order."""
         tokens: list[int] = []
         parents: list[int] = []

@@ -81,7 +81,8 @@ def propose(sessions: Sequence[Session], target: Target) -> list[Draft]:
     drafts: dict[int, Draft] = {}
     wanting = [i for i, session in enumerate(sessions) if session.context.budget > 0]
     for _, group in groupby(wanting, key=lambda i: id(sessions[i].drafter)):
-        members = [sessions[i] for i in (indices := list(group))]
+        indices = list(group)
+        members = [sessions[i] for i in indices]
         states = [s.state for s in members if s.state is not None]
         made = members[0].drafter.draft(states, [s.context for s in members])
         drafts.update(zip(indices, made, strict=True))
@@ -112,9 +113,7 @@ def judge(session: Session, draft: Draft, output: RowOutput, choices: list[int] 
     """Verify one sequence's draft; the session commits the tokens as they are decided."""
     if choices is not None:
         return verify_greedy(draft, choices, session.emit)
-    return verify(
-        draft, output.logits, session.law, session.chance, session.prefix, session.emit
-    )
+    return verify(draft, output.logits, session.law, session.chance, session.prefix, session.emit)
 
 
 def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -> None:

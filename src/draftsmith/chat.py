@@ -1,0 +1,94 @@
+"""A conversation that keeps its KV cache and its drafter's state from turn to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.core.drafter import Drafter, DrafterState, sync
+from draftsmith.core.result import GenerationResult
+from draftsmith.core.target import Row
+from draftsmith.jobs import Job, Piece, Stream, run
+from draftsmith.model.runner import Runner
+
+if TYPE_CHECKING:
+    from draftsmith.engine import Engine
+
+
+class Chat:
+    """A conversation; `messages` is its history and may be read and edited between turns.
+
+    Every turn renders the whole history with the model's template, and keeps cache and drafter
+    state up to the longest common token prefix with what was there before.
+    """
+
+    def __init__(self, engine: Engine, system: str | None, options: Mapping[str, Any]) -> None:
+        self.engine = engine
+        self.options = dict(options)
+        self.messages: list[dict[str, Any]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+        self._runner = Runner(engine.model)
+        self._forget()
+
+    def send(self, message: str, **options: Any) -> GenerationResult:
+        """The answer to one message; both join the history. Options as for `generate`."""
+        stream = self.stream(message, **options)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def stream(self, message: str, **options: Any) -> Stream:
+        """The same, piece by piece; a cancelled answer joins the history as far as it came."""
+        history = [*self.messages, {"role": "user", "content": message}]
+        call, params = self.engine.prepare({**self.options, **options})
+        ids = call.encode(history)
+        job = call.job(ids, params, streaming=True)
+        # Only now is the turn sure to start: a bad option or prompt leaves the history alone.
+        self._resume(job, ids, call.drafter, call.prediction)
+        self.messages = history
+        return Stream(job, self._turn(job))
+
+    def reset(self) -> None:
+        """Forget the conversation but for the system message."""
+        self.messages = [m for m in self.messages if m["role"] == "system"]
+        if self._row is not None:
+            self._runner.close(self._row)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._row: Row | None = None
+        self._state: DrafterState | None = None
+        self._made_by: tuple[Drafter, tuple[int, ...]] | None = None
+        self._ids: list[int] = []
+
+    def _resume(
+        self, job: Job, ids: list[int], drafter: Drafter, prediction: tuple[int, ...]
+    ) -> None:
+        """Give the new turn's session the cache and the state of the last turn."""
+        if self._row is not None:
+            self._runner.extend(self._row, ids)
+        if self._state is not None and self._made_by == (drafter, prediction):
+            sync(self._state, self._ids, ids)
+        else:
+            self._state = None
+        self._made_by = drafter, prediction
+        job.session.row, job.session.state = self._row, self._state
+
+    def _turn(self, job: Job) -> Iterator[list[Piece]]:
+        # A failure inside a pass leaves the cache half-written: start over with the next turn.
+        healthy = False
+        try:
+            yield from run([job], self._runner, self.engine.cost, keep=True)
+            healthy = True
+        except GeneratorExit:
+            healthy = True
+            raise
+        finally:
+            session = job.session
+            if healthy:
+                self._row, self._state, self._ids = session.row, session.state, session.ids
+            else:
+                self._runner = Runner(self.engine.model)
+                self._forget()
+            self.messages.append({"role": "assistant", "content": job.result().text})

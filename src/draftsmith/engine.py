@@ -1,0 +1,270 @@
+"""Engine: generate, stream and chat with one model; the loop does the work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from draftsmith.chat import Chat
+from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.session import EndTokens, Session
+from draftsmith.drafters.registry import parse
+from draftsmith.errors import OptionError, PromptError, UnknownName
+from draftsmith.jobs import Job, Stream, partial_results, run
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.runner import Runner
+from draftsmith.text import tokenizer as text
+
+BudgetSpec = int | Literal["auto", "drafter"]
+"""Draft nodes per step: a number, `auto` (by what pays), or `drafter` (its paper's width)."""
+
+_SAMPLING = {f.name for f in dataclasses.fields(SamplingParams)}
+_CALL = {"drafter", "budget", "prediction", "chat_template_kwargs", "n"}
+_INHERITED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
+"""Options taken from the model's generation_config where the caller says nothing."""
+
+
+class Engine:
+    """A loaded model with its drafter; every method may be called again and again."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        drafter: str | Drafter = "auto",
+        budget: BudgetSpec = "auto",
+        max_batch: int = 16,
+    ) -> None:
+        self.model = model
+        self.drafter = parse(drafter)
+        self.budget = checked_budget(budget)
+        if max_batch < 1:
+            raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
+        self.max_batch = max_batch
+        self.cost = CostCurve()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | Any,
+        *,
+        tokenizer: Any = None,
+        drafter: str | Drafter = "auto",
+        budget: BudgetSpec = "auto",
+        max_batch: int = 16,
+        dtype: Any = None,
+        device: Any = None,
+        device_map: Any = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> Engine:
+        """An engine for a hub id, a folder, or a model that is already loaded.
+
+        `dtype` is the checkpoint's own by default. Raises LoadError or UnsupportedError.
+        """
+        drafter = parse(drafter)  # before minutes of loading
+        loaded = load(
+            model,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+        )
+        return cls(loaded, drafter=drafter, budget=budget, max_batch=max_batch)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Why this model cannot be accelerated fully; empty if it can."""
+        return self.model.capabilities.reasons
+
+    def generate(self, prompt: Any, *, n: int = 1, **options: Any) -> Any:
+        """Answer a prompt, or a list of prompts in one ragged batch.
+
+        A prompt is a text (continued as it is), token ids, or messages (the model's chat template
+        is applied). Options: `drafter` and `budget` for this call; `prediction`, a text or ids that
+        the answer is expected to resemble; `chat_template_kwargs`; and the fields of
+        `SamplingParams`, of which those not given come from the model's generation_config.
+        Returns a `GenerationResult`; a list of them for a list of prompts; with n > 1 a list of n
+        per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
+        anything runs, GenerationInterrupted (with what was generated) after.
+        """
+        prompts, batched = as_batch(prompt)
+        if n < 1:
+            raise OptionError(f"n={n!r} cannot work; it must be at least 1")
+        call, params = self.prepare(options)
+        seeds = [None if params.seed is None else params.seed + i for i in range(n)]
+        jobs = [
+            call.job(ids, dataclasses.replace(params, seed=seed))
+            for ids in [call.encode(p) for p in prompts]
+            for seed in seeds
+        ]
+        with partial_results(jobs):
+            for _ in run(jobs, Runner(self.model), self.cost, max_batch=self.batch_size()):
+                pass
+        results = [job.result() for job in jobs]
+        if n > 1:
+            grouped = [results[i : i + n] for i in range(0, len(results), n)]
+            return grouped if batched else grouped[0]
+        return results if batched else results[0]
+
+    def stream(self, prompt: text.Prompt, **options: Any) -> Stream:
+        """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
+        call, params = self.prepare(options)
+        job = call.job(call.encode(prompt), params, streaming=True)
+        return Stream(job, run([job], Runner(self.model), self.cost))
+
+    def chat(self, system: str | None = None, **options: Any) -> Chat:
+        """A conversation that keeps cache and drafter state from turn to turn."""
+        return Chat(self, system, options)
+
+    def prepare(self, options: Mapping[str, Any]) -> tuple[Call, SamplingParams]:
+        """One call's choices, checked before anything runs."""
+        given = dict(options)
+        call = Call(
+            self,
+            given.pop("drafter", None),
+            given.pop("budget", None),
+            given.pop("prediction", None),
+            given.pop("chat_template_kwargs", None) or {},
+        )
+        return call, self.sampling(given)
+
+    def batch_size(self) -> int:
+        """Sequences per pass: one where the model cannot run several."""
+        return self.max_batch if self.model.capabilities.batch else 1
+
+    def sampling(self, options: Mapping[str, Any]) -> SamplingParams:
+        """The options a call will use, with the model's own defaults filled in."""
+        for name in options:
+            if name not in _SAMPLING:
+                raise UnknownName("option", name, _SAMPLING | _CALL)
+        merged = self._defaults() | {k: v for k, v in options.items() if v is not None}
+        for name in ("stop", "stop_token_ids", "processors"):
+            value = merged.get(name, ())
+            merged[name] = (value,) if isinstance(value, str | int) else tuple(value)
+        return SamplingParams(**merged)
+
+    def _defaults(self) -> dict[str, Any]:
+        config = self.model.generation_config
+        # Only what the model's author set: transformers' own defaults (top_k=50) are not the
+        # model's.
+        given = config.to_diff_dict() if config is not None else {}
+        defaults = {k: given[k] for k in _INHERITED if given.get(k) is not None}
+        if not given.get("do_sample"):
+            defaults["temperature"] = 0.0
+        else:
+            defaults.setdefault("temperature", 1.0)
+        return defaults
+
+    def end_ids(self) -> list[int]:
+        """The model's end-of-sequence ids."""
+        config = self.model.generation_config
+        found = getattr(config, "eos_token_id", None)
+        if found is None:
+            found = getattr(self.model.tokenizer, "eos_token_id", None)
+        if found is None:
+            return []
+        return [int(found)] if isinstance(found, int) else [int(i) for i in found]
+
+
+class Call:
+    """One call's choices, and the jobs made from them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        drafter: str | Drafter | None,
+        budget: BudgetSpec | None,
+        prediction: str | Sequence[int] | None,
+        template: Mapping[str, Any],
+    ) -> None:
+        self.began = perf_counter()
+        self.engine = engine
+        self.drafter = engine.drafter if drafter is None else parse(drafter)
+        self.budget = engine.budget if budget is None else checked_budget(budget)
+        self.template = template
+        if isinstance(prediction, str):
+            prediction = text.encode(engine.model.tokenizer, prediction)
+        vocab = engine.model.vocab_size
+        self.prediction = tuple(i for i in prediction or () if 0 <= i < vocab)
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Ids of a prompt that fits the model; raises PromptError."""
+        model = self.engine.model
+        ids = text.encode_prompt(model.tokenizer, prompt, self.template)
+        wrong = next((i for i in ids if not 0 <= i < model.vocab_size), None)
+        if wrong is not None:
+            raise PromptError(f"token id {wrong} is outside this model's 0…{model.vocab_size - 1}")
+        if not ids:
+            raise PromptError("the prompt is empty: it has no tokens")
+        if model.context_length is not None and len(ids) >= model.context_length:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, but this model's context is "
+                f"{model.context_length}, answer included; shorten the prompt"
+            )
+        return ids
+
+    def job(self, ids: Sequence[int], params: SamplingParams, *, streaming: bool = False) -> Job:
+        """A session ready to start."""
+        engine, model = self.engine, self.engine.model
+        stream = None
+        if streaming or params.stop:
+            stream = text.TextStream(model.tokenizer, params.stop)
+        ends = [*engine.end_ids(), *params.stop_token_ids]
+        room = model.context_length
+        limit = params.max_new_tokens
+        session = Session(
+            ids,
+            drafter=self.drafter,
+            budget=self._budget(),
+            law=Law.of(params, len(ids), ends),
+            chance=Dice.seeded(params.seed, model.device),
+            vocab_size=model.vocab_size,
+            limit=limit if room is None else min(limit, room - len(ids)),
+            # The text goes first: the token that ends an answer may also complete a stop string.
+            stop_rules=[*([stream] if stream is not None else []), EndTokens(ends)],
+            sampling=params,
+            prediction=self.prediction,
+            draft_seed=None if params.seed is None else params.seed + 1,
+            device=model.device,
+        )
+        if params.logprobs:
+            session.logprobs = []
+        if session.limit <= 0:
+            session.finish_reason = "length"
+        return Job(session, model.tokenizer, stream, engine.notices, self.began)
+
+    def _budget(self) -> Budget:
+        width = self.drafter.preferred_width()
+        if width == 0:
+            return FixedBudget(0)
+        if self.budget == "auto":
+            return AutoBudget(self.engine.cost, ceiling=width)
+        return FixedBudget(width if self.budget == "drafter" else self.budget)
+
+
+def as_batch(prompt: Any) -> tuple[list[Any], bool]:
+    """One or many prompts as a list, and whether there were many."""
+    single = isinstance(prompt, str) or text.is_ids(prompt) or text.is_messages(prompt)
+    if single or not isinstance(prompt, Sequence) or not len(prompt):
+        return [prompt], False
+    return list(prompt), True
+
+
+def checked_budget(budget: BudgetSpec) -> BudgetSpec:
+    """Raise OptionError unless `budget` is a number, `auto` or `drafter`."""
+    if budget in ("auto", "drafter"):
+        return budget
+    if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 0:
+        return budget
+    raise OptionError(
+        f"budget={budget!r} cannot work; give a number of draft nodes per step, 'auto' or 'drafter'"
+    )

@@ -1,0 +1,426 @@
+"""An exact toy target, exact enumeration of a decoder's law, and the contract of every drafter.
+
+For us and for plugin authors:
+
+    from draftsmith.testing import check_drafter
+    def test_my_drafter(): check_drafter(MyDrafter())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.session import Session, StopRule
+from draftsmith.core.target import RowOutput, Shape
+
+T = TypeVar("T", bound=Hashable)
+
+
+# ------------------------------------------------------------------------------- toy target
+
+
+@dataclass(slots=True)
+class ToyRow:
+    """A sequence of the toy target; its cache is the list of ids it has seen."""
+
+    pending: list[int]
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def cached(self) -> int:
+        return len(self.ids)
+
+
+class ToyTarget:
+    """A target whose law is a function of the last `order` ids, given or random; exact in float64.
+
+    It checks the loop while serving it: a token is only ever fed after its own prefix.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        law: Callable[[tuple[int, ...]], Tensor] | None = None,
+        *,
+        order: int = 2,
+        seed: int = 0,
+        shape: Shape = "tree",
+        context_length: int = 10_000,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.shape: Shape = shape
+        self.order = order
+        self.context_length = context_length
+        self._given = law
+        self._seed = seed
+        self._laws: dict[tuple[int, ...], Tensor] = {}
+
+    def law(self, prefix: Sequence[int]) -> Tensor:
+        """(V,) float64 probabilities of the next id after `prefix`."""
+        key = tuple(prefix[-self.order :])
+        if key not in self._laws:
+            if self._given is not None:
+                self._laws[key] = self._given(key).double()
+            else:
+                generator = torch.Generator().manual_seed(hash((self._seed, key)) % 2**31)
+                scores = torch.randn(self.vocab_size, generator=generator, dtype=torch.float64)
+                self._laws[key] = (2 * scores).softmax(-1)
+        return self._laws[key]
+
+    def logits(self, prefix: Sequence[int]) -> Tensor:
+        """(V,) log-probabilities; -inf where the law is zero."""
+        return self.law(prefix).log()
+
+    def open(self, ids: Sequence[int]) -> ToyRow:
+        return ToyRow(list(ids))
+
+    def prefill(self, row: ToyRow) -> None:
+        row.ids += row.pending[:-1]
+        del row.pending[:-1]
+
+    def room(self, row: ToyRow) -> int:
+        return self.context_length - row.cached - len(row.pending)
+
+    def forward(self, rows: Sequence[ToyRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+        return [self._forward(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+
+    def _forward(self, row: ToyRow, draft: Draft) -> RowOutput:
+        prefixes = [[*row.ids, *row.pending]]
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            prefixes.append([*prefixes[parent + 1], token])
+        return RowOutput(torch.stack([self.logits(prefix) for prefix in prefixes]))
+
+    def commit(
+        self,
+        rows: Sequence[ToyRow],
+        paths: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        for row, path, emitted in zip(rows, paths, tokens, strict=True):
+            if len(emitted) != len(path) + 1:
+                raise AssertionError(f"{len(emitted)} tokens emitted along a path of {len(path)}")
+            row.ids += [*row.pending, *emitted[:-1]]
+            row.pending = [emitted[-1]]
+
+    def extend(self, row: ToyRow, ids: Sequence[int]) -> int:
+        kept = 0
+        while kept < min(len(row.ids), len(ids) - 1) and row.ids[kept] == ids[kept]:
+            kept += 1
+        row.ids, row.pending = list(ids[:kept]), list(ids[kept:])
+        return kept
+
+    def close(self, row: ToyRow) -> None:
+        row.ids.clear()
+
+
+# ------------------------------------------------------------------------ exact enumeration
+
+
+class Enumerated:
+    """A `Chance` that replays one branch of all random choices and weighs it exactly."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self._script = list(script)
+        self.taken: list[tuple[int, list[float]]] = []
+        """Per choice: the option taken, and the probabilities of all options."""
+
+    def _choose(self, options: list[float]) -> int:
+        position = len(self.taken)
+        if position < len(self._script):
+            pick = self._script[position]
+        else:
+            pick = next(i for i, weight in enumerate(options) if weight > 0)
+        self.taken.append((pick, options))
+        return pick
+
+    def draw(self, p: Tensor) -> int:
+        return self._choose([float(x) for x in p])
+
+    def accept(self, ratio: float) -> bool:
+        keep = min(1.0, ratio)
+        return self._choose([keep, 1 - keep]) == 0
+
+    @property
+    def weight(self) -> float:
+        """Probability of this branch."""
+        weight = 1.0
+        for pick, options in self.taken:
+            weight *= options[pick]
+        return weight
+
+    def following(self) -> list[int] | None:
+        """The script of the next branch in order, None after the last."""
+        for position in range(len(self.taken) - 1, -1, -1):
+            pick, options = self.taken[position]
+            for other in range(pick + 1, len(options)):
+                if options[other] > 0:
+                    return [p for p, _ in self.taken[:position]] + [other]
+        return None
+
+
+def enumerate_law(experiment: Callable[[Enumerated], T], most: int = 2_000_000) -> dict[T, float]:
+    """The exact distribution of what `experiment` returns, over every random choice it makes."""
+    law: dict[T, float] = {}
+    script: list[int] | None = []
+    for _ in range(most):
+        if script is None:
+            return law
+        chance = Enumerated(script)
+        result = experiment(chance)
+        law[result] = law.get(result, 0.0) + chance.weight
+        script = chance.following()
+    raise AssertionError(f"more than {most} branches; make the experiment smaller")
+
+
+def exact_law(
+    target: ToyTarget, prompt: Sequence[int], length: int
+) -> dict[tuple[int, ...], float]:
+    """The target's own law over the next `length` ids (temperature 1)."""
+    laws = {(): 1.0}
+    for _ in range(length):
+        laws = {
+            (*ids, token): weight * float(p)
+            for ids, weight in laws.items()
+            for token, p in enumerate(target.law([*prompt, *ids]))
+            if p > 0
+        }
+    return laws
+
+
+# -------------------------------------------------------------------------------- drafters
+
+
+@dataclass(frozen=True, repr=False)
+class Scripted(Drafter):
+    """A test drafter that drafts whatever `propose(ctx)` says."""
+
+    propose: Callable[[Context], Draft]
+
+    name = "scripted"
+    summary = "drafts what a test tells it to"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _ScriptedState(self.propose)
+
+
+class _ScriptedState(DrafterState):
+    def __init__(self, propose: Callable[[Context], Draft]) -> None:
+        self._propose = propose
+
+    def draft(self, ctx: Context) -> Draft:
+        return self._propose(ctx)
+
+
+def oracle(answer: Sequence[int], width: int = 8) -> Scripted:
+    """Always right: drafts the next ids of `answer` (output ids, prompt not included)."""
+
+    def propose(ctx: Context) -> Draft:
+        done = len(ctx.ids) - ctx.prompt_length
+        return Draft.chain(answer[done : done + min(width, ctx.budget)], "scripted")
+
+    return Scripted(propose)
+
+
+def adversary(answer: Sequence[int], width: int = 10) -> Scripted:
+    """Always wrong: drafts ids that differ from `answer` everywhere."""
+
+    def propose(ctx: Context) -> Draft:
+        done = len(ctx.ids) - ctx.prompt_length
+        right = [*answer[done : done + width], *[0] * width][:width]
+        wrong = [(token + 1) % ctx.vocab_size for token in right]
+        return Draft.chain(wrong[: ctx.budget], "scripted")
+
+    return Scripted(propose)
+
+
+def random_trees(
+    seed: int = 0, nodes: int = 8, probes: int = 0, near: Sequence[int] = ()
+) -> Scripted:
+    """Random trees; ids come from `near` (an answer, say) half of the time, so some are right."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def pick(below: int) -> int:
+        return int(torch.randint(below, (), generator=generator))
+
+    def propose(ctx: Context) -> Draft:
+        room = max(0, ctx.budget - probes)
+        size = pick(min(nodes, room) + 1) if room else 0
+        done = len(ctx.ids) - ctx.prompt_length
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        for node in range(size):
+            parent = pick(node + 1) - 1
+            depth = 1 + (depths[parent] if parent >= 0 else 0)
+            at = done + depth - 1
+            right = pick(2) == 0 and at < len(near)
+            tokens.append(near[at] if right else pick(ctx.vocab_size))
+            parents.append(parent)
+            depths.append(depth)
+        hung = min(probes, ctx.budget - size)
+        for node in range(size, size + hung):
+            tokens.append(pick(ctx.vocab_size))
+            parents.append(pick(node + 1) - 1)
+        return Draft(tuple(tokens), tuple(parents), ("scripted",) * len(tokens), probes=hung)
+
+    return Scripted(propose)
+
+
+# -------------------------------------------------------------------------------- contract
+
+
+def decode(
+    target: ToyTarget,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    length: int,
+    *,
+    greedy: bool = True,
+    seed: int = 0,
+    budget: int = 16,
+    stop_rules: Sequence[StopRule] = (),
+) -> Session:
+    """A finished session of `drafter` on the toy target."""
+    session = Session(
+        prompt,
+        drafter=drafter,
+        budget=FixedBudget(budget),
+        law=Law((), greedy=greedy),
+        chance=Dice.seeded(seed),
+        vocab_size=target.vocab_size,
+        limit=length,
+        stop_rules=stop_rules,
+        sampling=SamplingParams(temperature=0.0 if greedy else 1.0, max_new_tokens=length),
+        draft_seed=seed + 1,
+    )
+    start(session, target)  # type: ignore[arg-type]
+    while not session.finished:
+        step([session], target)  # type: ignore[arg-type]
+    return session
+
+
+def plain(
+    prompt_target: ToyTarget, prompt: Sequence[int], length: int, **options: int | bool
+) -> list[int]:
+    """What plain decoding answers."""
+    silent = Scripted(lambda _ctx: EMPTY)
+    return decode(prompt_target, silent, prompt, length, **options).ids[len(prompt) :]  # type: ignore[arg-type]
+
+
+def contract_prompts(vocab_size: int) -> Iterator[list[int]]:
+    """Prompts that make drafters act: repeats, constants, one token, noise."""
+    generator = torch.Generator().manual_seed(7)
+    noise = torch.randint(vocab_size, (40,), generator=generator).tolist()
+    yield [1]
+    yield [2] * 30
+    yield noise
+    yield noise[:12] * 4
+    yield [*noise, *noise[5:15]]
+
+
+def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
+    """Assert the contract of every drafter; raises AssertionError or DrafterError.
+
+    Well-formed drafts within every budget; greedy output equal to plain decoding; for guess
+    drafters the same seed gives the same tokens; for sampled ones the exact law; a rewound state
+    drafts like a fresh one; `str(drafter)` can be typed.
+    """
+    assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
+    assert str(drafter).startswith(drafter.name)
+    assert hash(drafter) == hash(type(drafter)(**_options(drafter))), "configuration must hash"
+    for order, shape in ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain")):
+        target = ToyTarget(11, order=order, shape=shape)  # type: ignore[arg-type]
+        for prompt in contract_prompts(target.vocab_size):
+            for budget in (0, 1, 3, 16):
+                # The loop checks form and budget of every draft on the way.
+                ours = decode(target, drafter, prompt, length, budget=budget)
+                assert ours.ids[len(prompt) :] == plain(target, prompt, length), (
+                    f"greedy output differs from plain decoding: {drafter} on {prompt}"
+                )
+                assert ours.stats.tokens == len(ours.ids) - len(prompt)
+            if not drafter.sampled:
+                seeded = decode(target, drafter, prompt, length, greedy=False, seed=3)
+                expected = plain(target, prompt, length, greedy=False, seed=3)
+                assert seeded.ids[len(prompt) :] == expected, (
+                    f"same seed, other tokens: {drafter} on {prompt}"
+                )
+    if drafter.sampled:
+        check_law(drafter)
+    check_rewind(drafter)
+
+
+def _options(drafter: Drafter) -> dict[str, object]:
+    return {f.name: getattr(drafter, f.name) for f in fields(drafter)}
+
+
+def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> None:
+    """Assert that the drafter's output law is the target's, by enumerating every random choice."""
+    target = ToyTarget(3, order=1)
+    prompt = [0, 1, 0]
+
+    def experiment(chance: Enumerated) -> tuple[int, ...]:
+        session = Session(
+            prompt,
+            drafter=drafter,
+            budget=FixedBudget(2),
+            law=Law((), greedy=False),
+            chance=chance,
+            vocab_size=target.vocab_size,
+            limit=length,
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=length),
+        )
+        session.context.chance = chance
+        start(session, target)  # type: ignore[arg-type]
+        while not session.finished:
+            step([session], target)  # type: ignore[arg-type]
+        return tuple(session.ids[len(prompt) :])
+
+    assert_same_law(enumerate_law(experiment), exact_law(target, prompt, length), tolerance)
+
+
+def assert_same_law(ours: dict[T, float], exact: dict[T, float], tolerance: float = 1e-9) -> None:
+    """Assert that two laws agree outcome by outcome."""
+    worst = max(ours.keys() | exact.keys(), key=lambda k: abs(ours.get(k, 0) - exact.get(k, 0)))
+    gap = abs(ours.get(worst, 0) - exact.get(worst, 0))
+    assert gap <= tolerance, (
+        f"law differs at {worst}: {ours.get(worst, 0):.12f} instead of {exact.get(worst, 0):.12f}"
+    )
+
+
+def check_rewind(drafter: Drafter) -> None:
+    """Assert that a state rewound with `truncate` drafts like one that never went there."""
+    if drafter.sampled:
+        return
+    for prompt in contract_prompts(11):
+        if len(prompt) < 8:
+            continue
+        kept, replacement = prompt[: len(prompt) // 2], [3, 3, 5, *prompt[:6]]
+        used, fresh = _context(prompt), _context([*kept, *replacement])
+        state = drafter.open(used)
+        state.draft(used)
+        state.truncate(len(kept))
+        used.ids = [*kept, *replacement]
+        again, expected = state.draft(used), drafter.open(fresh).draft(fresh)
+        assert again.tokens == expected.tokens, f"{drafter} drafts from a past that was rewound"
+
+
+def _context(ids: Sequence[int]) -> Context:
+    return Context(
+        ids=list(ids),
+        prompt_length=len(ids),
+        vocab_size=11,
+        sampling=SamplingParams(),
+        chance=Dice.seeded(0),
+        budget=16,
+        depth=16,
+    )

@@ -1,0 +1,182 @@
+"""Between text and ids: prompts, chat templates, streaming text, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from draftsmith.core.session import Session
+from draftsmith.errors import LoadError, PromptError
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+"""A text, token ids, or a chat's messages."""
+
+NO_TOKENIZER = (
+    "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
+)
+
+
+def is_messages(prompt: Any) -> bool:
+    """Whether `prompt` is one chat."""
+    return _list_of(prompt, Mapping)
+
+
+def is_ids(prompt: Any) -> bool:
+    """Whether `prompt` is one sequence of token ids."""
+    return _list_of(prompt, int)
+
+
+def _list_of(prompt: Any, kind: type) -> bool:
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and len(prompt) > 0
+        and all(isinstance(item, kind) for item in prompt)
+    )
+
+
+def encode_prompt(tokenizer: Any, prompt: Prompt, template: Mapping[str, Any]) -> list[int]:
+    """Token ids of any kind of prompt; `template` are the chat template's extra variables."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise PromptError("the prompt is empty; give at least one character or token")
+        return encode(tokenizer, prompt, special=True)
+    if is_ids(prompt):
+        return [int(i) for i in prompt]  # type: ignore[arg-type]
+    if is_messages(prompt):
+        return render_chat(tokenizer, prompt, template)  # type: ignore[arg-type]
+    if isinstance(prompt, Sequence) and not len(prompt):
+        raise PromptError("the prompt is empty; give a text, token ids, or messages")
+    raise PromptError(
+        f"a prompt is a text, a list of token ids, or a list of messages, "
+        f"not {type(prompt).__name__}"
+    )
+
+
+def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
+    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>."""
+    if tokenizer is None:
+        raise LoadError(NO_TOKENIZER.format(what="text cannot be turned into tokens"))
+    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
+    return ids
+
+
+def render_chat(
+    tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Token ids of a chat in the model's own template, ready for the assistant to answer."""
+    if tokenizer is None:
+        raise LoadError(NO_TOKENIZER.format(what="messages cannot be rendered"))
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptError(
+            "this model's tokenizer has no chat template, so messages cannot be rendered; "
+            "give a text instead"
+        )
+    for message in messages:
+        if "role" not in message or "content" not in message:
+            raise PromptError(f"a message needs 'role' and 'content', not {sorted(message)}")
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, **(template or {})
+        )
+    except Exception as error:
+        # Templates are programs of the model's author: they refuse roles, orders, and more.
+        raise PromptError(f"the model's chat template refused the messages: {error}") from error
+    # The template writes its special tokens itself; the tokenizer must not add them again.
+    return encode(tokenizer, text)
+
+
+class StreamDecoder:
+    """Text of a growing list of ids, piece by piece, holding back unfinished characters.
+
+    Decodes a short window only, so a token costs the same however long the answer is.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if tokenizer is None:
+            raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
+        self.tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._window = 0  # where decoding starts
+        self._shown = 0  # ids whose text was already given out
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is unfinished."""
+        self._ids.append(token)
+        before, now = self._decode(self._shown), self._decode(len(self._ids))
+        if len(now) <= len(before) or now.endswith("�"):
+            return ""
+        self._window, self._shown = self._shown, len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        """What is left at the end, unfinished characters as U+FFFD."""
+        before, now = self._decode(self._shown), self._decode(len(self._ids))
+        self._window = self._shown = len(self._ids)
+        return now[len(before) :]
+
+    def _decode(self, end: int) -> str:
+        return decode(self.tokenizer, self._ids[self._window : end])
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of `ids` without special tokens, exactly as the model wrote it."""
+    text: str = tokenizer.decode(
+        list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return text
+
+
+class TextStream:
+    """The answer's text as it grows, ended by stop strings; also the stop rule for them.
+
+    Text that might turn out to be the beginning of a stop string is held back.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self._decoder = StreamDecoder(tokenizer)
+        self._stop = tuple(stop)
+        self._held = ""
+        self._ready: list[str] = []
+        self.stopped = False
+
+    def __call__(self, session: Session, _scores: Tensor | None) -> str | None:
+        """Stop rule: take the newest token; `stop` when a stop string is complete."""
+        self._ready.append(self._release(self._decoder.push(session.ids[-1])))
+        return "stop" if self.stopped else None
+
+    def take(self) -> list[str]:
+        """Text released by each token since the last call, in order."""
+        ready, self._ready = self._ready, []
+        return ready
+
+    def finish(self) -> str:
+        """What is still held back at the end."""
+        if self.stopped:
+            return ""
+        rest = self._release(self._decoder.flush())
+        rest, self._held = rest + self._held, ""
+        return rest
+
+    def _release(self, piece: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        cuts = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        if cuts:
+            self.stopped, self._held = True, ""
+            return text[: min(cuts)]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,208 @@
+"""Exact laws: every rule of acceptance, by enumeration of every random choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
+from draftsmith.core.sampling import Law
+from draftsmith.core.verify import verify, verify_greedy
+from draftsmith.testing import (
+    Enumerated,
+    ToyTarget,
+    assert_same_law,
+    enumerate_law,
+    exact_law,
+)
+
+
+def law64(*weights: float) -> Tensor:
+    p = torch.tensor(weights, dtype=torch.float64)
+    return p / p.sum()
+
+
+def run(target: ToyTarget, draft: Draft, chance: Enumerated, length: int) -> tuple[int, ...]:
+    """Decode `length` ids after id 0: one drafted pass, then plain passes."""
+    ids = [0]
+    row = target.open(ids)
+    while len(ids) <= length:
+        output = target.forward([row], [draft])[0]
+
+        def emit(token: int, _scores: Tensor | None) -> bool:
+            ids.append(token)
+            return len(ids) > length
+
+        verdict = verify(draft, output.logits, Law((), greedy=False), chance, lambda: None, emit)
+        target.commit([row], [verdict.path], [verdict.tokens])
+        draft = EMPTY
+    return tuple(ids[1:])
+
+
+def sampled_chain(laws: list[Tensor], chance: Enumerated) -> Draft:
+    """A chain drawn from `laws`; a law that sums to less than one may draw nothing, and stops."""
+    tokens: list[int] = []
+    proposals: dict[int, Proposal] = {}
+    for depth, q in enumerate(laws):
+        nothing = max(0.0, 1 - float(q.sum()))
+        x = chance.draw(torch.cat([q, torch.tensor([nothing], dtype=q.dtype)]))
+        if x == len(q):
+            proposals[depth - 1] = Proposal(q, None)
+            break
+        proposals[depth - 1] = Proposal(q, depth)
+        tokens.append(x)
+    return Draft(
+        tuple(tokens), tuple(range(-1, len(tokens) - 1)), ("q",) * len(tokens), proposals
+    )
+
+
+P = law64(0.5, 0.3, 0.2)
+CASES = {
+    "p equals q": [P, P],
+    "different": [law64(0.1, 0.6, 0.3), law64(0.7, 0.2, 0.1)],
+    "disjoint supports": [law64(0, 0, 1), law64(0, 1, 0)],
+    "q concentrated": [law64(1, 0, 0), law64(1, 0, 0)],
+    "may propose nothing": [law64(0.1, 0.6, 0.3) * 0.6, law64(0.7, 0.2, 0.1) * 0.5],
+    "never proposes": [torch.zeros(3, dtype=torch.float64)],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "target",
+    [
+        ToyTarget(3, lambda _k: P, order=1),
+        ToyTarget(3, lambda k: law64(0, 0.4, 0.6) if k == (0,) else law64(0.3, 0, 0.7), order=1),
+        ToyTarget(3, order=2, seed=5),
+    ],
+    ids=["constant", "with zeros", "random"],
+)
+def test_sampled_chains_keep_the_law(name: str, target: ToyTarget) -> None:
+    laws = CASES[name]
+    ours = enumerate_law(lambda c: run(target, sampled_chain(laws, c), c, 3))
+    assert_same_law(ours, exact_law(target, [0], 3))
+
+
+def test_all_drafts_accepted_when_q_is_p() -> None:
+    target = ToyTarget(3, lambda _k: P, order=1)
+
+    def accepted(chance: Enumerated) -> int:
+        draft = sampled_chain([P, P], chance)
+        logits = target.forward([target.open([0])], [draft])[0].logits
+        law = Law((), greedy=False)
+        return len(verify(draft, logits, law, chance, lambda: None, lambda *_: False).path)
+
+    assert enumerate_law(accepted)[2] == pytest.approx(1.0, abs=1e-12)
+
+
+def test_acceptance_is_one_minus_total_variation() -> None:
+    q = law64(0.1, 0.6, 0.3)
+    target = ToyTarget(3, lambda _k: P, order=1)
+
+    def accepted(chance: Enumerated) -> int:
+        draft = sampled_chain([q], chance)
+        logits = target.forward([target.open([0])], [draft])[0].logits
+        law = Law((), greedy=False)
+        return len(verify(draft, logits, law, chance, lambda: None, lambda *_: False).path)
+
+    expected = float(torch.minimum(P, q).sum())
+    assert enumerate_law(accepted)[1] == pytest.approx(expected, abs=1e-12)
+
+
+def test_mixed_node_takes_the_sample_first_and_then_the_guess() -> None:
+    """A sampled child beside guesses: Leviathan, then the residual decides about the guesses."""
+    target = ToyTarget(3, order=2, seed=1)
+    q = law64(0.2, 0.7, 0.1)
+
+    def experiment(chance: Enumerated) -> tuple[int, ...]:
+        x = chance.draw(q)
+        draft = Draft(
+            tokens=(2, x, 0, 1, 2),
+            parents=(ROOT, ROOT, ROOT, 0, 1),
+            source=("guess", "q", "guess", "guess", "guess"),
+            proposals={ROOT: Proposal(q, 1)},
+        )
+        return run(target, draft, chance, 3)
+
+    assert_same_law(enumerate_law(experiment), exact_law(target, [0], 3))
+
+
+def test_dropping_a_sampled_token_for_its_value_breaks_the_law() -> None:
+    """The instrument can fail: the lie that well-known libraries told is caught."""
+    target = ToyTarget(2, lambda _k: law64(0.7, 0.3), order=1)
+    q = law64(0.7, 0.3)
+
+    def experiment(chance: Enumerated) -> tuple[int, ...]:
+        draft = sampled_chain([q], chance)
+        if draft.tokens[0] == 1:  # "its probability was below 0.4"
+            draft = EMPTY
+        return run(target, draft, chance, 1)
+
+    law = enumerate_law(experiment)
+    assert law[(0,)] == pytest.approx(0.91)
+    with pytest.raises(AssertionError, match="law differs"):
+        assert_same_law(law, exact_law(target, [0], 1))
+
+
+def test_misreported_law_breaks_the_law() -> None:
+    """A draft made by arg-max but labelled with its soft-max is not lossless (trap 4)."""
+    target = ToyTarget(3, lambda _k: P, order=1)
+    q = law64(0.4, 0.35, 0.25)
+
+    def experiment(chance: Enumerated) -> tuple[int, ...]:
+        return run(target, Draft.chain([0], "liar", [q]), chance, 1)
+
+    with pytest.raises(AssertionError, match="law differs"):
+        assert_same_law(enumerate_law(experiment), exact_law(target, [0], 1))
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> Draft:
+    size = draw(st.integers(0, 7))
+    tokens = tuple(draw(st.integers(0, 2)) for _ in range(size))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size))
+    return Draft(tokens, parents, ("guess",) * size)
+
+
+@given(trees(), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_guess_trees_keep_the_law(draft: Draft, seed: int) -> None:
+    """Also with equal siblings, which are one guess."""
+    target = ToyTarget(3, order=1, seed=seed)
+    ours = enumerate_law(lambda c: run(target, draft, c, 3))
+    assert_same_law(ours, exact_law(target, [0], 3))
+
+
+@given(trees(), st.integers(0, 50))
+@settings(max_examples=100, deadline=None)
+def test_greedy_short_cut_equals_the_walk(draft: Draft, seed: int) -> None:
+    target = ToyTarget(3, order=2, seed=seed)
+    logits = target.forward([target.open([0, 1])], [draft])[0].logits
+    lazy = verify(
+        draft, logits, Law((), greedy=True), Enumerated(()), lambda: None, lambda *_: False
+    )
+    fast = verify_greedy(draft, logits.argmax(-1).tolist(), lambda *_: False)
+    assert lazy == fast
+
+
+def test_guesses_spend_one_draw_per_token() -> None:
+    target = ToyTarget(3, order=1)
+    draft = Draft.chain([0, 1, 2, 0], "guess")
+    logits = target.forward([target.open([0])], [draft])[0].logits
+    chance = Enumerated(())
+    verdict = verify(
+        draft, logits, Law((), greedy=False), chance, lambda: None, lambda *_: False
+    )
+    assert len(chance.taken) == len(verdict.tokens)
+
+
+def test_the_ending_token_stays_out_of_the_path() -> None:
+    """The cache never holds the last committed token, even if a draft node carried it."""
+    draft = Draft.chain([1, 2, 0], "guess")
+    verdict = verify_greedy(draft, [1, 2, 0, 1], lambda token, _: token == 2)
+    assert verdict.tokens == (1, 2)
+    assert verdict.path == (0,)
+    assert verdict.accepted == 2
