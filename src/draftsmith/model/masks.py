@@ -7,7 +7,7 @@ positions, then the positions of the pass: `p` pending tokens (a chain), then th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,31 +33,33 @@ class Window:
         return query - key < self.size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """One row of a pass: `cached` positions, then `pending` ≥ 1 tokens, then the draft's nodes."""
 
     cached: int
     pending: int
     draft: Draft = EMPTY
+    width: int = field(init=False)
+    """Positions this row spends."""
+    positions: list[int] = field(init=False)
+    """(width,) position ids."""
 
-    @property
-    def width(self) -> int:
-        """Positions this row spends."""
-        return self.pending + len(self.draft)
-
-    @property
-    def positions(self) -> list[int]:
-        """(width,) position ids."""
+    def __post_init__(self) -> None:
         root = self.cached + self.pending - 1
-        chain = list(range(self.cached, root + 1))
-        return chain + [root + d for d in self.draft.node_depths()] if len(self.draft) else chain
+        self.width = self.pending + len(self.draft.tokens)
+        if self.draft.is_chain:
+            self.positions = list(range(self.cached, self.cached + self.width))
+        else:
+            depths = self.draft.node_depths()
+            self.positions = [*range(self.cached, root + 1), *(root + d for d in depths)]
 
 
 def layer_windows(config: Any) -> dict[str, Window | None]:
     """Layer type → window (None: the whole prefix), as `config` describes its attention layers."""
-    size, chunk = getattr(config, "sliding_window", None), getattr(
-        config, "attention_chunk_size", None
+    size, chunk = (
+        getattr(config, "sliding_window", None),
+        getattr(config, "attention_chunk_size", None),
     )
     known: dict[str, Window | None] = {"full_attention": None}
     if size is not None:
@@ -66,7 +68,7 @@ def layer_windows(config: Any) -> dict[str, Window | None]:
         known["chunked_attention"] = Window(chunk, chunked=True)
     types = getattr(config, "layer_types", None)
     if types:
-        return {kind: known[kind] for kind in known if kind in types}
+        return {kind: known[kind] for kind in known if kind in types} or {"full_attention": None}
     if getattr(config, "use_sliding_window", True) and size is not None:
         return {"sliding_attention": known["sliding_attention"]}
     if chunk is not None:
@@ -94,7 +96,7 @@ class MaskBuilder:
 
     def __call__(self, spans: Sequence[Span]) -> Tensor | dict[str, Tensor]:
         """(B, 1, Q, S) for models with one layer type, one such mask per type for the others."""
-        end = max(s.cached + s.pending + max(s.draft.node_depths(), default=0) for s in spans)
+        end = 1 + max(max(s.positions) for s in spans)
         single = len(spans) == 1 and spans[0].width == 1
         base: Tensor | None = None
         masks: dict[str, Tensor] = {}

@@ -35,11 +35,10 @@ class RopeBoundary:
         """
         return self.beyond(root) and not self.grows and cached <= self.position
 
-    def keeps(self, cached: int, kept: int, root: int) -> bool:
-        """Whether the first `kept` of `cached` positions serve a sequence with this new root."""
-        if self.grows:
-            return cached <= self.position and not self.beyond(root)
-        return (cached <= self.position) == (not self.beyond(root))
+    def keeps(self, cached: int, root: int) -> bool:
+        """Whether a prefix of `cached` positions serves a sequence with this new root."""
+        short = cached <= self.position
+        return short and not self.beyond(root) if self.grows else short != self.beyond(root)
 
 
 def rope_boundary(config: Any) -> RopeBoundary | None:

@@ -1,0 +1,58 @@
+"""The one place where the model's forward is called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.model.attention import AttentionScope
+
+
+class Forward:
+    """Calls a model with the arguments its architecture and version know.
+
+    `attention` names the implementation to run it with; None leaves the user's own.
+    """
+
+    def __init__(self, model: Any, attention: str | None) -> None:
+        own = model.get_base_model() if hasattr(model, "get_base_model") else model
+        known = inspect.signature(own.forward).parameters
+        self._model = model
+        self._scope = AttentionScope(model)
+        self._attention = attention
+        self._positions = "position_ids" in known
+        self._cache_position = "cache_position" in known
+        self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
+        self._cache = "cache_params" if "cache_params" in known else "past_key_values"
+        self.device: torch.device = model.get_input_embeddings().weight.device
+
+    def __call__(
+        self,
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        mask: Tensor | dict[str, Tensor] | None,
+        cache: Any,
+        last: int,
+    ) -> Any:
+        """The model's output over tokens (B, Q); logits of at least the `last` positions."""
+        both = torch.tensor([tokens, positions]).to(self.device)
+        options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
+        if cache is not None and cache is not False:
+            options[self._cache] = cache
+        if mask is not None:
+            options["attention_mask"] = mask
+        if self._positions:
+            options["position_ids"] = both[1]
+        if self._cache_position and len(tokens) == 1:
+            # Transformers 4 scales some layers by it; its own guess counts slots, not positions.
+            options["cache_position"] = both[1, 0]
+        if self._keep is not None:
+            options[self._keep] = last
+        if self._attention is None:
+            return self._model(**options)
+        with self._scope.use(self._attention):
+            return self._model(**options)

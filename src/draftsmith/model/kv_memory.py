@@ -1,0 +1,116 @@
+"""Sequences in one shared key/value cache: trees, chains and ragged batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.model.cache import KVCache
+from draftsmith.model.forward import Forward
+from draftsmith.model.masks import MaskBuilder, Span
+from draftsmith.model.rope import RopeBoundary
+from draftsmith.model.rows import SequenceRow
+
+
+class KVMemory:
+    """Rows of a `KVCache`. Without `masks` a pass is one row and one chain: the model masks it."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        masks: MaskBuilder | None,
+        batch: bool,
+        boundary: RopeBoundary | None = None,
+        slots_limit: int | None = None,
+    ) -> None:
+        self.cache = KVCache(slots_limit)
+        self._forward = forward
+        self._masks = masks
+        self._batch = batch and masks is not None
+        self._boundary = boundary
+        self._rows: list[SequenceRow] = []
+
+    def open(self, row: SequenceRow) -> None:
+        """Give the sequence the next row."""
+        row.slot = len(self._rows)
+        self._rows.append(row)
+
+    def close(self, row: SequenceRow) -> None:
+        """Move the last row into this one's place, so that the rows in use stay side by side."""
+        last = self._rows.pop()
+        if last is not row:
+            self.cache.replace(row.slot, last.slot, last.cached)
+            last.slot = row.slot
+            self._rows[last.slot] = last
+
+    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
+        """One causal pass over tokens that follow the cached ones."""
+        span = Span(row.cached, len(tokens))
+        mask = self._masks([span]) if self._masks is not None and row.cached else None
+        self.cache.begin(row.slot, [row.cached], span.width)
+        self._forward([tokens], [span.positions], mask, self.cache, 1)
+
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+        """One pass per group of neighbouring rows."""
+        if len(rows) == 1:
+            return self._pass(rows, drafts)
+        by_row = dict(zip(map(id, rows), drafts, strict=True))
+        found: dict[int, Tensor] = {}
+        for group in self._groups(rows):
+            logits = self._pass(group, [by_row[id(row)] for row in group])
+            found.update(zip(map(id, group), logits, strict=True))
+        return [found[id(row)] for row in rows]
+
+    def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
+        """Gather the path behind the pending tokens."""
+        start = row.cached + len(row.pending)
+        self.cache.keep(row.slot, start, [start + node for node in path])
+        return len(row.pending) + len(path)
+
+    def truncate(self, row: SequenceRow, length: int) -> int:
+        """Nothing to do: a shorter length is all it takes."""
+        del row
+        return length
+
+    def _groups(self, rows: Sequence[SequenceRow]) -> list[list[SequenceRow]]:
+        """Runs of neighbours that may share a pass."""
+        groups: list[list[SequenceRow]] = []
+        for row in sorted(rows, key=lambda r: r.slot):
+            if groups and self._may_join(groups[-1][-1], row):
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        return groups
+
+    def _may_join(self, left: SequenceRow, right: SequenceRow) -> bool:
+        if not self._batch or right.slot != left.slot + 1:
+            return False
+        if self._boundary is None:
+            return True
+        # One pass has one set of rotary angles.
+        sides = [self._boundary.beyond(row.root) for row in (left, right)]
+        return sides[0] == sides[1] and not (self._boundary.grows and sides[0])
+
+    def _pass(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+        spans = [
+            Span(row.cached, len(row.pending), draft)
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        width = max(s.width for s in spans)
+        last = width - min(s.pending for s in spans) + 1
+        mask: Any = None
+        if self._masks is not None and (spans[0].cached or len(spans) > 1 or len(drafts[0])):
+            mask = self._masks(spans)
+        tokens, positions = [], []
+        for row, draft, span in zip(rows, drafts, spans, strict=True):
+            padding = width - span.width
+            tokens.append([*row.pending, *draft.tokens] + [0] * padding)
+            # Learned position tables have no entry beyond their end: padding stays at the start.
+            positions.append(span.positions + [span.cached] * padding)
+        self.cache.begin(rows[0].slot, [s.cached for s in spans], width)
+        logits = self._forward(tokens, positions, mask, self.cache, last).logits
+        skipped = width - logits.shape[1]
+        return [logits[i, s.pending - 1 - skipped : s.width - skipped] for i, s in enumerate(spans)]

@@ -1,0 +1,168 @@
+"""From a hub id, a folder or a live model to a `LoadedModel`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.probe import probe
+
+_UNTESTED = Capabilities("plain", "eager", "none", batch=False)
+
+
+def load(
+    model: Any,
+    tokenizer: Any | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    device_map: Any | None = None,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> LoadedModel:
+    """Load a causal language model and find out by a self-test how to run it.
+
+    `model` is a hub id, a folder, or a live model, which is used as it is (adapters, quantized
+    modules, device map) and not changed. `dtype` defaults to the checkpoint's; only safetensors
+    weights are read. Raises LoadError if something is missing, UnsupportedError if the model
+    cannot generate text left to right, OptionError for options that do not apply to a live model.
+    """
+    if isinstance(model, str | Path):
+        source = str(model)
+        options = {"trust_remote_code": trust_remote_code, "revision": revision}
+        live = _read_model(source, options, dtype, device, device_map)
+        if tokenizer is None:
+            tokenizer = _read_tokenizer(source, options)
+        name = source
+    else:
+        given = {"dtype": dtype, "device": device, "device_map": device_map, "revision": revision}
+        unused = [option for option, value in given.items() if value is not None]
+        if unused:
+            raise OptionError(
+                f"{', '.join(unused)} cannot be applied to a live model: load it that way, or "
+                "pass its folder or hub id"
+            )
+        live, name = model, type(model).__name__
+        _check_live(live)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = _read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
+    loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
+    return LoadedModel(live, tokenizer, probe(loaded), name)
+
+
+def _check_live(model: Any) -> None:
+    kind = type(model).__name__
+    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+        raise LoadError(
+            f"expected a hub id, a folder or a transformers model, got {kind}; "
+            "e.g. load('HuggingFaceTB/SmolLM2-135M')"
+        )
+    _check_config(model.config, kind)
+    if not model.can_generate():
+        raise UnsupportedError(
+            f"{kind} has no language model head; load the checkpoint with AutoModelForCausalLM"
+        )
+    if model.training:
+        raise OptionError(
+            f"{kind} is in training mode, where dropout makes every answer different: "
+            "call model.eval() first"
+        )
+
+
+def _check_config(config: Any, name: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{name} is an encoder-decoder model ({config.model_type}); draftsmith decodes "
+            "decoder-only models"
+        )
+
+
+def _read_model(
+    source: str,
+    options: dict[str, Any],
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    device_map: Any | None,
+) -> Any:
+    if device is not None and device_map is not None:
+        raise OptionError("device and device_map were both given: choose one")
+    _check_folder(source)
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+    except (OSError, ValueError) as error:
+        raise LoadError(_explain(source, "the configuration", error)) from None
+    _check_config(config, source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=_torch_dtype(dtype),
+            device_map=device_map,
+            use_safetensors=True,
+            **options,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        if "Unrecognized configuration class" in str(error):
+            raise UnsupportedError(
+                f"{source} ({config.model_type}) is no causal language model"
+            ) from None
+        raise LoadError(_explain(source, "the weights", error)) from None
+    return (model.to(device) if device is not None else model).eval()
+
+
+def _check_folder(source: str) -> None:
+    folder = Path(source).expanduser()
+    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
+    if not folder.exists():
+        if looks_local:
+            raise LoadError(f"there is no folder {source}; give the folder that has config.json")
+        return
+    if not folder.is_dir():
+        raise LoadError(f"{source} is a file; give the folder that has config.json")
+    if not (folder / "config.json").is_file():
+        raise LoadError(f"{source} has no config.json; save a model with model.save_pretrained()")
+    if not any(folder.glob("*.safetensors")):
+        found = sorted(p.name for p in folder.glob("*.bin"))
+        extra = f" ({found[0]} is a pickle, which can run code)" if found else ""
+        raise LoadError(
+            f"{source} has no .safetensors weights{extra}; save the model again with "
+            "model.save_pretrained(folder)"
+        )
+
+
+def _read_tokenizer(source: str, options: dict[str, Any]) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source, **options)
+    except Exception as error:  # Each tokenizer class fails in its own way.
+        raise LoadError(
+            f"{source} has no tokenizer that can be read ({_first_line(error)}); pass "
+            "tokenizer=<folder, hub id or tokenizer>"
+        ) from None
+
+
+def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
+    if dtype is None:
+        return "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if dtype != "auto" and not isinstance(found, torch.dtype):
+        raise OptionError(f"unknown dtype {dtype!r}; use 'float32', 'bfloat16' or 'float16'")
+    return "auto" if dtype == "auto" else found  # type: ignore[return-value]
+
+
+def _explain(source: str, what: str, error: Exception) -> str:
+    if Path(source).expanduser().exists():
+        return f"{what} in {source} cannot be read: {_first_line(error)}"
+    return (
+        f"{what} of {source!r} cannot be read: no such folder, and the hub did not deliver it "
+        f"({_first_line(error)}); check the name, the network, and `hf auth login` for gated models"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

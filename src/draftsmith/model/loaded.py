@@ -1,0 +1,60 @@
+"""A model ready to decode: the user's own object, untouched, and what we know about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftsmith.model.capabilities import Capabilities
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """What `load` returns. Several runners may share one; the model itself is never changed."""
+
+    model: Any
+    """A `PreTrainedModel`, or a PEFT model around one."""
+    tokenizer: Any | None
+    capabilities: Capabilities
+    name: str
+    """What the user called it: hub id, folder, or the class of a live model."""
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the text decoder."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        """Where input ids go."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights that are not quantized."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, padding ids included."""
+        head = self.model.get_output_embeddings()
+        width = getattr(head, "out_features", None)
+        if width is None and isinstance(getattr(head, "weight", None), torch.Tensor):
+            width = head.weight.shape[0]
+        return int(width or self.config.vocab_size)
+
+    @property
+    def context_length(self) -> int | None:
+        """Positions the model was made for; None if its config names none."""
+        names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+        lengths = (getattr(self.config, name, None) for name in names)
+        return next((n for n in lengths if isinstance(n, int) and n > 0), None)
+
+    @property
+    def generation_config(self) -> Any:
+        """The defaults its authors recommend for `generate`."""
+        return self.model.generation_config

@@ -1,0 +1,164 @@
+"""Sequences in the model's own cache, one each: recurrent states, and caches we cannot rewind.
+
+A recurrent state cannot be cropped: cropping it looks fine and is silently wrong. It is copied
+before a draft is verified and put back when the draft was not accepted whole; the accepted tokens
+then wait as pending ones and are computed again with the next pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache
+
+from draftsmith.core.draft import Draft
+from draftsmith.model.forward import Forward
+from draftsmith.model.rows import SequenceRow
+
+_IN_PLACE = ("conv_states", "recurrent_states")
+"""Attributes of transformers 5's cache layers that a pass overwrites; the rest it replaces."""
+
+Snapshot = list[dict[str, Any]]
+"""The attributes of every layer of a cache."""
+
+
+def recurrent_cache(config: Any) -> Any | None:
+    """A new cache of transformers 5 for a recurrent or hybrid model; None for all other models."""
+    try:
+        cache = DynamicCache(config=config)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+    layers = cache.layers
+    return cache if any(hasattr(layer, "recurrent_states") for layer in layers) else None
+
+
+class ReplayMemory:
+    """One cache per sequence, made by `transformers` from `config` or else by the model itself."""
+
+    def __init__(self, forward: Forward, config: Any) -> None:
+        self._forward = forward
+        self._config = config
+        self._open: dict[int, tuple[Snapshot | None, int]] = {}
+        """Passes not committed yet: the state before them, and how many nodes they had."""
+
+    def open(self, row: SequenceRow) -> None:
+        """The cache comes with the first pass."""
+        row.state = recurrent_cache(self._config)
+
+    def close(self, row: SequenceRow) -> None:
+        """Drop the cache."""
+        row.state = None
+        self._open.pop(id(row), None)
+
+    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
+        """One pass over tokens that follow the cached ones."""
+        self._pass(row, tokens, 1)
+
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+        """One pass per row; a snapshot first, where something may be rejected."""
+        logits = []
+        for row, draft in zip(rows, drafts, strict=True):
+            self._undo(row)
+            self._open[id(row)] = snapshot(row.state) if len(draft) else None, len(draft)
+            last = 1 + len(draft)
+            logits.append(self._pass(row, [*row.pending, *draft.tokens], last)[-last:])
+        return logits
+
+    def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
+        """Keep a pass accepted whole; undo any other."""
+        _, nodes = self._open[id(row)]
+        if len(path) == nodes:
+            del self._open[id(row)]
+            return len(row.pending) + nodes
+        self._undo(row)
+        return 0
+
+    def truncate(self, row: SequenceRow, length: int) -> int:
+        """A state knows no shorter past: keep all or nothing."""
+        self._undo(row)
+        if length == row.cached:
+            return length
+        row.state = recurrent_cache(self._config)
+        return 0
+
+    def _undo(self, row: SequenceRow) -> None:
+        """Forget a pass that was not committed."""
+        saved, nodes = self._open.pop(id(row), (None, -1))
+        if saved is not None:
+            restore(row.state, saved)
+        elif nodes == 0:
+            # A plain step is expected to be kept, so no copy was made: compute the past again.
+            row.state = recurrent_cache(self._config)
+            if row.ids:
+                self._pass(row, row.ids, 1, start=0)
+
+    def _pass(self, row: SequenceRow, tokens: Sequence[int], last: int, start: int = -1) -> Tensor:
+        start = row.cached if start < 0 else start
+        positions = list(range(start, start + len(tokens)))
+        output = self._forward([tokens], [positions], None, row.state, last)
+        if row.state is None:
+            row.state = getattr(output, "past_key_values", None)
+            if row.state is None:
+                row.state = output.cache_params
+        logits: Tensor = output.logits
+        return logits[0]
+
+
+class NoMemory:
+    """No cache at all: every step computes the whole sequence again."""
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+
+    def open(self, row: SequenceRow) -> None:
+        """Nothing to prepare."""
+
+    def close(self, row: SequenceRow) -> None:
+        """Nothing to drop."""
+
+    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
+        """Nothing is remembered."""
+
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+        """The whole sequence of each row, and a chain behind it."""
+        logits = []
+        for row, draft in zip(rows, drafts, strict=True):
+            tokens = [*row.ids, *row.pending, *draft.tokens]
+            last = 1 + len(draft)
+            output = self._forward([tokens], [list(range(len(tokens)))], None, False, last)
+            logits.append(output.logits[0, -last:])
+        return logits
+
+    def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
+        """Everything counts as computed."""
+        return len(row.pending) + len(path)
+
+    def truncate(self, row: SequenceRow, length: int) -> int:
+        """Any prefix is as good as another."""
+        del row
+        return length
+
+
+def snapshot(cache: Any) -> Snapshot:
+    """What a pass will overwrite: recurrent states are copied, keys and values only referred to."""
+    return [_copy(vars(layer)) for layer in cache.layers]
+
+
+def restore(cache: Any, before: Snapshot) -> None:
+    """Put a cache back to its snapshot, which is used up."""
+    for layer, saved in zip(cache.layers, before, strict=True):
+        vars(layer).clear()
+        vars(layer).update(saved)
+
+
+def _copy(attributes: dict[str, Any]) -> dict[str, Any]:
+    copied = dict(attributes)
+    for name, value in attributes.items():
+        if isinstance(value, dict):
+            copied[name] = {
+                key: item.clone() if name in _IN_PLACE and item is not None else item
+                for key, item in value.items()
+            }
+    return copied

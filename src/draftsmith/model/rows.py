@@ -1,0 +1,58 @@
+"""A sequence inside a runner, and what every way of remembering it must offer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+
+
+@dataclass(eq=False, slots=True)
+class SequenceRow:
+    """One sequence: `ids` are in the cache, `pending` are committed but not in the cache yet."""
+
+    pending: list[int]
+    ids: list[int] = field(default_factory=list)
+    slot: int = 0
+    """Its row in a `KVCache`."""
+    state: Any = None
+    """Its own cache, for models that keep one per sequence."""
+
+    @property
+    def cached(self) -> int:
+        """Positions in the cache."""
+        return len(self.ids)
+
+    @property
+    def root(self) -> int:
+        """Position of the last committed token."""
+        return len(self.ids) + len(self.pending) - 1
+
+
+class Memory(Protocol):
+    """How a model's past is kept between passes. Rows change `ids` only through the runner."""
+
+    def open(self, row: SequenceRow) -> None:
+        """Make place for a sequence."""
+
+    def close(self, row: SequenceRow) -> None:
+        """Give its place back."""
+
+    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
+        """Compute tokens that follow the cached ones; the caller then counts them as cached."""
+
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+        """Logits (1+n+m, V) per row of the root, the nodes and the probes."""
+
+    def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
+        """After `verify`: keep pending tokens and the nodes of `path`.
+
+        Returns how many of these positions are now in the cache, 0 if the pass was undone.
+        """
+
+    def truncate(self, row: SequenceRow, length: int) -> int:
+        """Forget what lies behind `length` positions; returns how many could be kept."""

@@ -1,0 +1,188 @@
+"""`core.target.Target` over a Hugging Face model.
+
+A runner counts: which tokens are computed, which are pending, how far a draft may reach. What the
+past is kept in (`Memory`) and how the model is called (`Forward`) are its two parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.target import Row, RowOutput, Shape
+from draftsmith.errors import DrafterError, PromptError
+from draftsmith.model.forward import Forward
+from draftsmith.model.kv_memory import KVMemory
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.masks import MaskBuilder, layer_windows
+from draftsmith.model.replay_memory import NoMemory, ReplayMemory
+from draftsmith.model.rope import rope_boundary
+from draftsmith.model.rows import Memory, SequenceRow
+
+_CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
+_MOST_PENDING = 16
+"""A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
+
+
+class Runner:
+    """Runs one model over any number of sequences; cheap to make, shares nothing with others."""
+
+    def __init__(self, loaded: LoadedModel, chunk: int | None = None) -> None:
+        """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere)."""
+        self.loaded = loaded
+        self._abilities = loaded.capabilities
+        self._context = loaded.context_length
+        self._boundary = rope_boundary(loaded.config)
+        on_cpu = loaded.device.type == "cpu"
+        self._chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
+        self._memory = self._make_memory()
+        self._vocab_size = loaded.vocab_size
+
+    def _make_memory(self) -> Memory:
+        loaded, abilities = self.loaded, self._abilities
+        tree = abilities.shape == "tree"
+        forward = Forward(loaded.model, abilities.attention if tree else None)
+        if abilities.cache == "none":
+            return NoMemory(forward)
+        if abilities.cache == "replay":
+            return ReplayMemory(forward, loaded.config)
+        masks = None
+        if tree:
+            masks = MaskBuilder(
+                layer_windows(loaded.config),
+                loaded.device,
+                additive=loaded.dtype if abilities.attention == "eager" else None,
+                broadcasts=abilities.attention != "sdpa",
+            )
+        return KVMemory(forward, masks, abilities.batch, self._boundary, self._context)
+
+    @property
+    def vocab_size(self) -> int:
+        """V: the width of the logits, padding ids included."""
+        return self._vocab_size
+
+    @property
+    def shape(self) -> Shape:
+        """Drafts that `forward` can verify."""
+        return self._abilities.shape
+
+    def open(self, ids: Sequence[int]) -> SequenceRow:
+        """Add a sequence; nothing is computed yet. Raises PromptError if `ids` is empty."""
+        if not ids:
+            raise PromptError("the prompt has no tokens; a model needs at least one to continue")
+        row = SequenceRow(pending=[int(i) for i in ids])
+        self._memory.open(row)
+        return row
+
+    def close(self, row: Row) -> None:
+        """Drop a sequence and its cache."""
+        with torch.inference_mode():
+            self._memory.close(_own(row))
+
+    def prefill(self, row: Row) -> None:
+        """Compute `row.pending` but for its last token, in chunks.
+
+        Does nothing where the prompt and its root must share one pass (`forward` then feeds it
+        whole): plain targets, and rotary angles that depend on the length of the pass.
+        """
+        own = _own(row)
+        if self._abilities.shape == "plain" or (
+            self._boundary is not None and self._boundary.beyond(own.root)
+        ):
+            return
+        with torch.inference_mode():
+            while len(own.pending) > 1:
+                tokens = own.pending[: min(self._chunk, len(own.pending) - 1)]
+                self._memory.feed(own, tokens)
+                self._count(own, len(tokens))
+
+    def room(self, row: Row) -> int:
+        """Positions the next pass may use beyond this row's root; 0: this step decodes plainly."""
+        own = _own(row)
+        if self._abilities.shape == "plain":
+            return 0
+        if self._abilities.cache == "replay" and len(own.pending) > _MOST_PENDING:
+            return 0
+        room = (self._context or 1 << 30) - 1 - own.root
+        if self._boundary is not None:
+            limit = self._boundary.room(own.root)
+            room = room if limit is None else min(room, limit)
+        return max(room, 0)
+
+    def forward(self, rows: Sequence[Row], drafts: Sequence[Draft]) -> list[RowOutput]:
+        """One pass over each row's pending tokens and draft; changes nothing until `commit`.
+
+        Raises DrafterError for a draft of a shape that this target cannot verify.
+        """
+        own = [_own(row) for row in rows]
+        if self._abilities.shape != "tree":
+            self._check(drafts)
+        with torch.inference_mode():
+            if self._boundary is not None:
+                for row in own:
+                    self._refresh(row)
+            return [RowOutput(logits) for logits in self._memory.verify(own, drafts)]
+
+    def commit(
+        self,
+        rows: Sequence[Row],
+        paths: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        """Keep the nodes on each path; `tokens[i]` are one per node and one more, now pending."""
+        with torch.inference_mode():
+            for row, path, emitted in zip(map(_own, rows), paths, tokens, strict=True):
+                kept = self._memory.keep(row, path)
+                row.pending.extend(emitted)
+                self._count(row, kept)
+
+    def extend(self, row: Row, ids: Sequence[int]) -> int:
+        """Make `ids` the row's tokens; returns how many cached positions could be kept.
+
+        At least the last token stays pending, even where the cache has it. Raises PromptError if
+        `ids` is empty.
+        """
+        if not ids:
+            raise PromptError("a sequence cannot become empty; close it instead")
+        own, new = _own(row), [int(i) for i in ids]
+        common = 0
+        for old, wanted in zip(own.ids, new[:-1], strict=False):
+            if old != wanted:
+                break
+            common += 1
+        with torch.inference_mode():
+            kept = self._memory.truncate(own, self._reusable(own, common, len(new) - 1))
+        own.ids, own.pending = new[:kept], new[kept:]
+        return kept
+
+    def _reusable(self, row: SequenceRow, common: int, root: int) -> int:
+        """Of `common` cached positions, those that serve a sequence ending at `root`."""
+        if self._abilities.shape == "plain" and root != common:
+            return 0  # A plain target computes a prompt in one pass or not at all.
+        if self._boundary is not None and not self._boundary.keeps(row.cached, root):
+            return 0
+        return common
+
+    def _refresh(self, row: SequenceRow) -> None:
+        """Forget a cache whose rotary angles no longer fit, as the model's own generate does."""
+        if row.cached and self._boundary is not None and self._boundary.stale(row.cached, row.root):
+            self._memory.truncate(row, 0)
+            row.ids, row.pending = [], row.ids + row.pending
+
+    def _count(self, row: SequenceRow, computed: int) -> None:
+        row.ids.extend(row.pending[:computed])
+        del row.pending[:computed]
+
+    def _check(self, drafts: Sequence[Draft]) -> None:
+        for draft in drafts:
+            if self._abilities.shape == "plain" and len(draft):
+                raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
+            if not draft.is_chain:
+                raise DrafterError("this target verifies chains only: pass draft.first_branch()")
+
+
+def _own(row: Row) -> SequenceRow:
+    return cast(SequenceRow, row)
