@@ -100,16 +100,20 @@ def fit(draft: Draft, session: Session, target: Target) -> Draft:
     return draft.clip(context.depth)
 
 
-def greedy_choices(session: Session, draft: Draft, output: RowOutput) -> list[int] | None:
+def greedy_choices(session: Session, draft: Draft, output: RowOutput) -> Sequence[int] | None:
     """The arg-max of every row in one copy to the host; None if the law must see rows in order."""
     law = session.law
     if not law.greedy or law.lazy:
         return None
+    if output.choices is not None:
+        return output.choices
     choices: list[int] = output.logits[: 1 + draft.size].argmax(-1).tolist()
     return choices
 
 
-def judge(session: Session, draft: Draft, output: RowOutput, choices: list[int] | None) -> Verdict:
+def judge(
+    session: Session, draft: Draft, output: RowOutput, choices: Sequence[int] | None
+) -> Verdict:
     """Verify one sequence's draft; the session commits the tokens as they are decided."""
     if choices is not None:
         return verify_greedy(draft, choices, session.emit)

@@ -32,6 +32,8 @@ class RowOutput:
 
     logits: Tensor
     """(1+n+m, V); row 0 follows the root, row 1+i follows node i."""
+    choices: Sequence[int] | None = None
+    """(1+n) arg-max of each row, where the target knows it without computing logits."""
     hidden: Tensor | None = None
     """(1+n+m, D) of the layer asked for."""
     attention: dict[tuple[int, int], Tensor] = field(default_factory=dict)

@@ -74,22 +74,26 @@ class _Matcher(DrafterState):
 
     def _longest(self, ctx: Context) -> tuple[int, int] | None:
         """(where to copy from, length of the common past) of the best match."""
-        ids, end = self.history.ids, len(self.history.ids)
-        if len(ctx.ids) == ctx.prompt_length and ctx.prediction:
-            return 0, self.config.max  # the answer is expected to begin like the prediction
-        best: tuple[int, int] | None = None
         for index in self.indexes:
-            for occurrence in index.recent(end - index.n - 1, self.config.candidates):
+            best: tuple[int, int] | None = None
+            for occurrence in index.recent(index.latest, self.config.candidates):
                 start = occurrence + index.n
-                length = index.n
-                limit = min(self.config.max, start)
-                while length < limit and ids[start - length - 1] == ids[end - length - 1]:
-                    length += 1
+                length = self._common_past(start)
                 if best is None or length > best[1]:
                     best = start, length
             if best is not None:
                 return best
+            if ctx.prediction and len(ctx.ids) == ctx.prompt_length:
+                return 0, self.config.max  # the answer is expected to begin like the prediction
         return None
+
+    def _common_past(self, start: int) -> int:
+        """How many ids before `start` equal the last ids, at most `max`."""
+        ids, end, length = self.history.ids, len(self.history.ids), 0
+        limit = min(self.config.max, start)
+        while length < limit and ids[start - length - 1] == ids[end - length - 1]:
+            length += 1
+        return length
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
         drafted = outcome.draft.size

@@ -86,6 +86,11 @@ class NgramIndex:
         for token in self.ids[max(0, length - self.n) : length]:
             self._hash = (self._hash * BASE + token + 1) % MODULUS
 
+    @property
+    def latest(self) -> int:
+        """Where the latest earlier occurrence could start; it may overlap the query."""
+        return self._length - self.n - 1
+
     def first(self, latest: int) -> int | None:
         """The first occurrence of the list's last `n` ids, if it starts at or before `latest`."""
         start = self._first.get(self._hash) if self._length >= self.n else None

@@ -61,12 +61,10 @@ class _Lookup(DrafterState):
         for index in self.indexes:
             index.extend()
         for index in self.indexes:
-            # Any earlier occurrence that something follows; overlapping the query is fine.
-            latest = len(self.history.ids) - index.n - 1
             if c.match == "first":
-                start = index.first(latest)
+                start = index.first(index.latest)
             else:
-                start = next(iter(index.recent(latest)), None)
+                start = next(iter(index.recent(index.latest)), None)
             if start is not None:
                 copied = self.history.copy(start + index.n, min(c.tokens, ctx.budget))
                 if copied:

@@ -1,0 +1,1 @@
+"""Measuring: replay recorded answers through the real loop."""

@@ -1,0 +1,21 @@
+"""Shared fixtures: where the optional recorded data lies, and one thread per test process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Recorded answers, prompts, tokenizers and weights that are not part of the project."""
+    default = Path(__file__).parents[2] / "shared" / "data"
+    path = Path(os.environ.get("DRAFTSMITH_DATA", default))
+    if not path.is_dir():
+        pytest.skip(f"no recorded data: {path} does not exist (set DRAFTSMITH_DATA)")
+    return path

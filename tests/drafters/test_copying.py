@@ -1,0 +1,147 @@
+"""What the copying drafters copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.core.drafter import Context, Drafter, sync
+from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.drafters.ngrams import NgramIndex
+from draftsmith.drafters.registry import parse
+
+
+def context(ids: list[int], prediction: tuple[int, ...] = (), budget: int = 64) -> Context:
+    return Context(
+        ids=ids,
+        prompt_length=len(ids),
+        vocab_size=1000,
+        sampling=SamplingParams(),
+        chance=Dice.seeded(0),
+        prediction=prediction,
+        budget=budget,
+        depth=64,
+    )
+
+
+def drafted(spec: str | Drafter, ids: list[int], **options: object) -> tuple[int, ...]:
+    ctx = context(ids, **options)  # type: ignore[arg-type]
+    return parse(spec).open(ctx).draft(ctx).tokens
+
+
+def test_copyspec_copies_the_first_occurrence() -> None:
+    ids = [1, 2, 3, 10, 11, 1, 2, 3, 20, 21, 1, 2, 3]
+    assert drafted("copyspec(block=2)", ids) == (10, 11)
+    assert drafted("copyspec(block=2, match=last)", ids) == (20, 21)
+    assert drafted("copyspec(gamma=4)", ids) == ()
+
+
+def test_copyspec_ignores_matches_that_overlap_the_query() -> None:
+    assert drafted("copyspec", [7] * 5) == ()
+    assert drafted("copyspec", [7] * 6) == (7, 7, 7)
+    assert drafted("copyspec(overlap=True)", [7] * 4) == (7,)
+
+
+def test_prompt_lookup_tries_long_ngrams_first() -> None:
+    ids = [5, 9, 1, 2, 3, 4, 9, 2, 3]
+    assert drafted("prompt_lookup(tokens=2)", ids) == (4, 9)
+    assert drafted("prompt_lookup(max=1, tokens=2)", ids) == (4, 9)
+    assert drafted("prompt_lookup(max=1, tokens=1, match=last)", [3, 1, 3, 2, 3]) == (2,)
+    assert drafted("prompt_lookup", [1, 2, 3]) == ()
+
+
+def test_auto_prefers_the_longest_past() -> None:
+    ids = [1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4]
+    assert drafted("auto", ids)[0] == 50
+
+
+def test_auto_drafts_further_after_longer_matches() -> None:
+    text = list(range(100, 140))
+    short = drafted("auto", [*text, 1, 2, 3, 104])
+    long = drafted("auto", [*text, *text[:20]])
+    assert len(long) > len(short)
+    assert long[:5] == tuple(text[20:25])
+
+
+@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
+def test_prediction_is_copied_from(spec: str) -> None:
+    got = drafted(spec, [50, 51, 52, 3, 4, 5], prediction=(3, 4, 5, 6, 7, 8))
+    assert got[:2] == (6, 7)
+    assert all(token >= 0 for token in got), "the seam must never be drafted"
+
+
+def test_prediction_never_spills_into_the_prompt() -> None:
+    assert drafted("copyspec", [50, 51, 52, 7, 8, 9], prediction=(7, 8, 9)) == ()
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[int]:
+    return draw(st.lists(st.integers(0, 3), min_size=1, max_size=60))
+
+
+@given(histories(), st.integers(1, 4), st.integers(0, 60))
+@settings(max_examples=200, deadline=None)
+def test_index_equals_a_search(ids: list[int], n: int, cut: int) -> None:
+    """Growing, then rewinding, then growing again finds what a plain search finds."""
+    seen = list(ids)
+    index = NgramIndex(n, seen)
+    index.extend()
+    cut = min(cut, len(seen))
+    index.truncate(cut)
+    del seen[cut:]
+    seen.extend(reversed(ids))
+    index.extend()
+    query = seen[-n:]
+    starts = [i for i in range(len(seen) - n) if seen[i : i + n] == query]
+    if len(seen) < n:
+        assert index.recent(len(seen)) == []
+        return
+    latest = len(seen) - n - 1
+    assert index.first(latest) == (starts[0] if starts else None)
+    assert index.recent(latest, most=100) == starts[::-1]
+
+
+@pytest.mark.parametrize("spec", ["copyspec", "copyspec(match=last)", "prompt_lookup", "auto"])
+def test_a_constant_context_stays_fast(spec: str) -> None:
+    """100,000 equal tokens: the worst case for chains of equal n-grams."""
+    ids = [7] * 100_000
+    ctx = context(ids)
+    state = parse(spec).open(ctx)
+    state.draft(ctx)
+    rounds = []
+    for _ in range(200):
+        ids.append(7)
+        begin = perf_counter()
+        state.draft(ctx)
+        rounds.append(perf_counter() - begin)
+    assert sorted(rounds)[len(rounds) // 2] < 200e-6
+
+
+def test_a_host_with_nothing_but_ids_can_drive_a_state() -> None:
+    before = [1, 2, 3, 4, 1, 2, 3]
+    now = [1, 2, 3, 9, 8, 1, 2, 3]
+    ctx = context(before)
+    state = parse("copyspec(block=2)").open(ctx)
+    assert state.draft(ctx).tokens == (4, 1)
+    assert sync(state, before, now) == 3
+    ctx.ids = now
+    assert state.draft(ctx).tokens == (9, 8)
+
+
+@pytest.mark.slow
+def test_copied_share_of_the_paper(shared_data: Path) -> None:
+    """Table 1 of the paper, by replaying the recorded 72B answers."""
+    from benchmarks.replay_copyspec import measure
+
+    from draftsmith.core.result import total
+
+    drafter = parse("copyspec(gamma=3, block=10)")
+    turns = measure(shared_data, "mt_redundant", drafter)
+    assert 0.31 <= total(list(turns.values())).accepted_share <= 0.335
+    assert turns[2].tokens_per_pass == pytest.approx(2.0, abs=0.05)
+    bench = measure(shared_data, "mt_bench", drafter)
+    assert 0.19 <= total(list(bench.values())).accepted_share <= 0.215
