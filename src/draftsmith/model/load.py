@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.capabilities import Capabilities
@@ -80,6 +81,12 @@ def _check_config(config: Any, name: str) -> None:
             f"{name} is an encoder-decoder model ({config.model_type}); draftsmith decodes "
             "decoder-only models"
         )
+    both_ways = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if both_ways and not getattr(config, "is_decoder", False):
+        raise UnsupportedError(
+            f"{name} ({config.model_type}) is an encoder: it reads in both directions and cannot "
+            "continue a text"
+        )
 
 
 def _read_model(
@@ -91,6 +98,7 @@ def _read_model(
 ) -> Any:
     if device is not None and device_map is not None:
         raise OptionError("device and device_map were both given: choose one")
+    wanted = _torch_dtype(dtype)
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, **options)
@@ -101,7 +109,7 @@ def _read_model(
         model = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=_torch_dtype(dtype),
+            dtype=wanted,
             device_map=device_map,
             use_safetensors=True,
             **options,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.forward import Forward
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +22,12 @@ class LoadedModel:
     capabilities: Capabilities
     name: str
     """What the user called it: hub id, folder, or the class of a live model."""
+
+    @cached_property
+    def forward(self) -> Forward:
+        """How the model is called; shared by all runners, which take turns."""
+        tree = self.capabilities.shape == "tree"
+        return Forward(self.model, self.capabilities.attention if tree else None)
 
     @property
     def config(self) -> Any:

@@ -14,7 +14,6 @@ import torch
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import Row, RowOutput, Shape
 from draftsmith.errors import DrafterError, PromptError
-from draftsmith.model.forward import Forward
 from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import MaskBuilder, layer_windows
@@ -42,15 +41,13 @@ class Runner:
         self._vocab_size = loaded.vocab_size
 
     def _make_memory(self) -> Memory:
-        loaded, abilities = self.loaded, self._abilities
-        tree = abilities.shape == "tree"
-        forward = Forward(loaded.model, abilities.attention if tree else None)
+        loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
         if abilities.cache == "none":
             return NoMemory(forward)
         if abilities.cache == "replay":
             return ReplayMemory(forward, loaded.config)
         masks = None
-        if tree:
+        if abilities.shape == "tree":
             masks = MaskBuilder(
                 layer_windows(loaded.config),
                 loaded.device,

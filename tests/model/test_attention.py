@@ -1,0 +1,112 @@
+"""Grouped attention against attention written out; and the user's setting, which comes back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import build, prompt
+from draftsmith.model.attention import NAME, AttentionScope, grouped_attention
+
+MODULE = torch.nn.Identity()
+
+
+def tensors(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(heads + queries)
+    kv = heads // groups
+    query = torch.randn(2, queries, heads, 16, generator=generator).transpose(1, 2)
+    # Views into larger buffers, as a cache gives them; values narrower than keys, as in DeepSeek.
+    key = torch.randn(3, kv, keys + 9, 16, generator=generator)[:2, :, :keys]
+    value = torch.randn(3, kv, keys + 9, 8, generator=generator)[:2, :, :keys]
+    return query, key, value
+
+
+def written_out(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, softcap: float | None = None
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    scores = query @ key.transpose(2, 3) / 4
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return (weights @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_any_mask(groups: int, queries: int, softcap: float | None) -> None:
+    query, key, value = tensors(4, groups, queries, 11)
+    mask = torch.rand(2, 1, queries, 11) < 0.5
+    mask[..., 0] = True
+    out, weights = grouped_attention(MODULE, query, key, value, mask, scaling=0.25, softcap=softcap)
+    assert weights is None
+    assert out.is_contiguous()
+    torch.testing.assert_close(out, written_out(query, key, value, mask, softcap))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("softcap", [None, 0.5])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (3, 7), (7, 7)])
+def test_no_mask_is_causal_from_the_end(
+    groups: int, softcap: float | None, queries: int, keys: int
+) -> None:
+    query, key, value = tensors(4, groups, queries, keys)
+    module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
+    out, _ = grouped_attention(module, query, key, value, None, scaling=0.25, softcap=softcap)
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    torch.testing.assert_close(out, written_out(query, key, value, mask, softcap))
+
+
+def test_one_element_sees_everything() -> None:
+    query, key, value = tensors(4, 2, 1, 6)
+    everything = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    out, _ = grouped_attention(MODULE, query, key, value, everything, scaling=0.25)
+    torch.testing.assert_close(out, written_out(query, key, value, everything))
+
+
+def test_sinks_take_their_share() -> None:
+    query, key, value = tensors(4, 2, 3, 6)
+    mask = torch.ones(1, 1, 3, 6, dtype=torch.bool)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    out, _ = grouped_attention(MODULE, query, key, value, mask, scaling=0.25, s_aux=sinks)
+    scores = query @ key.repeat_interleave(2, dim=1).transpose(2, 3) / 4
+    share = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp().view(1, 4, 1, 1))
+    torch.testing.assert_close(out, (share @ value.repeat_interleave(2, dim=1)).transpose(1, 2))
+
+
+def test_a_mask_per_head_is_left_to_transformers() -> None:
+    query, key, value = tensors(4, 2, 3, 6)
+    mask = torch.rand(1, 4, 3, 6) < 0.7
+    mask[..., 0] = True
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
+    torch.testing.assert_close(out, written_out(query, key, value, mask))
+
+
+@pytest.mark.parametrize("own", ["eager", "sdpa"])
+def test_the_scope_restores_the_users_setting(own: str) -> None:
+    model = build("llama", own)
+    scope = AttentionScope(model)
+    with scope.use(NAME):
+        assert model.config._attn_implementation == NAME
+        with scope.use("eager"):
+            assert model.model.layers[0].self_attn.config._attn_implementation == "eager"
+        assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == own
+    with pytest.raises(ZeroDivisionError), scope.use(NAME):
+        _ = 1 / 0
+    assert model.config._attn_implementation == own
+
+
+def test_a_whole_model_agrees_with_sdpa() -> None:
+    model, ids = build("llama", "sdpa"), torch.tensor([prompt(9)])
+    with torch.inference_mode():
+        want = model(ids).logits
+        with AttentionScope(model).use(NAME):
+            got = model(ids).logits
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)

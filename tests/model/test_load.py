@@ -1,0 +1,186 @@
+"""Where a model may come from, and what is said when it cannot be read."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from replica import check_logits
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedTokenizerFast,
+)
+
+from architectures import VOCAB, build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.model.load import load
+from draftsmith.model.measure import pass_cost
+from draftsmith.model.runner import Runner
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    build("llama").to(torch.bfloat16).save_pretrained(path)
+    words = {f"w{i}": i for i in range(VOCAB)}
+    inner = Tokenizer(WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="w0").save_pretrained(path)
+    return path
+
+
+def test_a_folder(folder: Path) -> None:
+    loaded = load(str(folder))
+    assert loaded.name == str(folder)
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.device == torch.device("cpu")
+    assert loaded.context_length == 256
+    assert loaded.vocab_size == len(loaded.tokenizer) == VOCAB
+    assert loaded.capabilities.shape == "tree"
+    assert not loaded.model.training
+    assert load(folder, dtype="float32", device="cpu").dtype == torch.float32
+
+
+def test_a_tokenizer_of_ones_own(folder: Path, tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match="pass tokenizer="):
+        load(tmp_path)
+    assert len(load(tmp_path, tokenizer=folder).tokenizer) == VOCAB
+    own = object()
+    assert load(tmp_path, tokenizer=own).tokenizer is own
+
+
+def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="there is no folder"):
+        load("./no/such/folder")
+    with pytest.raises(LoadError, match=r"no config\.json"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(LoadError, match=r"safetensors weights.*pickle"):
+        load(tmp_path)
+    with pytest.raises(LoadError, match="is a file"):
+        load(folder / "config.json")
+    (tmp_path / "config.json").write_text("{")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(LoadError, match="configuration"):
+        load(tmp_path)
+
+
+def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("We couldn't connect to the hub\nand more\nlines")
+
+    monkeypatch.setattr("draftsmith.model.load.AutoConfig.from_pretrained", offline)
+    with pytest.raises(LoadError, match="check the name, the network") as caught:
+        load("someone/some-model")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_models_that_do_not_decode_alone() -> None:
+    t5 = CONFIG_MAPPING["t5"](vocab_size=VOCAB, d_model=16, d_kv=8, d_ff=16, num_layers=1)
+    with pytest.raises(UnsupportedError, match="encoder-decoder"):
+        load(AutoModelForSeq2SeqLM.from_config(t5))
+    bert = CONFIG_MAPPING["bert"](
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    with pytest.raises(UnsupportedError, match="encoder"):
+        load(AutoModelForCausalLM.from_config(bert))
+    with pytest.raises(UnsupportedError, match="head"):
+        load(AutoModel.from_config(build("llama").config))
+    with pytest.raises(LoadError, match="hub id"):
+        load(3)
+
+
+def test_options_that_cannot_apply_to_a_live_model() -> None:
+    with pytest.raises(OptionError, match="dtype, device"):
+        load(build("llama"), dtype="float32", device="cpu")
+    with pytest.raises(OptionError, match=r"eval\(\)"):
+        load(build("llama").train())
+
+
+def test_options_that_are_wrong(folder: Path) -> None:
+    with pytest.raises(OptionError, match="choose one"):
+        load(folder, device="cpu", device_map="auto")
+    with pytest.raises(OptionError, match="unknown dtype 'floaty'"):
+        load(folder, dtype="floaty")
+
+
+def test_the_users_model_is_as_before() -> None:
+    model = build("gemma3_text")
+    before, attributes = model.config.to_dict(), set(vars(model))
+    implementation = model.config._attn_implementation
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    runner = Runner(load(model))
+    row = runner.open(prompt(12))
+    runner.prefill(row)
+    runner.forward([row], [Draft.chain([5, 6], "test")])
+    assert model.config.to_dict() == before
+    assert set(vars(model)) == attributes
+    assert model.config._attn_implementation == implementation
+    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_an_adapter_is_used_as_loaded() -> None:
+    peft = pytest.importorskip("peft")
+    plain = build("llama")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers for a name it is retiring
+        model = peft.get_peft_model(build("llama"), config).eval()
+    loaded = load(model)
+    assert loaded.capabilities.shape == "tree"
+    runner, ids, draft = Runner(loaded), prompt(12), Draft((5, 6, 7), (-1, -1, 0), ("test",) * 3)
+    row = runner.open(ids)
+    runner.prefill(row)
+    logits = runner.forward([row], [draft])[0].logits
+    check_logits(model, ids, draft, logits)
+    with torch.inference_mode():
+        without = plain(torch.tensor([ids])).logits[0, -1]
+    assert (logits[0] - without).abs().max() > 1e-2, "the adapter took part"
+
+
+def test_dynamic_quantization_decodes_plainly_and_says_why() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(
+            build("llama"), {torch.nn.Linear}, dtype=torch.qint8
+        )
+        loaded = load(model)
+        assert loaded.capabilities.shape == "plain"
+        assert "per-tensor dynamic quantization" in loaded.capabilities.reasons[0]
+        # Plain means plain: the same passes as the model's own generate, so the same tokens.
+        ids = prompt(12)
+        want = model.generate(
+            torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=None
+        )[0].tolist()
+        runner = Runner(loaded)
+        row = runner.open(ids)
+        runner.prefill(row)
+        for _ in range(8):
+            token = int(runner.forward([row], [EMPTY])[0].logits[0].argmax())
+            runner.commit([row], [[]], [[token]])
+    assert row.ids + row.pending == want
+
+
+def test_costs_are_measured_by_width() -> None:
+    costs = pass_cost(load(build("llama")), widths=(1, 4), context=16, repeats=2)
+    assert list(costs) == [1, 4]
+    assert all(0 < seconds < 1 for seconds in costs.values())
+    assert list(pass_cost(load(build("mamba")), widths=(1, 4), context=9, repeats=1)) == [1]

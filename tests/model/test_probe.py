@@ -1,0 +1,99 @@
+"""The self-test must be able to fail: models that look fine and are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import build
+from draftsmith.errors import UnsupportedError
+from draftsmith.model.load import load
+
+
+def ignoring_masks() -> Any:
+    """A model that drops every mask it is given and attends causally by slot."""
+    model = build("llama")
+
+    def drop(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, kwargs | {"attention_mask": None}
+
+    model.model.register_forward_pre_hook(drop, with_kwargs=True)
+    return model
+
+
+def disturbed(strength: float) -> Any:
+    """A model whose rows are moved by the last row of their pass."""
+    model = build("llama")
+
+    def move(_: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        (hidden,) = args
+        return (hidden + strength * hidden[:, -1:],)
+
+    model.lm_head.register_forward_pre_hook(move)
+    return model
+
+
+def test_a_model_that_ignores_the_mask_gets_no_trees() -> None:
+    found = load(ignoring_masks()).capabilities
+    assert (found.shape, found.cache, found.batch) == ("chain", "rows", False)
+    assert [reason.split(":")[0] for reason in found.reasons] == [
+        "trees with draftsmith attention",
+        "trees with sdpa attention",
+        "trees with eager attention",
+    ]
+    assert "more than rounding" in found.reasons[0]
+
+
+def test_rows_that_influence_each_other_get_no_drafts() -> None:
+    found = load(disturbed(0.02)).capabilities
+    assert (found.shape, found.batch) == ("plain", False)
+    assert "rejected drafts would change accepted tokens" in found.reasons[0]
+
+
+def test_a_model_that_looks_ahead_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="later"):
+        load(disturbed(2.0))
+
+
+def test_a_model_without_a_usable_cache_recomputes() -> None:
+    model = build("llama")
+
+    def forget(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, kwargs | {"past_key_values": None, "use_cache": False}
+
+    model.model.register_forward_pre_hook(forget, with_kwargs=True)
+    found = load(model).capabilities
+    assert (found.shape, found.cache) == ("plain", "none")
+    assert any("plain decoding with its cache" in reason for reason in found.reasons)
+
+
+def test_rows_of_a_batch_that_influence_each_other_run_alone() -> None:
+    model = build("llama")
+
+    def mix(_: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        (hidden,) = args
+        return (hidden + 0.05 * (hidden[:1] - hidden),)
+
+    model.lm_head.register_forward_pre_hook(mix)
+    found = load(model).capabilities
+    assert (found.shape, found.batch) == ("tree", False)
+    assert found.reasons[0].startswith("several rows in one pass")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen2_moe"])
+def test_half_precision_is_judged_by_its_own_noise(dtype: torch.dtype, name: str) -> None:
+    found = load(build(name).to(dtype)).capabilities
+    assert (found.shape, found.attention, found.batch) == ("tree", "draftsmith", True)
+    wrong = ignoring_masks().to(dtype)
+    assert load(wrong).capabilities.shape == "chain"
+
+
+def test_explanations_are_sentences() -> None:
+    lines = load(ignoring_masks()).capabilities.explain()
+    assert lines[0] == "It verifies single branches only."
+    assert lines[-1].startswith("Refused: trees with eager attention")
+    assert len(load(build("llama")).capabilities.explain()) == 4

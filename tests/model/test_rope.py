@@ -1,0 +1,121 @@
+"""Rotary angles that depend on the pass: no draft across the boundary, one pass beyond it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from replica import check_logits, fresh
+from transformers import DynamicCache
+
+from architectures import build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.model.load import load
+from draftsmith.model.rope import rope_boundary
+from draftsmith.model.runner import Runner
+
+BOUNDARY = 32
+
+
+def longrope() -> Any:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)]}
+    return build(
+        "phi3",
+        original_max_position_embeddings=BOUNDARY,
+        rope_scaling={"type": "longrope"} | factors,
+    )
+
+
+def dynamic() -> Any:
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    return build("llama", max_position_embeddings=BOUNDARY, rope_scaling=scaling)
+
+
+def test_boundaries_of_configs() -> None:
+    long, grown = rope_boundary(longrope().config), rope_boundary(dynamic().config)
+    assert long is not None
+    assert grown is not None
+    assert (long.position, long.grows) == (BOUNDARY, False)
+    assert (grown.position, grown.grows) == (BOUNDARY, True)
+    assert rope_boundary(build("llama").config) is None
+    assert rope_boundary(build("gpt2").config) is None
+
+
+def test_longrope_drafts_stop_at_the_boundary() -> None:
+    model = longrope()
+    runner, ids = Runner(load(model)), prompt(BOUNDARY - 4)
+    assert runner.shape == "tree"
+    row = runner.open(ids)
+    runner.prefill(row)
+    assert runner.room(row) == 4
+    draft = Draft.chain([5, 6, 7, 8], "test")
+    check_logits(model, ids, draft, runner.forward([row], [draft])[0].logits)
+    # One node more would have changed the logits of the root itself.
+    over = Draft.chain([5, 6, 7, 8, 9], "test")
+    root = runner.forward([row], [over])[0].logits[0]
+    assert (root - fresh(model, ids)).abs().max() > 1e-3
+
+
+def test_longrope_recomputes_when_the_root_crosses() -> None:
+    model = longrope()
+    runner, ids = Runner(load(model)), prompt(BOUNDARY - 4)
+    row = runner.open(ids)
+    runner.prefill(row)
+    for step in range(8):
+        room = runner.room(row)
+        draft = Draft.chain([5 + step, 6], "test") if room > 1 else EMPTY
+        check_logits(model, ids, draft, runner.forward([row], [draft])[0].logits)
+        path = [0] if draft.size else []
+        new = [*draft.tokens[:1], 9]
+        runner.commit([row], [path], [new])
+        ids = ids + new
+        assert row.ids + row.pending == ids
+        assert len(row.pending) == 1
+
+
+def test_longrope_prompts_beyond_the_boundary_take_one_pass() -> None:
+    model, ids = longrope(), prompt(BOUNDARY + 9)
+    runner = Runner(load(model), chunk=8)
+    row = runner.open(ids)
+    runner.prefill(row)
+    assert row.cached == 0
+    draft = Draft.chain([5, 6], "test")
+    check_logits(model, ids, draft, runner.forward([row], [draft])[0].logits)
+    runner.commit([row], [[0]], [[5, 7]])
+    assert runner.extend(row, ids[:10]) == 0, "these keys carry long angles"
+    runner.prefill(row)
+    check_logits(model, ids[:10], EMPTY, runner.forward([row], [EMPTY])[0].logits)
+
+
+def test_longrope_rows_on_both_sides_do_not_share_a_pass() -> None:
+    model = longrope()
+    runner = Runner(load(model))
+    prompts = [prompt(BOUNDARY + 5, 1), prompt(9, 2), prompt(BOUNDARY + 2, 3), prompt(6, 4)]
+    rows = [runner.open(ids) for ids in prompts]
+    for row in rows:
+        runner.prefill(row)
+    outputs = runner.forward(rows, [EMPTY] * 4)
+    for ids, output in zip(prompts, outputs, strict=True):
+        check_logits(model, ids, EMPTY, output.logits)
+
+
+@pytest.mark.parametrize("length", [BOUNDARY - 3, BOUNDARY + 6])
+def test_dynamic_scaling_decodes_as_the_model_alone(length: int) -> None:
+    ids = prompt(length)
+    runner = Runner(load(dynamic()), chunk=8)
+    row = runner.open(ids)
+    runner.prefill(row)
+    # A second model: the angles of this kind are state inside it.
+    model, cache = dynamic(), DynamicCache()
+    feed = ids
+    for step in range(6):
+        expected_room = max(0, BOUNDARY - length - step)
+        assert runner.room(row) == expected_room
+        with torch.inference_mode():
+            want = model(torch.tensor([feed]), past_key_values=cache, use_cache=True).logits[0, -1]
+        draft = Draft.chain([5] * min(2, expected_room), "test")
+        got = runner.forward([row], [draft])[0].logits[0]
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+        feed = [11 + step]
+        runner.commit([row], [[]], [feed])

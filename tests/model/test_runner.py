@@ -1,0 +1,227 @@
+"""The runner against the bare model: logits of every node, contents of the cache, on every step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from replica import accept, check_cache, check_logits, fresh, loaded, random_draft
+
+from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.errors import DrafterError, PromptError
+from draftsmith.model.runner import Runner
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_random_drafts(name: str) -> None:
+    model = loaded(name)
+    runner, rng = Runner(model), random.Random(name)
+    ids = prompt(14)
+    row = runner.open(ids)
+    runner.prefill(row)
+    for _ in range(5):
+        draft = random_draft(rng, runner.shape if runner.room(row) else "plain")
+        output = runner.forward([row], [draft])[0]
+        check_logits(model.model, ids, draft, output.logits)
+        path, emitted = accept(rng, draft)
+        runner.commit([row], [path], [emitted])
+        ids = ids + emitted
+        check_cache(runner, row, ids)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mistral", "llama4_text", "opt"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_implementation_it_came_with_does_not_matter(name: str, attention: str) -> None:
+    model = loaded(name, attention)
+    runner, rng, ids = Runner(model), random.Random(1), prompt(14)
+    assert model.capabilities.shape == "tree"
+    row = runner.open(ids)
+    runner.prefill(row)
+    draft = random_draft(rng, "tree", most=9)
+    check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_ragged_rows_that_join_and_leave(name: str) -> None:
+    model = loaded(name)
+    runner, rng = Runner(model), random.Random(name)
+    ids = {i: prompt(n, seed=i) for i, n in enumerate((5, 14, 9))}
+    rows = {}
+    for step in range(6):
+        if step in (0, 1, 2):
+            rows[step] = runner.open(ids[step])
+            runner.prefill(rows[step])
+        if step == 4:
+            runner.close(rows.pop(0))
+        here = list(rows)
+        rng.shuffle(here)
+        shapes = [runner.shape if runner.room(rows[i]) else "plain" for i in here]
+        drafts = [random_draft(rng, shape, most=4) for shape in shapes]
+        outputs = runner.forward([rows[i] for i in here], drafts)
+        accepted = [accept(rng, draft) for draft in drafts]
+        if step > 1:
+            for i, draft, output in zip(here, drafts, outputs, strict=True):
+                check_logits(model.model, ids[i], draft, output.logits)
+        runner.commit(
+            [rows[i] for i in here], [path for path, _ in accepted], [new for _, new in accepted]
+        )
+        for i, (_, emitted) in zip(here, accepted, strict=True):
+            ids[i] = ids[i] + emitted
+            check_cache(runner, rows[i], ids[i])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "lfm2", "mamba2", "mamba"])
+def test_extend_keeps_the_common_prefix(name: str) -> None:
+    model = loaded(name)
+    runner, ids = Runner(model), prompt(20)
+    row = runner.open(ids)
+    runner.prefill(row)
+    runner.forward([row], [EMPTY])
+    runner.commit([row], [[]], [[7]])
+    for new in (
+        [*ids, 7, 8, 9],  # a continuation
+        [*ids[:10], 50, 51],  # another branch
+        ids[:6],  # a shorter one, all of it cached
+        prompt(8, seed=9),  # nothing in common
+    ):
+        cached = row.cached
+        kept = runner.extend(row, new)
+        assert kept == row.cached <= len(new) - 1
+        if model.capabilities.cache == "rows":
+            assert row.ids == new[:kept]
+            assert kept in (len(new) - 1, 10, 0, cached)
+        runner.prefill(row)
+        check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+        runner.commit([row], [[]], [[5]])
+        check_cache(runner, row, [*new, 5])
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "llama4_text", "lfm2", "bloom"])
+def test_prefill_in_chunks(name: str) -> None:
+    model, ids = loaded(name), prompt(30)
+    runner = Runner(model, chunk=7)
+    row = runner.open(ids)
+    runner.prefill(row)
+    check_cache(runner, row, ids)
+    check_logits(model.model, ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba2", "mamba"])
+def test_a_pass_that_is_not_committed_leaves_no_trace(name: str) -> None:
+    model, ids = loaded(name), prompt(12)
+    runner = Runner(model)
+    row = runner.open(ids)
+    runner.prefill(row)
+    plain = runner.shape == "plain"
+    for tokens in ([5, 6, 7], [], []):
+        runner.forward([row], [EMPTY if plain else Draft.chain(tokens, "test")])
+    draft = EMPTY if plain else Draft.chain([9, 8], "test")
+    check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)
+    runner.commit([row], [[] if plain else [0]], [[9] if plain else [9, 4]])
+    check_cache(runner, row, [*ids, 9] if plain else [*ids, 9, 4])
+
+
+@pytest.mark.parametrize("name", ["lfm2", "mamba2"])
+def test_replayed_tokens_are_absorbed(name: str) -> None:
+    model = loaded(name)
+    if model.capabilities.shape != "chain":
+        pytest.skip("; ".join(model.capabilities.reasons))
+    runner, ids = Runner(model), prompt(10)
+    row = runner.open(ids)
+    runner.prefill(row)
+    seen = []
+    for _ in range(12):
+        seen.append(room := runner.room(row))
+        draft = Draft.chain([3, 4, 5], "test") if room else EMPTY
+        output = runner.forward([row], [draft])[0]
+        path, new = ([0, 1], [3, 4, 6]) if room else ([], [6])
+        check_logits(model.model, ids, draft, output.logits)
+        runner.commit([row], [path], [new])
+        ids = ids + new
+        check_cache(runner, row, ids)
+    assert 0 in seen
+    assert seen[seen.index(0) + 1] > 0
+
+
+def test_room_ends_with_the_context() -> None:
+    runner = Runner(loaded("gpt2"))
+    ids = prompt(CONTEXT - 4)
+    row = runner.open(ids)
+    assert runner.room(row) == 4
+    runner.prefill(row)
+    draft = Draft.chain([5, 6, 7, 8], "test")
+    output = runner.forward([row], [draft])[0]
+    check_logits(runner.loaded.model, ids, draft, output.logits)
+    runner.commit([row], [[0, 1, 2, 3]], [[5, 6, 7, 8, 9]])
+    assert runner.room(row) == 0
+
+
+def test_the_cache_grows_with_contents_and_rows() -> None:
+    model = loaded("qwen2")
+    runner = Runner(model)
+    rows = [runner.open(prompt(20, seed=i)) for i in range(5)]
+    for row in rows:
+        runner.prefill(row)
+    long = runner.open(prompt(CONTEXT - 2, seed=8))
+    runner.prefill(long)
+    for i, row in enumerate(rows):
+        check_cache(runner, row, prompt(20, seed=i))
+    outputs = runner.forward([long, rows[3]], [EMPTY, EMPTY])
+    check_logits(model.model, prompt(CONTEXT - 2, seed=8), EMPTY, outputs[0].logits)
+    check_logits(model.model, prompt(20, seed=3), EMPTY, outputs[1].logits)
+
+
+def test_probes_with_positions_of_their_own() -> None:
+    """A probe may sit further away than its depth (SDSAT's adaptive tokens)."""
+    model, ids = loaded("llama"), prompt(10)
+    runner = Runner(model)
+    row = runner.open(ids)
+    runner.prefill(row)
+    moved = Draft((5, 6), (-1, -1), ("test",) * 2, probes=1, depths=(1, 3))
+    plain = Draft((5, 6), (-1, -1), ("test",) * 2, probes=1)
+    far = runner.forward([row], [moved])[0].logits
+    near = runner.forward([row], [plain])[0].logits
+    check_logits(model.model, ids, plain, near)
+    assert (far[:2] - near[:2]).abs().max() < 1e-5
+    assert (far[2] - near[2]).abs().max() > 1e-3
+
+
+def test_drafts_of_the_wrong_shape_are_refused() -> None:
+    chain = Runner(loaded("bloom"))
+    row = chain.open(prompt(5))
+    tree = Draft((5, 6), (-1, -1), ("test",) * 2)
+    with pytest.raises(DrafterError, match="first_branch"):
+        chain.forward([row], [tree])
+    plain = Runner(loaded("mamba"))
+    row = plain.open(prompt(5))
+    with pytest.raises(DrafterError, match="plainly"):
+        plain.forward([row], [Draft.chain([5], "test")])
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    runner = Runner(loaded("llama"))
+    with pytest.raises(PromptError, match="at least one"):
+        runner.open([])
+    with pytest.raises(PromptError, match="close"):
+        runner.extend(runner.open([5]), [])
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
+def test_a_prompt_of_one_token(name: str) -> None:
+    runner = Runner(loaded(name))
+    row = runner.open([5])
+    runner.prefill(row)
+    logits = runner.forward([row], [EMPTY])[0].logits
+    assert (logits[0] - fresh(runner.loaded.model, [5])).abs().max() < 1e-5
+
+
+def test_what_every_architecture_can_do() -> None:
+    """The table of the documentation: a change here is a change of what we promise."""
+    for name in (*TREES, *CHAINS):
+        found = loaded(name).capabilities
+        expected = "tree" if name in TREES else "chain"
+        assert (found.shape, found.cache, found.batch) == (expected, "rows", name in TREES), name
+    for name in RECURRENT:
+        assert loaded(name).capabilities.shape in ("chain", "plain")
+    assert loaded("mamba").capabilities.shape == "plain"
