@@ -149,7 +149,9 @@ class Engine:
         merged = self._defaults() | {k: v for k, v in options.items() if v is not None}
         for name in ("stop", "stop_token_ids", "processors"):
             value = merged.get(name, ())
-            merged[name] = (value,) if isinstance(value, str | int) else tuple(value)
+            # One alone may be given bare: stop="\n", processors=my_processor.
+            many = isinstance(value, Sequence) and not isinstance(value, str)
+            merged[name] = tuple(value) if many else (value,)
         return SamplingParams(**merged)
 
     def _defaults(self) -> dict[str, Any]:

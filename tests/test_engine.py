@@ -1,0 +1,397 @@
+"""The engine as its users call it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.drafters.registry import names
+from draftsmith.engine import Engine
+from draftsmith.errors import (
+    DrafterError,
+    GenerationInterrupted,
+    LoadError,
+    OptionError,
+    PromptError,
+    UnknownName,
+)
+from draftsmith.testing import Scripted, oracle, random_trees
+
+IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="copyspec")
+
+
+# ------------------------------------------------------------------------------ sampling
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.2])
+@pytest.mark.parametrize("seeds", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_same_seed_same_tokens_with_every_guess_drafter(
+    engine: Engine, temperature: float, seeds: int
+) -> None:
+    """Guess drafters never change what a seed gives."""
+    for seed in range(seeds):
+        options: dict[str, Any] = {
+            "temperature": temperature,
+            "top_p": 0.9,
+            "seed": seed,
+            "max_new_tokens": 16,
+            "budget": 8,
+        }
+        plain = engine.generate(IDS, drafter="none", **options).tokens
+        for name in names():
+            assert engine.generate(IDS, drafter=name, **options).tokens == plain, name
+        trees = random_trees(seed, near=plain)
+        assert engine.generate(IDS, drafter=trees, **options).tokens == plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_k": 20},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.05},
+        {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.2},
+        {"temperature": 0.0, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "min_new_tokens": 10},
+    ],
+    ids=str,
+)
+def test_the_law_is_the_one_of_transformers(engine: Engine, options: dict[str, Any]) -> None:
+    """Same seed, same options, same tokens as `model.generate`."""
+    for seed in range(10):
+        ours = engine.generate(IDS, seed=seed, max_new_tokens=20, **options).tokens
+        torch.manual_seed(seed)
+        theirs: dict[str, Any] = {"top_k": 0} | options
+        sample = theirs.pop("temperature") > 0
+        if sample:
+            theirs["temperature"] = options["temperature"]
+        else:
+            theirs.pop("top_k")
+        prompt = torch.tensor([IDS])
+        out = tiny.model().generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=sample,
+            max_new_tokens=20,
+            **theirs,
+        )
+        assert ours == out[0, len(IDS) :].tolist()
+
+
+def test_penalties_and_bias(engine: Engine) -> None:
+    free = engine.generate(IDS, max_new_tokens=30).tokens
+    banned = free[0]
+    biased = engine.generate(IDS, max_new_tokens=30, logit_bias={banned: float("-inf")}).tokens
+    assert banned not in biased
+    forced = engine.generate(IDS, max_new_tokens=3, logit_bias={17: 1e4}).tokens
+    assert forced == [17, 17, 17]
+    once = engine.generate(IDS, max_new_tokens=5, logit_bias={17: 50.0}, presence_penalty=1e4)
+    assert once.tokens.count(17) == 1
+    spread = engine.generate(IDS, max_new_tokens=30, frequency_penalty=100.0).tokens
+    assert max(map(spread.count, spread)) <= 2
+
+
+def test_processors_see_every_prefix_in_order(engine: Engine) -> None:
+    def recorder(calls: list[tuple[int, ...]]) -> Any:
+        def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            calls.append(tuple(ids[0].tolist()))
+            return scores
+
+        return process
+
+    plain: list[tuple[int, ...]] = []
+    drafted: list[tuple[int, ...]] = []
+    answer = engine.generate(
+        IDS, drafter="none", max_new_tokens=20, processors=[recorder(plain)]
+    ).tokens
+    result = engine.generate(
+        IDS, drafter=oracle(answer, 4), max_new_tokens=20, processors=recorder(drafted), budget=8
+    )
+    assert result.stats.accepted > 0
+    assert drafted == plain
+
+
+def test_logprobs_are_those_of_the_law(engine: Engine) -> None:
+    result = engine.generate(IDS, max_new_tokens=10, logprobs=True)
+    assert result.logprobs is not None
+    with torch.inference_mode():
+        logits = tiny.model()(torch.tensor([[*IDS, *result.tokens]])).logits[0, len(IDS) - 1 : -1]
+    expected = logits.log_softmax(-1)[range(10), result.tokens]
+    assert torch.allclose(torch.tensor(result.logprobs), expected, atol=1e-5)
+
+
+def test_n_samples_use_following_seeds(engine: Engine) -> None:
+    two = engine.generate(IDS, n=2, temperature=1.0, seed=5, max_new_tokens=8)
+    alone = [engine.generate(IDS, temperature=1.0, seed=s, max_new_tokens=8) for s in (5, 6)]
+    assert [r.tokens for r in two] == [r.tokens for r in alone]
+    grid = engine.generate([IDS, IDS[:4]], n=2, temperature=1.0, seed=5, max_new_tokens=8)
+    assert [len(row) for row in grid] == [2, 2]
+
+
+# -------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("drafter", [*names(), random_trees(3, nodes=6, probes=2)], ids=str)
+def test_ragged_batches_equal_single_runs(engine: Engine, drafter: Any) -> None:
+    prompts = [[*range(5, 5 + n), *range(5, 5 + n // 2)] for n in (1, 4, 9, 30, 2, 17)]
+    limits: dict[str, Any] = {"max_new_tokens": 25, "budget": 8}
+    together = engine.generate(prompts, drafter=drafter, **limits)
+    for prompt, result in zip(prompts, together, strict=True):
+        assert result.tokens == engine.generate(prompt, drafter="none", **limits).tokens
+
+
+def test_rows_join_as_others_leave() -> None:
+    narrow = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), max_batch=2)
+    prompts = [[5 + n, 6, 7, 5 + n, 6] for n in range(5)]
+    stops = [narrow.generate(p, max_new_tokens=6 + 5 * i) for i, p in enumerate(prompts)]
+    together = narrow.generate(prompts, max_new_tokens=40)
+    for one, many in zip(stops, together, strict=True):
+        assert many.tokens[: len(one.tokens)] == one.tokens
+
+
+def test_sampled_batches_equal_single_runs(engine: Engine) -> None:
+    prompts = [[5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3]]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_new_tokens": 12}
+    together = engine.generate(prompts, **options)
+    alone = [engine.generate(p, **options) for p in prompts]
+    assert [r.tokens for r in together] == [r.tokens for r in alone]
+
+
+# --------------------------------------------------------------------------- ends and text
+
+
+def test_end_tokens_anywhere_in_an_accepted_block(engine: Engine) -> None:
+    answer = engine.generate(IDS, max_new_tokens=20, drafter="none").tokens
+    for position, width in itertools.product((0, 1, 3, 7), (1, 4, 8)):
+        end = answer[position]
+        first = answer.index(end)
+        result = engine.generate(
+            IDS,
+            max_new_tokens=20,
+            drafter=oracle(answer, width),
+            budget=8,
+            stop_token_ids=[end],
+        )
+        assert result.tokens == answer[: first + 1]
+        assert result.finish_reason == "stop"
+
+
+def test_limits_inside_a_block(engine: Engine) -> None:
+    answer = engine.generate(IDS, max_new_tokens=20, drafter="none").tokens
+    for limit in (0, 1, 2, 5, 9):
+        result = engine.generate(IDS, max_new_tokens=limit, drafter=oracle(answer), budget=8)
+        assert result.tokens == answer[:limit]
+        assert result.finish_reason == "length"
+
+
+def test_stop_strings_cut_at_the_same_token_as_plain(engine: Engine) -> None:
+    full = engine.generate(IDS, max_new_tokens=40, drafter="none")
+    # A whole token's text somewhere in the middle, so that the string can be completed at all.
+    stop = next(
+        text
+        for token in full.tokens[12:]
+        if len(text := tiny.tokenizer().decode([token])) > 1 and "�" not in text
+    )
+    plain = engine.generate(IDS, max_new_tokens=40, drafter="none", stop=stop)
+    drafted = engine.generate(
+        IDS, max_new_tokens=40, drafter=oracle(full.tokens), budget=8, stop=[stop]
+    )
+    assert plain.finish_reason == "stop"
+    assert drafted.tokens == plain.tokens
+    assert drafted.text == plain.text == full.text[: full.text.index(stop)]
+
+
+def test_streaming_gives_the_same_text(engine: Engine) -> None:
+    whole = engine.generate(IDS, max_new_tokens=40)
+    stream = engine.stream(IDS, max_new_tokens=40)
+    pieces = list(stream)
+    assert "".join(p.text for p in pieces) == stream.result.text == whole.text
+    assert [p.token for p in pieces] == whole.tokens
+    assert [p.source for p in pieces] == whole.sources
+    assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(pieces))
+
+
+def test_cancelling_leaves_what_there_is_and_a_usable_engine(engine: Engine) -> None:
+    stream = engine.stream(IDS, max_new_tokens=100)
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    result = stream.result
+    assert result.finish_reason == "cancelled"
+    assert len(result.tokens) >= 5
+    whole = engine.generate(IDS, max_new_tokens=100).tokens
+    assert whole[: len(result.tokens)] == result.tokens
+
+
+def test_the_context_ends_the_answer(engine: Engine) -> None:
+    limit = engine.model.context_length
+    assert limit == 512
+    result = engine.generate([5, 6, 7] * 168, max_new_tokens=100, temperature=0.0)
+    assert len(result.tokens) <= 8
+    assert result.finish_reason in ("length", "stop")
+
+
+# ------------------------------------------------------------------------------------ chat
+
+
+def test_chat_keeps_cache_and_answers_like_a_fresh_start(engine: Engine) -> None:
+    chat = engine.chat("be brief", max_new_tokens=12)
+    for message in ("hello world", "this is a test", "the quick brown fox"):
+        history = [*chat.messages, {"role": "user", "content": message}]
+        answer = chat.send(message)
+        fresh = engine.generate(history, max_new_tokens=12)
+        assert answer.tokens == fresh.tokens
+    assert answer.stats.reused_tokens > 20
+    assert [m["role"] for m in chat.messages] == ["system", *["user", "assistant"] * 3]
+
+
+def test_chat_history_may_be_edited(engine: Engine) -> None:
+    chat = engine.chat(max_new_tokens=8)
+    chat.send("hello world")
+    chat.send("this is a test")
+    del chat.messages[2:]
+    history = [*chat.messages, {"role": "user", "content": "return x"}]
+    assert chat.send("return x").tokens == engine.generate(history, max_new_tokens=8).tokens
+
+
+def test_a_cancelled_turn_leaves_a_usable_chat(engine: Engine) -> None:
+    chat = engine.chat(max_new_tokens=30)
+    stream = chat.stream("hello world")
+    next(stream)
+    stream.close()
+    history = [*chat.messages, {"role": "user", "content": "and now"}]
+    assert chat.send("and now").tokens == engine.generate(history, max_new_tokens=30).tokens
+
+
+def test_a_failed_turn_leaves_a_usable_chat(engine: Engine) -> None:
+    def fails(ctx: Context) -> Draft:
+        if len(ctx.ids) > ctx.prompt_length + 5:
+            raise RuntimeError("out of ideas")
+        return Draft()
+
+    chat = engine.chat(max_new_tokens=30)
+    with pytest.raises(GenerationInterrupted, match="out of ideas") as caught:
+        chat.send("hello world", drafter=Scripted(fails), budget=4)
+    assert len(caught.value.partial[0].tokens) >= 5
+    history = [*chat.messages, {"role": "user", "content": "and now"}]
+    assert chat.send("and now").tokens == engine.generate(history, max_new_tokens=30).tokens
+
+
+def test_chat_template_variables(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    plain = engine.generate(messages, max_new_tokens=1).prompt_tokens
+    hinted = engine.generate(
+        messages, max_new_tokens=1, chat_template_kwargs={"hint": "well"}
+    ).prompt_tokens
+    assert len(hinted) > len(plain)
+    assert hinted[: len(plain)] == plain
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+def test_a_prediction_saves_passes_and_changes_nothing(engine: Engine) -> None:
+    plain = engine.generate(IDS, max_new_tokens=40, drafter="none")
+    for drafter in ("copyspec", "prompt_lookup", "auto"):
+        helped = engine.generate(
+            IDS, max_new_tokens=40, drafter=drafter, prediction=plain.tokens, budget=10
+        )
+        assert helped.tokens == plain.tokens
+        assert helped.stats.passes < plain.stats.passes / 2
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'copyspec'"):
+        engine.generate(IDS, drafter="copy_spec")
+    with pytest.raises(UnknownName, match="Did you mean 'gamma'"):
+        engine.generate(IDS, drafter="copyspec(gama=3)")
+    with pytest.raises(UnknownName, match="Did you mean 'max_new_tokens'"):
+        engine.generate(IDS, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"drafter": "copyspec(gamma=0)"}, "gamma=0"),
+        ({"drafter": "copyspec(match='middle')"}, "'middle'"),
+        ({"drafter": "prompt_lookup(min=4)"}, "min=4"),
+        ({"drafter": "copyspec(3)"}, "name the options"),
+        ({"drafter": "copyspec(gamma="}, "cannot be read"),
+        ({"budget": "wide"}, "'wide'"),
+        ({"n": 0}, "n=0"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(engine: Engine, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        engine.generate(IDS, **options)
+    assert named in str(caught.value)
+
+
+def test_bad_prompts_are_explained(engine: Engine) -> None:
+    for empty in ("", [], [""]):
+        with pytest.raises(PromptError, match="empty"):
+            engine.generate(empty)
+    with pytest.raises(PromptError, match=r"600 tokens.*context is 512"):
+        engine.generate([5] * 600)
+    with pytest.raises(PromptError, match="99999"):
+        engine.generate([5, 99999])
+    with pytest.raises(PromptError, match="'role' and 'content'"):
+        engine.generate([{"text": "hello"}])
+    with pytest.raises(PromptError, match="NoneType"):
+        engine.generate(None)
+
+
+def test_without_a_tokenizer_ids_still_work() -> None:
+    bare = Engine.from_pretrained(tiny.model())
+    assert bare.generate(IDS, max_new_tokens=3).tokens
+    with pytest.raises(LoadError, match="no tokenizer"):
+        bare.generate("hello")
+    with pytest.raises(LoadError, match="no tokenizer"):
+        bare.stream(IDS)
+
+
+def test_a_lying_drafter_is_named_and_nothing_is_lost(engine: Engine) -> None:
+    def wide(ctx: Context) -> Draft:
+        if len(ctx.ids) < ctx.prompt_length + 4:
+            return Draft()
+        return Draft.chain([0] * (ctx.budget + 1), "scripted")
+
+    with pytest.raises(GenerationInterrupted, match="exceeds the budget") as caught:
+        engine.generate(IDS, drafter=Scripted(wide), budget=4)
+    assert isinstance(caught.value.__cause__, DrafterError)
+    plain = engine.generate(IDS, drafter="none").tokens
+    assert caught.value.partial[0].tokens == plain[:4]
+
+
+def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        do_sample=True, temperature=0.6, top_k=7, eos_token_id=[2, 9], repetition_penalty=1.05
+    )
+    monkeypatch.setattr(tiny.model(), "generation_config", config)
+    fresh = Engine.from_pretrained(tiny.model())
+    assert fresh.end_ids() == [2, 9]
+    assert fresh.sampling({}) == SamplingParams(temperature=0.6, top_k=7, repetition_penalty=1.05)
+    assert fresh.sampling({"temperature": 0.0}).temperature == 0.0

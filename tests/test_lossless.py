@@ -1,0 +1,125 @@
+"""The first promise: greedy output equals transformers' `generate`, token for token in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import ALL, build
+from draftsmith.core.drafter import Drafter
+from draftsmith.drafters.registry import names
+from draftsmith.engine import Engine
+from draftsmith.testing import adversary, oracle, random_trees
+
+TIE = 1e-5
+"""Two best logits closer than this may fall either way; counted apart, never called equal."""
+
+
+def reference(model: Any, ids: list[int], length: int, ends: list[int] | None = None) -> list[int]:
+    """What transformers' own greedy `generate` answers."""
+    prompt = torch.tensor([ids])
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=length,
+        pad_token_id=0,
+        **({} if ends is None else {"eos_token_id": ends}),
+    )
+    answer: list[int] = out[0, len(ids) :].tolist()
+    return answer
+
+
+def is_tie(model: Any, ids: list[int], ours: list[int], theirs: list[int]) -> bool:
+    """Whether the first difference is between logits that are equal but for rounding."""
+    at = next(i for i, (a, b) in enumerate(zip([*ours, -1], [*theirs, -1], strict=False)) if a != b)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*ids, *theirs[:at]]])).logits[0, -1]
+    best, second = logits.topk(2).values.tolist()
+    return best - second < TIE
+
+
+def compare(engine: Engine, prompts: list[list[int]], length: int, drafters: list[str]) -> int:
+    """Assert equality for every drafter on every prompt; returns the number of ties."""
+    model = engine.model.model
+    ties = 0
+    for seed, ids in enumerate(prompts):
+        expected = reference(model, ids, length)
+        special: dict[str, Drafter] = {
+            "always wrong": adversary(expected),
+            "always right": oracle(expected),
+            "random trees": random_trees(seed, nodes=12, near=expected),
+            "random trees with probes": random_trees(seed, nodes=6, probes=3, near=expected),
+        }
+        for name in [*drafters, *special]:
+            result = engine.generate(
+                ids,
+                max_new_tokens=length,
+                drafter=special.get(name, name),
+                budget=16,
+                temperature=0.0,
+            )
+            if result.tokens != expected:
+                assert is_tie(model, ids, result.tokens, expected), f"{name}: prompt {seed}"
+                ties += 1
+    return ties
+
+
+def random_prompts(vocab: int, count: int) -> list[list[int]]:
+    """Noise with repeats inside, of many lengths, so that copying drafters act."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = []
+    for n in range(count):
+        noise = torch.randint(3, vocab, (4 + 2 * n,), generator=generator).tolist()
+        prompts.append([*noise, *noise[: 3 + n // 2]])
+    return prompts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_architectures(name: str) -> None:
+    """Twenty random prompts with a tiny random model of each architecture."""
+    model = build(name)
+    engine = Engine.from_pretrained(model)
+    ties = compare(engine, random_prompts(90, 20), 24, names())
+    assert ties <= 2, f"{ties} ties are too many to be chance"
+
+
+def texts(data: Path, count: int) -> list[str]:
+    """Prompts of the public benchmarks, the short ones first come."""
+    found: list[str] = []
+    for file in ("spec_bench.jsonl", "mt_redundant.jsonl", "gsm8k_test.jsonl"):
+        lines = (data / "prompts" / file).read_text(encoding="utf-8").splitlines()
+        for line in lines[: count // 2]:
+            record = json.loads(line)
+            found.append(record["turns"][0] if "turns" in record else record["question"])
+    return found[:count]
+
+
+@pytest.mark.slow
+def test_stories_on_200_prompts(shared_data: Path) -> None:
+    engine = Engine.from_pretrained(shared_data / "weights" / "stories260K", dtype="float32")
+    tokenizer = engine.model.tokenizer
+    prompts = [tokenizer(text)["input_ids"][:300] for text in texts(shared_data, 200)]
+    assert len(prompts) == 200
+    assert compare(engine, prompts, 48, names()) <= 2
+
+
+@pytest.mark.slow
+def test_builtin_model_on_200_prompts(shared_data: Path) -> None:
+    from draftsmith import builtin
+
+    engine = Engine.from_pretrained(builtin.path(), dtype="float32")
+    tokenizer = engine.model.tokenizer
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"][-600:]
+        for text in texts(shared_data, 200)
+    ]
+    assert len(prompts) == 200
+    assert compare(engine, prompts, 24, names()) <= 2
