@@ -1,1 +1,49 @@
-"""The small models that ship with the package."""
+"""The small model that ships with the package, and the file that `draftsmith demo` edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from draftsmith.errors import LoadError
+
+DEFAULT = "edit-7m"
+
+FILE = "<|file|>"
+"""Stands before the old file in an edit prompt and before the new one in the answer."""
+
+_HERE = Path(__file__).parent
+
+
+def path(name: str = DEFAULT) -> Path:
+    """The folder of a built-in model; raises LoadError if it is not in this installation."""
+    folder = _HERE / name
+    if not (folder / "config.json").is_file():
+        found = ", ".join(names()) or "none"
+        raise LoadError(
+            f"the built-in model {name!r} is not in this installation (there: {found}); "
+            "reinstall draftsmith, or choose another model by hub id or folder"
+        )
+    return folder
+
+
+def names() -> list[str]:
+    """The built-in models that are installed."""
+    return sorted(config.parent.name for config in _HERE.glob("*/config.json"))
+
+
+def demo() -> tuple[str, str]:
+    """The file that the demo edits, and the instruction; raises LoadError."""
+    folder = _HERE / "demo"
+    try:
+        before = (folder / "before.py").read_text(encoding="utf-8")
+        message = (folder / "message.txt").read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadError(
+            f"the demo's input is not in this installation ({error}); reinstall draftsmith"
+        ) from error
+    return before, message.strip()
+
+
+def edit_messages(path: str, message: str, before: str) -> list[dict[str, str]]:
+    """The chat that asks a built-in model to edit a file, as it was trained on."""
+    return [{"role": "user", "content": f"{path}: {message}\n{FILE}{before}"}]

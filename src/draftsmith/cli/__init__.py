@@ -1,0 +1,60 @@
+"""The `draftsmith` command. Torch and transformers are imported only when a model is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import draftsmith
+from draftsmith.cli.chat import chat
+from draftsmith.cli.demo import demo
+from draftsmith.cli.doctor import doctor
+from draftsmith.cli.drafters import drafters
+from draftsmith.cli.options import grouped
+from draftsmith.cli.report import Reporting
+from draftsmith.cli.run import run
+
+app = typer.Typer(
+    cls=Reporting,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (demo, run, chat, drafters, doctor):
+    app.command()(grouped(command))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"draftsmith {draftsmith.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Speculative decoding for Hugging Face models: faster answers, the same answers.
+
+    [bold]Start with[/bold]  draftsmith demo
+    """
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run the command line; exits with 0, 1 (generation failed), 2 (bad input) or 130 (Ctrl-C)."""
+    # Advice from transformers is for programmers; whoever sets the variable still gets it.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character must not end the answer.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    return app(args, prog_name="draftsmith")

@@ -1,0 +1,173 @@
+"""`draftsmith chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftsmith.cli.loading import load_engine, short
+from draftsmith.cli.options import ModelOptions, OutputOptions, SamplingOptions
+from draftsmith.cli.render import AnswerPrinter, show_stats
+from draftsmith.cli.report import note, show_error, stderr
+from draftsmith.cli.run import say_end, say_notices
+from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
+
+if TYPE_CHECKING:
+    from draftsmith.core.result import GenerationResult
+    from draftsmith.engine import Engine
+
+HELP = """\
+/help            this list
+/reset           forget the conversation (the system message stays)
+/stats           passes, acceptance and times of the last answer and of all
+/drafter [NAME]  show or change who guesses, e.g. /drafter copyspec(gamma=3)
+/save FILE       write the conversation: .json as messages, anything else as text
+/quit            leave; so does Ctrl-D
+Ctrl-C           stop the answer"""
+
+
+def chat(
+    model: ModelOptions,
+    sampling: SamplingOptions,
+    output: OutputOptions,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")
+    ] = None,
+) -> None:
+    """Talk to a model; cache and drafts are kept from turn to turn. /help lists the commands.
+
+    [bold]Examples[/bold]
+
+    draftsmith chat -m Qwen/Qwen3-0.6B --show-drafts
+
+    draftsmith chat --system "Answer in one sentence." --temperature 0.7
+    """
+    options = sampling.given()
+    engine = load_engine(model)
+    if not getattr(engine.model.tokenizer, "chat_template", None):
+        raise PromptError(
+            f"{short(engine.model.name)} has no chat template, so it cannot chat; "
+            "continue a text with: draftsmith run --raw"
+        )
+    say_notices(engine)
+    note(
+        f"{short(engine.model.name)}, drafts by {engine.drafter}. "
+        "/help lists commands, Ctrl-C stops an answer, Ctrl-D quits."
+    )
+    Conversation(engine, options | {"system": system}, output).loop()
+
+
+class Conversation:
+    """Reads lines until the end; a line is a message or a command."""
+
+    def __init__(self, engine: Engine, options: dict[str, object], output: OutputOptions) -> None:
+        self.engine = engine
+        system = options.pop("system")
+        self.chat = engine.chat(None if system is None else str(system), **options)
+        self.output = output
+        self.results: list[GenerationResult] = []
+        self.commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: stderr().print(HELP, markup=False),
+            "reset": self.reset,
+            "stats": self.stats,
+            "drafter": self.drafter,
+            "save": self.save,
+            "quit": self.quit,
+        }
+
+    def loop(self) -> None:
+        """Until Ctrl-D, the end of standard input, or /quit."""
+        with contextlib.suppress(EOFError):
+            while True:
+                line = self._read()
+                try:
+                    if line.startswith("/"):
+                        self.command(line)
+                    elif line:
+                        self.answer(line)
+                except DraftsmithError as error:
+                    show_error(str(error))
+
+    def _read(self) -> str:
+        watched = sys.stdin.isatty() and sys.stdout.isatty()
+        if watched:
+            with contextlib.suppress(ImportError):  # not on Windows
+                import readline  # noqa: F401  gives input() line editing and a history
+        while True:
+            try:
+                return input("> " if watched else "").strip()
+            except KeyboardInterrupt:
+                note("\n(Ctrl-D or /quit leaves)")
+            except EOFError:
+                if watched:
+                    print()
+                raise
+
+    def answer(self, message: str) -> None:
+        """Stream the answer to one message; Ctrl-C ends it and keeps what came."""
+        printer = AnswerPrinter(self.output.show_drafts)
+        with self.chat.stream(message) as stream:
+            try:
+                for piece in stream:
+                    printer.piece(piece)
+            except KeyboardInterrupt:
+                note("\n(stopped)")
+            finally:
+                printer.end()
+                self.results.append(stream.result)
+        result = self.results[-1]
+        say_end(result, self.chat.options)
+        printer.legend(result.sources)
+        if self.output.stats:
+            show_stats([result])
+
+    def command(self, line: str) -> None:
+        """Run a /command; raises UnknownName with a suggestion."""
+        name, _, rest = line[1:].partition(" ")
+        if name not in self.commands:
+            raise UnknownName("command", f"/{name}", [f"/{known}" for known in self.commands])
+        self.commands[name](rest.strip())
+
+    def reset(self, _: str) -> None:
+        self.chat.reset()
+        note("(forgotten)")
+
+    def stats(self, _: str) -> None:
+        if not self.results:
+            note("(no answer yet)")
+            return
+        show_stats(self.results[-1:])
+        if len(self.results) > 1:
+            note(f"\nall {len(self.results)} answers:")
+            show_stats(self.results)
+
+    def drafter(self, name: str) -> None:
+        from draftsmith.drafters.registry import parse
+
+        if name:
+            self.chat.options["drafter"] = parse(name)
+        note(f"(drafts by {self.chat.options.get('drafter') or self.engine.drafter})")
+
+    def save(self, name: str) -> None:
+        if not name:
+            raise OptionError("/save needs a file name, e.g. /save talk.json")
+        path = Path(name).expanduser()
+        messages = self.chat.messages
+        if path.suffix == ".json":
+            text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
+        else:
+            text = "\n".join(f"{m['role']}:\n{m['content'].rstrip()}\n" for m in messages)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"cannot write {path}: {error.strerror or error}") from error
+        note(f"({len(messages)} messages written to {path})")
+
+    def quit(self, _: str) -> None:
+        raise EOFError

@@ -1,0 +1,303 @@
+"""`draftsmith demo`: one edit, decoded plainly and with drafts, side by side."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from draftsmith import builtin
+from draftsmith.cli.loading import quiet, resolve, short, waiting
+from draftsmith.cli.render import TARGET, plain_table
+from draftsmith.cli.report import FAILED, stdout
+from draftsmith.cli.run import room_for_edit
+from draftsmith.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftsmith.core.drafter import Drafter
+    from draftsmith.core.result import GenerationResult, Stats
+    from draftsmith.engine import Engine
+    from draftsmith.jobs import Piece
+
+FILE = "shop.py"
+DTYPES = ("float32", "bfloat16")
+WIDTHS = (1, 11)
+"""Passes that the demo makes: a plain one, and one over a CopySpec draft of ten."""
+CLEARLY_CHEAPER = 0.95
+TIE = 1e-5
+"""Two best logits closer than this are a tie: rounding may decide between them."""
+_REFRESH_SECONDS = 0.08
+_COPIED = "bold green"
+_PANEL_LINES = 22
+_SIDE_BY_SIDE = 100
+"""Terminal columns from which two panels of code fit beside each other."""
+
+
+def demo(
+    drafter: Annotated[
+        str, typer.Option("--drafter", "-d", metavar="NAME", help="Who guesses.")
+    ] = "copyspec(gamma=3, block=10)",
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", show_default="the file and a bit", help="Longest answer."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="DTYPE", show_default="the cheaper here", help="Of the weights."),
+    ] = None,
+) -> None:
+    """Watch the built-in model edit a file: plainly, then with drafts, to the same result.
+
+    Needs no network. The exit code is 1 if the two outputs differ in float32.
+
+    [bold]Examples[/bold]
+
+    draftsmith demo
+
+    draftsmith demo --drafter auto --dtype bfloat16
+    """
+    from draftsmith.drafters.registry import parse
+
+    guesser = parse(drafter)
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise OptionError(f"max_new_tokens={max_new_tokens} cannot work; it must be at least 1")
+    before, message = builtin.demo()
+    console = stdout()
+    engine, reason = prepare(dtype)
+    console.print(Text.assemble(("The model  ", "bold"), _describe(engine)))
+    console.print(Text.assemble(("The weights  ", "bold"), reason))
+    console.print(Text.assemble(("The task  ", "bold"), f"edit {FILE}: ", (message, "italic")))
+    prompt = builtin.edit_messages(FILE, message, before)
+    limit = max_new_tokens or room_for_edit(engine, before)
+    with waiting("warming up …"):
+        for who in ("none", guesser):
+            engine.generate(prompt, drafter=who, max_new_tokens=min(limit, 24))
+    race = Race(engine, prompt, limit, guesser)
+    race.run(console)
+    same = report(console, race)
+    show_diff(console, before, race.results[1].text)
+    if not same and engine.model.dtype == _float32():
+        raise typer.Exit(FAILED)
+
+
+def _float32() -> Any:
+    import torch
+
+    return torch.float32
+
+
+def prepare(dtype: str | None) -> tuple[Engine, str]:
+    """The engine, and a sentence that says why its weights have the type they have.
+
+    Without a wish, the type is the one in which *plain* decoding is cheapest here, so that the
+    baseline is at its best; float32 wins when they are close.
+    """
+    source = resolve(None)
+    with waiting("loading and measuring …"), quiet():
+        from draftsmith.engine import Engine
+        from draftsmith.model.measure import pass_cost
+
+        engines = {
+            name: Engine.from_pretrained(source, dtype=name)
+            for name in ([dtype] if dtype is not None else DTYPES)
+        }
+        if dtype is not None:
+            return engines[dtype], f"{dtype}, as asked"
+        costs = {
+            name: pass_cost(engine.model, widths=WIDTHS, repeats=9)
+            for name, engine in engines.items()
+        }
+    chosen = cheaper(costs)
+    parts = [f"{name} {_passes(cost)}" for name, cost in costs.items()]
+    return engines[chosen], f"{chosen}, the cheaper here: " + "; ".join(parts)
+
+
+def cheaper(costs: dict[str, dict[int, float]]) -> str:
+    """The type with the cheapest plain pass; float32 unless another is clearly cheaper."""
+    best = min(costs, key=lambda name: costs[name][1])
+    return best if costs[best][1] < CLEARLY_CHEAPER * costs["float32"][1] else "float32"
+
+
+def _passes(cost: dict[int, float]) -> str:
+    return ", ".join(f"{1000 * cost[w]:.1f} ms for {w}" for w in cost) + " tokens"
+
+
+def _describe(engine: Engine) -> str:
+    model = engine.model
+    size = sum(p.numel() for p in model.model.parameters()) / 1e6
+    return f"{short(model.name)}, {size:.1f} million parameters, on {model.device}"
+
+
+@dataclass(slots=True)
+class Lane:
+    """One of the two runs: its text so far, coloured, and its numbers."""
+
+    title: str
+    text: Text = field(default_factory=lambda: Text(no_wrap=True, overflow="ellipsis"))
+    stats: Stats | None = None
+    state: str = "waiting"
+
+    def add(self, piece: Piece) -> None:
+        self.text.append(piece.text, style=_COPIED if piece.source != TARGET else "")
+
+    def panel(self, lines: int, width: int) -> Panel:
+        """The last lines of the text, with counters below."""
+        tail = Text("\n", no_wrap=True, overflow="ellipsis").join(
+            list(self.text.split("\n", allow_blank=True))[-lines:]
+        )
+        done = self.state == "done"
+        return Panel(
+            tail,
+            title=Text(self.title, "bold"),
+            subtitle=self.counters(),
+            height=lines + 2,
+            width=width,
+            border_style="green" if done else "white" if self.stats else "dim",
+        )
+
+    def counters(self) -> str:
+        if self.stats is None:
+            return self.state
+        s = self.stats
+        return f"{s.tokens} tokens · {s.tokens_per_second:.0f} tok/s · {s.seconds.total:.2f} s"
+
+
+class Race:
+    """The same prompt twice; every step of both is shown as it happens."""
+
+    def __init__(self, engine: Engine, prompt: Any, limit: int, drafter: Drafter) -> None:
+        self.engine, self.prompt, self.limit = engine, prompt, limit
+        self.drafters: tuple[str | Drafter, ...] = ("none", drafter)
+        self.lanes = [Lane("plain decoding"), Lane(f"with {drafter}")]
+        self.results: list[GenerationResult] = []
+
+    def run(self, console: Console) -> None:
+        """Decode twice, live in a terminal."""
+        if not console.is_terminal:
+            for number in range(2):
+                self._decode(number, None)
+                console.print(f"{self.lanes[number].title}: {self.lanes[number].counters()}")
+            return
+        # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
+        # part of the times shown.
+        with Live(self.view(console), console=console, auto_refresh=False) as live:
+            for number in range(2):
+                self._decode(number, live)
+
+    def _decode(self, number: int, live: Live | None) -> None:
+        lane, drawn = self.lanes[number], 0.0
+        options = {"drafter": self.drafters[number], "max_new_tokens": self.limit}
+        with self.engine.stream(self.prompt, temperature=0.0, **options) as stream:
+            for piece in stream:
+                lane.add(piece)
+                if live is not None and perf_counter() - drawn > _REFRESH_SECONDS:
+                    lane.stats = stream.result.stats
+                    live.update(self.view(live.console), refresh=True)
+                    drawn = perf_counter()
+        lane.stats, lane.state = stream.result.stats, "done"
+        self.results.append(stream.result)
+        if live is not None:
+            live.update(self.view(live.console), refresh=True)
+
+    def view(self, console: Console) -> RenderableType:
+        """Both panels, beside each other where there is room."""
+        wide = console.width >= _SIDE_BY_SIDE
+        lines = min(_PANEL_LINES, (console.height - 6 if wide else (console.height - 9) // 2))
+        width = console.width // 2 if wide else console.width
+        panels = [lane.panel(max(3, lines), width) for lane in self.lanes]
+        legend = Text.assemble(
+            ("■ guessed, and confirmed by the model", _COPIED), "   ■ the model's own"
+        )
+        both = Columns(panels, padding=0) if wide else Group(*panels)
+        return Group(both, legend)
+
+
+def report(console: Console, race: Race) -> bool:
+    """Say whether the outputs are identical and how the times compare; False if they differ."""
+    plain, drafted = race.results
+    console.print()
+    same = compare(console, race)
+    ratio = plain.stats.seconds.total / max(drafted.stats.seconds.total, 1e-9)
+    verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+    console.print(Text.assemble(("Speed  ", "bold"), (verdict, "bold green" if ratio > 1 else "")))
+    console.print()
+    table = plain_table("", "tokens", "passes", "tokens/pass", "tok/s", "seconds", header=True)
+    for lane, result in zip(race.lanes, race.results, strict=True):
+        s = result.stats
+        numbers = (str(s.tokens), str(s.passes), f"{s.tokens_per_pass:.2f}")
+        table.add_row(lane.title, *numbers, f"{s.tokens_per_second:.0f}", f"{s.seconds.total:.2f}")
+    console.print(table)
+    return same
+
+
+def compare(console: Console, race: Race) -> bool:
+    """Print whether the tokens are the same, and if not, the first difference and how close."""
+    plain, drafted = race.results
+    count = len(plain.tokens)
+    if plain.tokens == drafted.tokens:
+        line = Text.assemble(
+            ("Output  ", "bold"), ("identical", "bold green"), f", all {count} tokens"
+        )
+        console.print(line)
+        return True
+    at = first_difference(plain.tokens, drafted.tokens)
+    gap = top_two_gap(race.engine, [*plain.prompt_tokens, *plain.tokens[:at]])
+    tie = gap < TIE
+    words = "a tie, which rounding decides" if tie else "plain and block passes round differently"
+    dtype = str(race.engine.model.dtype).removeprefix("torch.")
+    console.print(
+        Text.assemble(
+            ("Output  ", "bold"),
+            (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
+            f": {_token(race, plain, at)} against {_token(race, drafted, at)}. The model's two "
+            f"best logits are {gap:.2g} apart there, in {dtype} ({words})",
+        )
+    )
+    return tie
+
+
+def first_difference(a: list[int], b: list[int]) -> int:
+    """The first position where two lists differ, their common length if one begins the other."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _token(race: Race, result: GenerationResult, at: int) -> str:
+    if at >= len(result.tokens):
+        return "the end"
+    from draftsmith.text.tokenizer import decode
+
+    return repr(decode(race.engine.model.tokenizer, [result.tokens[at]]))
+
+
+def top_two_gap(engine: Engine, ids: list[int]) -> float:
+    """How far the two best logits after `ids` are apart, by the model's own code."""
+    import torch
+
+    with torch.inference_mode():
+        inputs = torch.tensor([ids], device=engine.model.device)
+        best = engine.model.model(inputs).logits[0, -1].float().topk(2).values
+    return float(best[0] - best[1])
+
+
+def show_diff(console: Console, before: str, after: str) -> None:
+    """The edit that was made, as a unified diff."""
+    lines = list(
+        difflib.unified_diff(
+            before.splitlines(), after.splitlines(), FILE, f"{FILE} (edited)", lineterm="", n=2
+        )
+    )
+    console.print()
+    if not lines:
+        console.print("The model left the file as it was.")
+    for line in lines:
+        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[0], "")
+        console.print(Text(line, style if not line.startswith(("+++", "---")) else "bold"))

@@ -1,0 +1,247 @@
+"""`draftsmith doctor`: what this machine and this model can do together."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
+from draftsmith.cli.render import plain_table
+from draftsmith.cli.report import stdout
+from draftsmith.errors import DraftsmithError
+
+if TYPE_CHECKING:
+    from draftsmith.model.loaded import LoadedModel
+
+DTYPES = {"float32": 4, "bfloat16": 2}
+"""Bytes per parameter."""
+_CLEARLY_CHEAPER = 0.9
+_MEMORY_SHARE = 0.5
+"""Loading in another type is only tried where it leaves half of the memory free."""
+
+Costs = dict[str, dict[int, float]]
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", show_default="built-in", help="A Hugging Face hub id or a folder."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, mps, …")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead, for machines.")
+    ] = False,
+) -> None:
+    """Examine a model on this machine: what works, why not more, what a pass costs.
+
+    [bold]Examples[/bold]
+
+    draftsmith doctor
+
+    draftsmith doctor Qwen/Qwen3-0.6B --device cuda
+    """
+    source = resolve(model)
+    with waiting(f"examining {short(source)} …"), quiet():
+        record = examine(source, checked_device(device))
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False), flush=True)
+    else:
+        show(record)
+
+
+def examine(source: str, device: str | None) -> dict[str, Any]:
+    """Everything `doctor` finds out, as plain values."""
+    from draftsmith.model.load import load
+
+    loaded = load(source, device=device)
+    capabilities = loaded.capabilities
+    record: dict[str, Any] = {
+        "versions": versions(),
+        "machine": machine(loaded),
+        "model": describe(loaded),
+        "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
+        "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
+    }
+    costs, skipped = measure(loaded, source, device)
+    record["pass_seconds"], record["not_measured"] = costs, skipped
+    record["recommendation"] = recommend(costs, capabilities.shape, record["model"]["dtype"])
+    return record
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides what happens."""
+    packages = ("draftsmith", "torch", "transformers", "tokenizers")
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}
+
+
+def machine(loaded: LoadedModel) -> dict[str, Any]:
+    """Where the model runs."""
+    import torch
+
+    device = loaded.device
+    memory: int | None
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        name, memory = platform.processor() or platform.machine(), _system_memory()
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(device),
+        "name": name,
+        "memory_bytes": memory,
+        "torch_threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _system_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return None
+
+
+def describe(loaded: LoadedModel) -> dict[str, Any]:
+    """The model in numbers."""
+    return {
+        "name": loaded.name,
+        "type": loaded.config.model_type,
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "context_length": loaded.context_length,
+        "vocab_size": loaded.vocab_size,
+        "tokenizer": loaded.tokenizer is not None,
+        "chat_template": bool(getattr(loaded.tokenizer, "chat_template", None)),
+        "quantized": bool(getattr(loaded.model, "is_quantized", False)),
+    }
+
+
+def measure(loaded: LoadedModel, source: str, device: str | None) -> tuple[Costs, dict[str, str]]:
+    """Seconds of a pass by dtype and width; and the dtypes left out, with the reason."""
+    from draftsmith.model.load import load
+    from draftsmith.model.measure import pass_cost
+
+    facts, memory = describe(loaded), machine(loaded)["memory_bytes"]
+    own = facts["dtype"]
+    costs, skipped = {own: pass_cost(loaded)}, {}
+    for name, size in DTYPES.items():
+        if name == own:
+            continue
+        needed = facts["parameters"] * size
+        if facts["quantized"]:
+            skipped[name] = "the model is quantized"
+        elif memory is not None and needed > _MEMORY_SHARE * memory:
+            skipped[name] = f"its weights alone would take {needed / 1e9:.1f} GB"
+        else:
+            try:
+                costs[name] = pass_cost(load(source, dtype=name, device=device))
+            except (DraftsmithError, RuntimeError) as error:
+                skipped[name] = str(error).splitlines()[0]
+    return costs, skipped
+
+
+def recommend(costs: Costs, shape: str, own: str) -> dict[str, Any]:
+    """Which dtype, and whether drafts pay, in numbers and in sentences."""
+    dtype = min(costs, key=lambda name: costs[name][1])
+    if "float32" in costs and costs[dtype][1] > _CLEARLY_CHEAPER * costs["float32"][1]:
+        dtype = "float32"
+    relative = {width: seconds / costs[dtype][1] for width, seconds in costs[dtype].items()}
+    said = [_about_dtype(dtype, own, costs), _about_drafts(relative, shape)]
+    return {"dtype": dtype, "relative_cost": relative, "explained": said}
+
+
+def _about_dtype(dtype: str, own: str, costs: Costs) -> str:
+    if len(costs) == 1:
+        return f"Use {dtype}, the only type measured."
+    others = ", ".join(
+        f"{seconds[1] / costs[dtype][1]:.2f} times in {name}"
+        for name, seconds in costs.items()
+        if name != dtype
+    )
+    option = "" if dtype == own else f" (--dtype {dtype}; the checkpoint is {own})"
+    exact = (
+        "its answers are the same token for token with any drafter"
+        if dtype == "float32"
+        else "near-ties may fall differently with drafts than without"
+    )
+    return f"Use {dtype}{option}: a plain pass costs {others} what it costs in {dtype}; {exact}."
+
+
+def _about_drafts(relative: dict[int, float], shape: str) -> str:
+    if shape == "plain" or len(relative) < 2:
+        return "Drafts are of no use here: this model verifies one token per pass."
+    width = max(w for w in relative if w <= 8)
+    cost = relative[width]
+    drafted, needed = width - 1, max(0.0, cost - 1)
+    head = f"A pass over {width} tokens costs {cost:.2f} plain ones: "
+    if needed >= drafted:
+        return head + "drafts do not pay here; use -d none."
+    verdict = "drafts pay almost always" if needed < 1 else "drafts pay where much is copied"
+    return f"{head}{verdict} (from {needed:.1f} accepted of {drafted} drafted tokens on)."
+
+
+def show(record: dict[str, Any]) -> None:
+    """The record for a person."""
+    console = stdout()
+    facts, box = record["model"], record["machine"]
+    table = plain_table()
+    context = facts["context_length"] or "unlimited"
+    memory = f", {box['memory_bytes'] / 1e9:.0f} GB" if box["memory_bytes"] else ""
+    lines = {
+        "versions": ", ".join(f"{name} {v}" for name, v in record["versions"].items()),
+        "machine": f"{box['system']}, {box['cores']} cores, torch uses {box['torch_threads']}",
+        "device": f"{box['device']} ({box['name']}{memory})",
+        "model": f"{facts['name']} ({facts['type']}, {facts['parameters'] / 1e6:.1f} million "
+        f"parameters, {facts['dtype']}{', quantized' if facts['quantized'] else ''})",
+        "limits": f"context {context}, vocabulary {facts['vocab_size']}",
+        "text": ("tokenizer" if facts["tokenizer"] else "no tokenizer")
+        + (", chat template" if facts["chat_template"] else ", no chat template"),
+    }
+    for name, value in lines.items():
+        table.add_row(Text(name, "bold"), Text(value, overflow="fold"))
+    console.print(table)
+    _section("What it can do")
+    independent = record["rows_independent"]
+    for line in record["capabilities"]["explained"]:
+        console.print(Text(f"- {line}", "yellow" if line.startswith("Refused") else ""))
+    console.print(
+        "- Rows of a pass do not influence each other."
+        if independent
+        else "- Rows of a pass influence each other: drafts would change the answer."
+    )
+    _section("Milliseconds of a pass, by how many tokens it covers")
+    _show_costs(record)
+    _section("Recommendation")
+    for line in record["recommendation"]["explained"]:
+        console.print(f"- {line}")
+
+
+def _section(title: str) -> None:
+    stdout().print(Text(f"\n{title}", "bold"))
+
+
+def _show_costs(record: dict[str, Any]) -> None:
+    costs = record["pass_seconds"]
+    widths = next(iter(costs.values()))
+    table = plain_table("tokens", *map(str, widths), header=True)
+    for name, seconds in costs.items():
+        table.add_row(name, *(f"{1000 * s:.1f}" for s in seconds.values()))
+        first = seconds[1]
+        relative = (f"{s / first:.2f}×" for s in seconds.values())
+        table.add_row(Text("  relative", "dim"), *(Text(r, "dim") for r in relative))
+    stdout().print(table)
+    for name, reason in record["not_measured"].items():
+        print(f"{name} not measured: {reason}", file=sys.stdout)

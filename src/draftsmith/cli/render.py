@@ -1,0 +1,151 @@
+"""What an answer and its statistics look like."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from draftsmith.cli.report import stderr, stdout
+
+if TYPE_CHECKING:
+    from draftsmith.core.result import GenerationResult, Stats
+    from draftsmith.jobs import Piece
+
+TARGET = "target"
+_COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
+_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class Palette:
+    """A colour for each source, given in the order they turn up; the target's own is none."""
+
+    def __init__(self) -> None:
+        self._styles: dict[str, str] = {TARGET: ""}
+
+    def __getitem__(self, source: str) -> str:
+        count = len(self._styles) - 1
+        return self._styles.setdefault(source, _COLOURS[count % len(_COLOURS)])
+
+    def legend(self, sources: Iterable[str]) -> Text:
+        """Who guessed how many tokens, each in its colour."""
+        counts = Counter(sources)
+        parts = [
+            (f"■ {self._label(source)} {count}", self[source]) for source, count in counts.items()
+        ]
+        return Text("   ").join(Text(text, style) for text, style in parts)
+
+    @staticmethod
+    def _label(source: str) -> str:
+        return "the model itself" if source == TARGET else source
+
+
+class AnswerPrinter:
+    """Prints an answer while it comes, in colours if wanted and if stdout is a terminal."""
+
+    def __init__(self, show_drafts: bool) -> None:
+        self._console: Console = stdout()
+        self.coloured = show_drafts and self._console.is_terminal
+        self.palette = Palette()
+        self._last = ""
+
+    def piece(self, piece: Piece) -> None:
+        """Print one piece at once."""
+        if not piece.text:
+            return
+        self._last = piece.text[-1]
+        if self.coloured:
+            # A terminal may leave a background or a colour open over a line break.
+            self._console.out(piece.text, style=self.palette[piece.source] or None, end="")
+        else:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        """Finish the last line, if there is one to finish."""
+        if self._last not in ("", "\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self._last = ""
+
+    def legend(self, sources: list[str]) -> None:
+        """Explain the colours, on stderr."""
+        if self.coloured and sources:
+            stderr().print(self.palette.legend(sources))
+
+
+def stats_view(stats: Stats, finish_reason: str) -> Group:
+    """Everything `--stats` shows."""
+    parts: list[Table] = [_summary(stats, finish_reason)]
+    if stats.by_source:
+        parts.append(_by_source(stats))
+    if stats.drafted_by_depth:
+        parts.append(_by_depth(stats))
+    return Group(*parts)
+
+
+def _summary(stats: Stats, finish_reason: str) -> Table:
+    s = stats.seconds
+    rows = [
+        ("answer", f"{stats.tokens} tokens, ended by {finish_reason}"),
+        ("prompt", f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them still cached"),
+        ("passes", f"{stats.passes}, {stats.tokens_per_pass:.2f} tokens each"),
+        ("drafts", f"{stats.attempts}, {stats.accepted} of {stats.drafted} tokens accepted"),
+        ("speed", f"{stats.tokens_per_second:.1f} tokens per second"),
+        (
+            "seconds",
+            f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
+            f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
+        ),
+        ("first token", f"after {stats.first_token_seconds:.3f} s"),
+    ]
+    table = plain_table()
+    for name, value in rows:
+        table.add_row(Text(name, "bold"), value)
+    return table
+
+
+def _by_source(stats: Stats) -> Table:
+    table = plain_table("guessed by", "drafts", "tokens", "accepted", "share", header=True)
+    for source, entry in stats.by_source.items():
+        share = entry.accepted / entry.drafted if entry.drafted else 0.0
+        numbers = (entry.attempts, entry.drafted, entry.accepted)
+        table.add_row(source, *map(str, numbers), f"{share:.0%}")
+    return table
+
+
+def _by_depth(stats: Stats) -> Table:
+    depths = [d for d in _DEPTHS if d <= len(stats.drafted_by_depth)]
+    accepted = stats.accepted_by_depth
+    table = plain_table("draft position", *map(str, depths), header=True)
+    reached = [stats.drafted_by_depth[d - 1] for d in depths]
+    held = [accepted[d - 1] if d <= len(accepted) else 0 for d in depths]
+    table.add_row("drafted", *map(str, reached))
+    table.add_row("accepted", *map(str, held))
+    shares = [h / r if r else 0.0 for h, r in zip(held, reached, strict=True)]
+    table.add_row("share", *(f"{share:.0%}" for share in shares))
+    return table
+
+
+def plain_table(*columns: str, header: bool = False) -> Table:
+    """A table without lines: reads the same in a terminal, in a file and in a mail."""
+    table = Table(box=None, show_header=header, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def show_stats(results: list[GenerationResult]) -> None:
+    """Print the stats of one answer, or the sum over several, on stderr."""
+    from draftsmith.core.result import total
+
+    if not results:
+        return
+    stats = results[0].stats if len(results) == 1 else total([r.stats for r in results])
+    reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
+    stderr().print(stats_view(stats, reasons))

@@ -1,0 +1,93 @@
+"""How a command ends: one line on stderr and an exit code, never a traceback for known errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from draftsmith.errors import (
+    DraftsmithError,
+    LoadError,
+    OptionError,
+    PromptError,
+    UnsupportedError,
+)
+
+FAILED = 1
+"""Something broke while generating."""
+BAD_INPUT = 2
+INTERRUPTED = 130
+"""128 + SIGINT, as shells count it."""
+PIPE_CLOSED = 141
+"""128 + SIGPIPE, what `cat` would end with."""
+
+_BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError)
+
+
+class Reporting(TyperGroup):
+    """The command group; turns what went wrong in any command into a line and a code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reported():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn known errors, Ctrl-C and a closed pipe into exit codes."""
+    try:
+        yield
+    except DraftsmithError as error:
+        show_error(str(error))
+        raise typer.Exit(BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED) from error
+    except KeyboardInterrupt as error:
+        note("stopped by Ctrl-C")
+        raise typer.Exit(INTERRUPTED) from error
+    except BrokenPipeError as error:
+        # Python flushes stdout once more at exit, and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(PIPE_CLOSED) from error
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        show_error(
+            f"out of memory ({str(error).splitlines()[0] if str(error) else 'no details'}); "
+            "try a smaller model, --dtype bfloat16 or a shorter prompt"
+        )
+        raise typer.Exit(FAILED) from error
+
+
+def _out_of_memory(error: Exception) -> bool:
+    # By name: importing torch just to compare classes would cost a second.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    named = bool(kinds & {"MemoryError", "OutOfMemoryError"})
+    return named or "can't allocate memory" in str(error)
+
+
+def stderr() -> Console:
+    """The console for everything that is not the answer. Made anew: tests swap the streams."""
+    return Console(stderr=True, highlight=False)
+
+
+def stdout() -> Console:
+    """The console for the answer."""
+    return Console(highlight=False)
+
+
+def show_error(message: str) -> None:
+    """One red line on stderr."""
+    line = Text.assemble(("Error: ", "bold red"), (" ".join(message.split()), "red"))
+    stderr().print(line, soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """One quiet line on stderr."""
+    stderr().print(Text(message, "dim"), soft_wrap=True)
