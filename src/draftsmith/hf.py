@@ -26,7 +26,7 @@ from transformers.generation.utils import (
     is_fsdp_managed_module,
 )
 
-from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.result import Stats, total
@@ -41,29 +41,24 @@ from draftsmith.model.runner import Runner
 
 _NO_LIMIT = 1 << 30
 
-_PLAIN_OPTIONS = {
-    "output_attentions": "output_attentions asks for the attention rows of one-token passes",
-    "output_hidden_states": "output_hidden_states asks for the states of one-token passes",
-    "token_healing": "token_healing rewrites the prompt",
-    "is_assistant": "the model is the assistant of another one",
-    "return_legacy_cache": "return_legacy_cache asks for the cache of plain decoding",
-}
-_OWN_CACHES = (None, "dynamic", "dynamic_full")
+_NEEDS_PLAIN = ("output_attentions", "output_hidden_states", "token_healing", "is_assistant",
+                "return_legacy_cache")  # fmt: skip
+"""Config entries that ask for something only one-token passes or the plain cache can give."""
+
+_OUR_CACHE = (None, "dynamic", "dynamic_full")
 """Values of `cache_implementation` that our cache stands in for."""
 
-_ROW_BY_ROW = frozenset(
-    f"{name}LogitsProcessor"
-    for name in (
-        "MinLength", "MinNewTokensLength", "RepetitionPenalty", "NoRepeatNGram", "SequenceBias",
-        "NoBadWords", "ForcedBOSToken", "ForcedEOSToken", "InfNanRemove", "SuppressTokensAtBegin",
-        "SuppressTokens", "Watermark",
-    )
-) | {
-    "TemperatureLogitsWarper", "TopPLogitsWarper", "TopKLogitsWarper", "MinPLogitsWarper",
-    "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "LogitNormalization",
-    "ExponentialDecayLengthPenalty", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria",
-    "EosTokenCriteria",
-}  # fmt: skip
+_ROW_BY_ROW = frozenset((
+    "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor",
+    "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor", "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor", "SuppressTokensLogitsProcessor",
+    "WatermarkLogitsProcessor", "TemperatureLogitsWarper", "TopPLogitsWarper", "TopKLogitsWarper",
+    "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper",
+    "LogitNormalization", "ExponentialDecayLengthPenalty", "MaxLengthCriteria", "MaxTimeCriteria",
+    "StopStringCriteria", "EosTokenCriteria",
+))  # fmt: skip
 """transformers' processors and criteria that treat each row of a batch on its own, statelessly."""
 
 
@@ -82,7 +77,7 @@ def accelerate(
     training mode, LoadError for what is no transformers model.
     """
     chosen = registry.parse(drafter)
-    if budget != "auto" and (isinstance(budget, bool | str) or budget < 0):
+    if budget != "auto" and (type(budget) is not int or budget < 0):
         raise OptionError(f"budget={budget!r} cannot work; give 'auto' or a number of at least 0")
     own = _unwrapped(model)
     if not isinstance(own, GenerationMixin):
@@ -92,9 +87,8 @@ def accelerate(
     if reason is None:
         loaded, reason = _load(own)
     handle = own.generate = Accelerated(own, loaded, chosen, budget)
-    handle.model_reason = reason
     if reason is not None:
-        handle.notice(reason)
+        handle.refuse(reason)
     return handle
 
 
@@ -116,14 +110,15 @@ class Accelerated:
     def __init__(
         self, model: Any, loaded: LoadedModel | None, drafter: Drafter, budget: int | str
     ) -> None:
-        # First, because it copies the attributes of whatever `generate` was.
-        functools.update_wrapper(self, model.generate)
+        # Not its annotations or attributes: they need not be picklable, and the model may be saved.
+        functools.update_wrapper(self, model.generate, ("__name__", "__qualname__", "__doc__"), ())
         self.original = model.generate
         self.previous = vars(model).get("generate")
         """What `restore` puts back on the instance; None: nothing, the class has it."""
         self.model = model
         self.drafter = drafter
-        self.budget = budget
+        self.budget = budget if isinstance(budget, int) else None
+        """Guessed tokens a pass may carry; None: as many as pay."""
         self.model_reason: str | None = None
         """Why no call of this model can be accelerated, if so."""
         self.stats: Stats | None = None
@@ -145,22 +140,24 @@ class Accelerated:
         if vars(self.model).get("generate") is self:
             restore(self.model)
 
-    def notice(self, reason: str) -> None:
-        """Remember why a call runs plainly; warn the first time."""
+    def refuse(self, reason: str) -> None:
+        """Run every call of this model plainly, for this reason."""
+        self.model_reason = reason
+        self._notice(reason, stacklevel=4)
+
+    def _notice(self, reason: str, stacklevel: int = 3) -> None:
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)
-            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel=3)
+            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`generate`, with its own arguments and results; `past_key_values` is always None."""
         self.stats = self.last_notice = None
         call = self._by_name(args, kwargs)
-        reason, config = self.model_reason or _why_plain(self.model, call), None
-        if reason is None:
-            config, reason = self._configure(call)
+        config, reason = self._configure(call)
         if reason is not None:
-            self.notice(reason)
+            self._notice(reason)
         # Without the tokenizer for its stop strings, `generate` has an error message of its own.
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
             return self.original(*args, **kwargs)
@@ -178,6 +175,13 @@ class Accelerated:
 
     def _configure(self, call: dict[str, Any]) -> tuple[Any | None, str | None]:
         """The generation config this call amounts to, or the reason to run it plainly."""
+        if self.model_reason is not None:
+            return None, self.model_reason
+        for name in ("custom_generate", "assistant_model", "synced_gpus"):
+            if call.get(name):
+                return None, f"{name} was given"
+        if self.model.training:
+            return None, "the model is in training mode; call model.eval()"
         handled = {"tokenizer", "assistant_tokenizer", "trust_remote_code"}
         handled |= set(inspect.signature(self.original).parameters) - {"use_model_defaults"}
         options = {name: value for name, value in call.items() if name not in handled}
@@ -209,24 +213,21 @@ class Accelerated:
             rules = [*logits_processor, *stopping_criteria]
             reason = _why_batch(rules, stopping_criteria, generation_config, streamer)
         if reason is not None or self._loaded is None:
-            self.notice(str(reason))
+            self._notice(str(reason))
             return model._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config,
                 streamer=streamer, **inputs,
             )  # fmt: skip
         record = Record(stopping_criteria, streamer, generation_config)
-        processors = record.processors(logits_processor, input_ids, self._loaded)
-        law = Law(
-            processors,
-            greedy=not generation_config.do_sample,
-            lazy=bool(processors) or record.scores is not None,
-        )
         target = Runner(self._loaded)
         padding = [0] * len(input_ids) if mask is None else (mask == 0).sum(1).tolist()
-        sessions = [
-            self._session(row, pads, law, record, target, generation_config, seed)
-            for row, pads, seed in zip(input_ids, padding, self._seeds(input_ids), strict=True)
-        ]
+        sessions = []
+        for index, (row, pads) in enumerate(zip(input_ids, padding, strict=True)):
+            law = record.law(_of_row(logits_processor, index), row, self._loaded)
+            options = self._options(row.device, index) | record.options(len(row))
+            sessions.append(
+                PaddedSession(row, pads, law=law, vocab_size=target.vocab_size, **options)
+            )
         try:
             _run(sessions, target, self._cost)
         finally:
@@ -235,46 +236,15 @@ class Accelerated:
             streamer.end()
         return record.output(_sequences(input_ids, sessions, generation_config))
 
-    def _session(
-        self,
-        row: Tensor,
-        pads: int,
-        law: Law,
-        record: Record,
-        target: Target,
-        config: Any,
-        seed: int | None,
-    ) -> Session:
-        limit = record.criteria.max_length
-        return PaddedSession(
-            row,
-            pads,
-            drafter=self.drafter,
-            budget=self._budget(),
-            law=law,
-            # torch's global generator: what `generate` draws from.
-            chance=Dice(None),
-            vocab_size=target.vocab_size,
-            limit=_NO_LIMIT if limit is None else limit - len(row),
-            stop_rules=[record],
-            sampling=_sampling(config),
-            draft_seed=seed,
-            device=row.device,
-        )
-
-    def _budget(self) -> Budget:
-        if isinstance(self.budget, int):
-            return FixedBudget(self.budget)
-        return AutoBudget(self._cost, ceiling=self.drafter.preferred_width())
-
-    def _seeds(self, input_ids: Tensor) -> list[int | None]:
-        """For each row, the seed of its drafter: follows torch's without drawing from it."""
-        if not self.drafter.sampled:
-            return [None] * len(input_ids)
-        device = input_ids.device
-        source = torch if device.type == "cpu" else torch.get_device_module(device)
-        state = zlib.crc32(source.get_rng_state().cpu().numpy().tobytes())
-        return [state + row for row in range(len(input_ids))]
+    def _options(self, device: torch.device, index: int) -> dict[str, Any]:
+        """What a session is told about drafting."""
+        fixed, ceiling = self.budget, self.drafter.preferred_width()
+        return {
+            "drafter": self.drafter,
+            "budget": FixedBudget(fixed) if fixed is not None else AutoBudget(self._cost, ceiling),
+            "draft_seed": _draft_seed(device, index) if self.drafter.sampled else None,
+            "device": device,
+        }
 
 
 class PaddedSession(Session):
@@ -296,6 +266,7 @@ class Record:
     def __init__(self, criteria: Any, streamer: Any, config: Any) -> None:
         self.criteria = criteria
         self.streamer = streamer
+        self.config = config
         self._wanted = bool(config.return_dict_in_generate)
         self.scores: tuple[Tensor, ...] | None = (
             () if self._wanted and config.output_scores else None
@@ -311,11 +282,24 @@ class Record:
             self.streamer.put(torch.tensor(session.ids[-1:]))
         return "stop" if bool(self.criteria(session.prefix(), self.scores).all()) else None
 
-    def processors(self, given: Any, ids: Tensor, loaded: LoadedModel) -> list[Processor]:
-        """The given list verbatim, after what `generate` does to logits before it."""
+    def law(self, processors: Any, ids: Tensor, loaded: LoadedModel) -> Law:
+        """The given processors verbatim, after what `generate` does to logits before them."""
         moved = loaded.device != ids.device or loaded.dtype == torch.float64
-        first = [self._receive] if moved or self.logits is not None else []
-        return [*first, given] if len(given) else [*first]
+        chain: list[Processor] = [self._receive] if moved or self.logits is not None else []
+        chain += [processors] if len(processors) else []
+        lazy = bool(chain) or self.scores is not None
+        return Law(chain, greedy=not self.config.do_sample, lazy=lazy)
+
+    def options(self, length: int) -> dict[str, Any]:
+        """What a session of a prompt of `length` ids, padding included, is told about decoding."""
+        limit = self.criteria.max_length
+        return {
+            # torch's global generator: what `generate` draws from.
+            "chance": Dice(None),
+            "limit": _NO_LIMIT if limit is None else limit - length,
+            "stop_rules": [self],
+            "sampling": _sampling(self.config),
+        }
 
     def _receive(self, ids: Tensor, scores: Tensor) -> Tensor:
         scores = scores.to(ids.device, torch.float32)
@@ -332,7 +316,7 @@ class Record:
         )
 
 
-def _run(sessions: Sequence[Session], target: Target, cost: CostCurve) -> None:
+def _run(sessions: Sequence[Session], target: Target[Any], cost: CostCurve) -> None:
     begin = time.perf_counter()
     try:
         for session in sessions:
@@ -349,12 +333,30 @@ def _run(sessions: Sequence[Session], target: Target, cost: CostCurve) -> None:
             _close(session, target)
 
 
-def _close(session: Session, target: Target) -> None:
+def _close(session: Session, target: Target[Any]) -> None:
     if session.row is not None:
         target.close(session.row)
     if session.state is not None:
         session.state.close()
     session.row = session.state = None
+
+
+def _of_row(processors: Any, index: int) -> Any:
+    """The same processors for one row of a batch."""
+    own = copy.copy(processors)
+    for place, processor in enumerate(processors):
+        # The repetition penalty of transformers 5 knows the left padding of every row.
+        ignored = getattr(processor, "prompt_ignore_length", None)
+        if isinstance(ignored, Tensor) and len(ignored) > 1:
+            own[place] = copy.copy(processor)
+            own[place].prompt_ignore_length = ignored[index : index + 1]
+    return own
+
+
+def _draft_seed(device: torch.device, index: int) -> int:
+    """For the drafter of one row: follows torch's seed without drawing from it."""
+    source = torch if device.type == "cpu" else torch.get_device_module(device)
+    return zlib.crc32(source.get_rng_state().cpu().numpy().tobytes()) + index
 
 
 def _sequences(input_ids: Tensor, sessions: Sequence[Session], config: Any) -> Tensor:
@@ -374,7 +376,7 @@ def _sampling(config: Any) -> SamplingParams:
     return SamplingParams(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_k=config.top_k or 0,
-        top_p=1.0 if config.top_p is None else config.top_p,
+        top_p=min(config.top_p or 1.0, 1.0),
     )
 
 
@@ -433,22 +435,16 @@ def _why_not(model: Any) -> str | None:
     return None
 
 
-def _why_plain(model: Any, call: dict[str, Any]) -> str | None:
-    for name in ("custom_generate", "assistant_model", "synced_gpus"):
-        if call.get(name):
-            return f"{name} was given"
-    return "the model is in training mode; call model.eval()" if model.training else None
-
-
 def _why_config(config: Any) -> str | None:
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is neither greedy search nor sampling"
     if config.use_cache is False:
         return "use_cache=False asks for decoding without a cache"
-    if config.cache_implementation not in _OWN_CACHES:
+    if config.cache_implementation not in _OUR_CACHE:
         return f"cache_implementation={config.cache_implementation!r} asks for another cache"
-    return next((why for name, why in _PLAIN_OPTIONS.items() if getattr(config, name, None)), None)
+    asked = [name for name in _NEEDS_PLAIN if getattr(config, name, None)]
+    return f"{', '.join(asked)} can only be had from plain decoding" if asked else None
 
 
 def _why_inputs(inputs: dict[str, Any]) -> str | None:

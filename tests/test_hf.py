@@ -1,0 +1,890 @@
+"""`accelerate`: in every mode of `generate`, the output of plain `generate`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    SynthIDTextWatermarkingConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    TextIteratorStreamer,
+    WatermarkingConfig,
+    pipeline,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.errors import LoadError, OptionError, UnknownName
+from draftsmith.hf import Accelerated, NotAcceleratedWarning, accelerate, restore
+from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.loaded import LoadedModel
+
+IDS = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+NAMED = ("none", "copyspec(gamma=2)", "prompt_lookup", "auto")
+
+
+@dataclass(frozen=True, repr=False)
+class Oracle(Drafter):
+    """Knows the answer, and lies in half of its drafts."""
+
+    answer: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "oracle"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Knowing(self.answer)
+
+
+class _Knowing(DrafterState):
+    def __init__(self, answer: tuple[int, ...]) -> None:
+        self.answer = answer
+
+    def draft(self, ctx: Context) -> Draft:
+        done, chance = len(ctx.ids), random.Random(len(ctx.ids))
+        guess = list(self.answer[done : done + min(8, ctx.budget)])
+        if guess and chance.random() < 0.5:
+            wrong = chance.randrange(len(guess))
+            guess[wrong] = (guess[wrong] + 1) % ctx.vocab_size
+        return Draft.chain(guess, "oracle")
+
+
+class Recorder(LogitsProcessor):
+    """Stateful: its output depends on how often it was called; remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.seen.append((input_ids.shape[1], int(input_ids[0, -1])))
+        scores = scores.clone()
+        scores[:, len(self.seen) % 7] += 3
+        return scores
+
+
+class Sevens(StoppingCriteria):
+    """Stops at a multiple of seven, late enough; remembers its calls."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, input_ids: Any, _scores: Any, **_: Any) -> Any:
+        self.seen.append(input_ids.shape[1])
+        done = input_ids.shape[1] >= 60 and int(input_ids[0, -1]) % 7 == 0
+        return torch.full((len(input_ids),), done, dtype=torch.bool)
+
+
+class Collector(BaseStreamer):
+    """Keeps what was put, piece by piece."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+        self.ends = 0
+
+    def put(self, value: Any) -> None:
+        self.seen.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ends += 1
+
+
+def peaked(model: Any) -> Any:
+    """Weights large enough that the best token is clearly the best."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.35)
+    return model.eval()
+
+
+def make_tokenizer() -> Any:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ["the quick brown fox jumps", "def foo(x): return x"] * 20, trainer
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        padding_side="left",
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make_tokenizer()
+
+
+def make_llama(**options: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    return peaked(LlamaForCausalLM(LlamaConfig(**IDS, **sizes, **options)))
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return make_llama()
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    return peaked(GPT2LMHeadModel(GPT2Config(**IDS, n_embd=64, n_layer=2, n_head=4)))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_prompt() -> Any:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 300, (1, 30), generator=generator)
+    return torch.cat([ids, ids[:, :10]], 1)
+
+
+PROMPT = make_prompt()
+"""(1, 40); its end repeats its beginning, so that copying hits."""
+
+
+def stop_text(model: Any, tokenizer: Any) -> str:
+    """A string that occurs inside the plain answer."""
+    answer = plain(model, max_new_tokens=40)[0, PROMPT.shape[1] :]
+    text: str = tokenizer.decode(answer[17:19])
+    assert text
+    return text
+
+
+def plain(model: Any, *args: Any, **options: Any) -> Any:
+    assert "generate" not in vars(model)
+    torch.manual_seed(5)
+    return model.generate(*(args or (PROMPT,)), **options)
+
+
+def ours(model: Any, drafter: Any, *args: Any, budget: Any = 8, **options: Any) -> Any:
+    """(result, handle) of the accelerated call; no notice, and nothing left on the model."""
+    with accelerate(model, drafter, budget=budget) as handle:
+        torch.manual_seed(5)
+        result = model.generate(*(args or (PROMPT,)), **options)
+    assert handle.last_notice is None
+    assert "generate" not in vars(model)
+    return result, handle
+
+
+def sequences(result: Any) -> Any:
+    return result if torch.is_tensor(result) else result.sequences
+
+
+Make = Callable[[Any, Any], dict[str, Any]]
+MODES: dict[str, Make] = {
+    "greedy": lambda *_: {"max_new_tokens": 60},
+    "max_length": lambda *_: {"max_length": 77},
+    "default config": lambda *_: {"generation_config": GenerationConfig(max_new_tokens=33)},
+    "repetition": lambda *_: {
+        "max_new_tokens": 60,
+        "repetition_penalty": 1.05,
+        "no_repeat_ngram_size": 12,
+        "min_new_tokens": 50,
+    },
+    "sampling": lambda *_: {"max_new_tokens": 60, "do_sample": True, "temperature": 0.3},
+    "nucleus": lambda *_: {"max_new_tokens": 60, "do_sample": True, "top_p": 0.9, "top_k": 20},
+    "stateful processor": lambda *_: {
+        "max_new_tokens": 50,
+        "logits_processor": LogitsProcessorList([Recorder()]),
+    },
+    "stateful processor, sampling": lambda *_: {
+        "max_new_tokens": 50,
+        "do_sample": True,
+        "logits_processor": LogitsProcessorList([Recorder()]),
+    },
+    "criterion": lambda *_: {
+        "max_new_tokens": 80,
+        "stopping_criteria": StoppingCriteriaList([Sevens()]),
+    },
+    "stop string": lambda model, tokenizer: {
+        "max_new_tokens": 40,
+        "stop_strings": [stop_text(model, tokenizer)],
+        "tokenizer": tokenizer,
+    },
+    "stop string in config": lambda model, tokenizer: {
+        "generation_config": GenerationConfig(
+            max_new_tokens=40,
+            stop_strings=stop_text(model, tokenizer),
+            pad_token_id=0,
+            eos_token_id=2,
+        ),
+        "tokenizer": tokenizer,
+        "streamer": Collector(),
+    },
+    "stop string as criterion": lambda model, tokenizer: {
+        "max_new_tokens": 40,
+        "stopping_criteria": StoppingCriteriaList(
+            [StopStringCriteria(tokenizer, stop_text(model, tokenizer))]
+        ),
+    },
+    "streamer": lambda *_: {"max_new_tokens": 30, "streamer": Collector()},
+    "scores": lambda *_: {
+        "max_new_tokens": 30,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "repetition_penalty": 1.1,
+    },
+    "scores and logits": lambda *_: {
+        "max_new_tokens": 30,
+        "do_sample": True,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    },
+    "dict only": lambda *_: {"max_new_tokens": 30, "return_dict_in_generate": True},
+    "guidance": lambda *_: {"max_new_tokens": 30, "guidance_scale": 1.5},
+    "guidance with negative prompt": lambda *_: {
+        "max_new_tokens": 30,
+        "guidance_scale": 1.5,
+        "negative_prompt_ids": PROMPT[:, 3:9],
+    },
+    "watermark": lambda *_: {
+        "max_new_tokens": 30,
+        "watermarking_config": WatermarkingConfig(seeding_scheme="selfhash", bias=3.0),
+    },
+    "synthid": lambda *_: {
+        "max_new_tokens": 30,
+        "do_sample": True,
+        "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3),
+    },
+    "max_time": lambda *_: {"max_new_tokens": 30, "max_time": 600.0},
+    "prefix function": lambda *_: {
+        "max_new_tokens": 30,
+        "prefix_allowed_tokens_fn": lambda _batch, ids: list(range(3 + len(ids) % 2, 300, 2)),
+    },
+    "bad words": lambda *_: {"max_new_tokens": 40, "bad_words_ids": [[7], [40, 41], [90]]},
+    "end token in a block": lambda model, _: {
+        "max_new_tokens": 60,
+        "eos_token_id": [2, int(plain(model, max_new_tokens=40)[0, -7])],
+    },
+    "first token ends": lambda model, _: {
+        "max_new_tokens": 60,
+        "eos_token_id": int(plain(model, max_new_tokens=1)[0, -1]),
+    },
+    "one token": lambda *_: {"max_new_tokens": 1},
+    "forced end": lambda *_: {"max_new_tokens": 20, "forced_eos_token_id": 2},
+    "prefill in chunks": lambda *_: {"max_new_tokens": 20, "prefill_chunk_size": 16},
+}
+
+
+def same(first: Any, second: Any) -> None:
+    """Equal sequences; scores and logits equal up to what a wider pass may round differently."""
+    assert sequences(first).tolist() == sequences(second).tolist()
+    if torch.is_tensor(first):
+        assert torch.is_tensor(second)
+        return
+    assert type(first) is type(second)
+    for name in ("scores", "logits"):
+        ours, theirs = getattr(first, name), getattr(second, name)
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(torch.cat(ours), torch.cat(theirs), atol=1e-4, rtol=1e-4)
+
+
+def observed(options: dict[str, Any]) -> list[Any]:
+    """What the objects passed to `generate` saw."""
+    watchers = [
+        *options.get("logits_processor", ()),
+        *options.get("stopping_criteria", ()),
+        options.get("streamer"),
+    ]
+    return [(getattr(w, "seen", None), getattr(w, "ends", None)) for w in watchers]
+
+
+@pytest.mark.parametrize("drafter", [*NAMED, "oracle"])
+@pytest.mark.parametrize("mode", MODES)
+def test_mode_equals_plain_generate(mode: str, drafter: str, llama: Any, tokenizer: Any) -> None:
+    theirs, mine = MODES[mode](llama, tokenizer), MODES[mode](llama, tokenizer)
+    expected = plain(llama, **theirs)
+    answer = tuple(sequences(expected)[0].tolist())
+    chosen: Any = Oracle(answer) if drafter == "oracle" else drafter
+    result, handle = ours(llama, chosen, **mine)
+    same(result, expected)
+    assert observed(mine) == observed(theirs)
+    stats = handle.stats
+    assert stats.tokens == sequences(result).shape[1] - PROMPT.shape[1]
+    if drafter == "oracle" and stats.tokens > 20:
+        assert 0 < stats.accepted < stats.drafted
+        assert stats.passes < stats.tokens
+
+
+@pytest.mark.parametrize("mode", ["greedy", "repetition", "sampling", "streamer", "scores"])
+def test_another_architecture(mode: str, gpt2: Any, tokenizer: Any) -> None:
+    theirs, mine = MODES[mode](gpt2, tokenizer), MODES[mode](gpt2, tokenizer)
+    expected = plain(gpt2, **theirs)
+    result, handle = ours(gpt2, Oracle(tuple(sequences(expected)[0].tolist())), **mine)
+    same(result, expected)
+    assert handle.stats.accepted > 0
+
+
+@pytest.mark.parametrize("drafter", ["auto", "copyspec(gamma=1, block=4)"])
+def test_automatic_budget(drafter: str, llama: Any) -> None:
+    result, handle = ours(llama, drafter, budget="auto", max_new_tokens=80)
+    same(result, plain(llama, max_new_tokens=80))
+    assert handle.stats.first_token_seconds > 0
+
+
+def test_stop_string_in_the_models_config(tokenizer: Any) -> None:
+    model = make_llama()
+    text = stop_text(model, tokenizer)
+    model.generation_config.stop_strings = [text]
+    before = copy.deepcopy(model.generation_config.to_dict())
+    expected = plain(model, max_new_tokens=40, tokenizer=tokenizer)
+    assert expected.shape[1] < 80
+    result, _ = ours(model, "auto", max_new_tokens=40, tokenizer=tokenizer)
+    same(result, expected)
+    given = GenerationConfig(max_new_tokens=40, pad_token_id=0)
+    same(ours(model, "auto", generation_config=given, tokenizer=tokenizer)[0], expected)
+    with accelerate(model), pytest.raises(ValueError, match="could not locate a tokenizer"):
+        model.generate(PROMPT, max_new_tokens=40)
+    assert model.generation_config.to_dict() == before
+
+
+def test_own_length_criterion_outlasts_the_config(llama: Any) -> None:
+    options = {
+        "max_new_tokens": 5,
+        "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(70)]),
+    }
+    expected = plain(llama, **options)
+    assert expected.shape[1] == 70
+    same(ours(llama, "auto", **options)[0], expected)
+
+
+def test_nothing_of_the_users_is_changed(llama: Any, tokenizer: Any) -> None:
+    config = GenerationConfig(max_new_tokens=20, stop_strings=["zz"], pad_token_id=0)
+    criteria = StoppingCriteriaList([Sevens()])
+    given, own = config.to_dict(), llama.generation_config.to_dict()
+    attention = llama.config._attn_implementation
+    options = {"generation_config": config, "stopping_criteria": criteria, "tokenizer": tokenizer}
+    same(ours(llama, "auto", **options)[0], plain(llama, **options))
+    assert config.to_dict() == given
+    assert llama.generation_config.to_dict() == own
+    assert llama.config._attn_implementation == attention
+    assert [type(c) for c in criteria] == [Sevens]
+
+
+# Batches
+
+
+def batch() -> dict[str, Any]:
+    """Three prompts of different lengths, padded on the left."""
+    lengths = (40, 23, 31)
+    ids = torch.zeros((3, 40), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, 40 - length :] = PROMPT[0, row : row + 40].roll(row)[-length:]
+        mask[row, 40 - length :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+BATCHES: dict[str, Make] = {
+    "greedy": lambda *_: {"max_new_tokens": 40},
+    "penalties": lambda *_: {
+        "max_new_tokens": 40,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 9,
+        "min_new_tokens": 30,
+    },
+    "uneven ends": lambda model, _: {
+        "max_new_tokens": 40,
+        "eos_token_id": [2, *model.generate(**batch(), max_new_tokens=20)[:2, -1].tolist()],
+    },
+    "stop string": lambda model, tokenizer: {
+        "max_new_tokens": 40,
+        "stop_strings": [stop_text(model, tokenizer)],
+        "tokenizer": tokenizer,
+    },
+    "no end": lambda *_: {"max_new_tokens": 20, "eos_token_id": None},
+    "dict": lambda *_: {"max_new_tokens": 20, "return_dict_in_generate": True},
+}
+
+
+@pytest.mark.parametrize("drafter", [*NAMED, "oracle"])
+@pytest.mark.parametrize("mode", BATCHES)
+def test_batch_equals_plain_generate(mode: str, drafter: str, llama: Any, tokenizer: Any) -> None:
+    options = batch() | BATCHES[mode](llama, tokenizer)
+    torch.manual_seed(5)
+    expected = llama.generate(**options)
+    # The oracle knows row 0, whose prompt has no padding.
+    chosen: Any = Oracle(tuple(sequences(expected)[0].tolist())) if drafter == "oracle" else drafter
+    with accelerate(llama, chosen, budget=8) as handle:
+        result = llama.generate(**options)
+    assert handle.last_notice is None
+    same(result, expected)
+    assert handle.stats is not None
+    assert drafter != "oracle" or handle.stats.accepted > 0
+
+
+def test_left_padded_single_prompt(llama: Any) -> None:
+    """Processors see the padding, as in plain `generate`."""
+    ids = torch.cat([torch.zeros((1, 5), dtype=torch.long), PROMPT], 1)
+    recorders = [Recorder(), Recorder()]
+    results = []
+    for recorder, drafter in zip(recorders, (None, "auto"), strict=True):
+        options: dict[str, Any] = {
+            "logits_processor": [recorder],
+            "attention_mask": (ids > 0).long(),
+        }
+        options |= {"max_length": 70}
+        results.append(
+            plain(llama, ids, **options)
+            if drafter is None
+            else ours(llama, drafter, ids, **options)[0]
+        )
+    same(*results)
+    assert recorders[0].seen == recorders[1].seen
+
+
+def test_sampled_batch_follows_the_law(llama: Any) -> None:
+    """No same-seed equality (rows are drawn one by one), but the same distribution."""
+    prompt, rows = PROMPT[:, :6], 600
+    options = {"do_sample": True, "temperature": 2.0, "top_k": 4, "max_new_tokens": 2}
+    first = plain(llama, prompt, num_return_sequences=rows, **options)[:, 6:]
+    with accelerate(llama, "copyspec(gamma=1)", budget=4) as handle:
+        second = llama.generate(prompt, num_return_sequences=rows, **options)[:, 6:]
+    assert handle.last_notice is None
+    assert second.shape == first.shape
+    keys = [tuple(pair) for pair in torch.cat([first, second]).tolist()]
+    for key in set(keys):
+        share = [
+            float((half == torch.tensor(key)).all(1).float().mean()) for half in (first, second)
+        ]
+        assert abs(share[0] - share[1]) < 0.11
+
+
+# What is not accelerated
+
+
+def embeddings(model: Any) -> Any:
+    return model.get_input_embeddings()(PROMPT).detach()
+
+
+def gaps() -> Any:
+    mask = torch.ones_like(PROMPT)
+    mask[0, 7:9] = 0
+    return mask
+
+
+def batched(**options: Any) -> Make:
+    return lambda *_: {"inputs": PROMPT.repeat(2, 1), "max_new_tokens": 12} | options
+
+
+REFUSED: dict[str, tuple[str, Make]] = {
+    "beams": ("beam search", lambda *_: {"num_beams": 3}),
+    "sampled beams": ("beam sample", lambda *_: {"num_beams": 2, "do_sample": True}),
+    "prompt lookup": ("assisted generation", lambda *_: {"prompt_lookup_num_tokens": 3}),
+    "assistant": ("assistant_model was given", lambda *_: {"assistant_model": make_llama()}),
+    "own loop": (
+        "custom_generate was given",
+        lambda *_: {"custom_generate": lambda _model, input_ids, **_: input_ids[:, :3]},
+    ),
+    "own cache": ("past_key_values was given", lambda *_: {"past_key_values": DynamicCache()}),
+    "embeddings": (
+        "inputs_embeds was given",
+        lambda model, _: {"inputs": None, "inputs_embeds": embeddings(model)},
+    ),
+    "positions": ("position_ids was given", lambda *_: {"position_ids": torch.arange(40)[None]}),
+    "static cache": (
+        "cache_implementation='static'",
+        lambda *_: {"cache_implementation": "static"},
+    ),
+    "no cache": ("use_cache=False", lambda *_: {"use_cache": False}),
+    "attentions": (
+        "output_attentions",
+        lambda *_: {"output_attentions": True, "return_dict_in_generate": True},
+    ),
+    "hidden states": (
+        "output_hidden_states",
+        lambda *_: {"output_hidden_states": True, "return_dict_in_generate": True},
+    ),
+    "mask with gaps": ("attention mask", lambda *_: {"attention_mask": gaps()}),
+    "mask with gaps, streamed": (
+        "attention mask",
+        lambda *_: {"attention_mask": gaps(), "streamer": Collector()},
+    ),
+    "batch, own processor": (
+        "Recorder may keep a state",
+        lambda *_: batched(logits_processor=LogitsProcessorList([Recorder()]))(None, None),
+    ),
+    "batch, guidance": ("UnbatchedClassifierFreeGuidance", batched(guidance_scale=1.5)),
+    "batch, streamer": ("a streamer", batched(streamer=Collector())),
+    "batch, scores": ("scores", batched(return_dict_in_generate=True, output_scores=True)),
+    "batch, no end id": ("without an end-of-sequence", batched(eos_token_id=None, max_time=99.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.output_attentions=True. is not supported")
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_call_runs_plainly_and_warns_once(case: str, llama: Any, tokenizer: Any) -> None:
+    reason, make = REFUSED[case]
+
+    def options() -> dict[str, Any]:
+        return {"inputs": PROMPT, "max_new_tokens": 12} | make(llama, tokenizer)
+
+    theirs, mine = options(), options()
+    torch.manual_seed(5)
+    expected = llama.generate(**theirs)
+    with accelerate(llama) as handle:
+        torch.manual_seed(5)
+        with pytest.warns(NotAcceleratedWarning, match="not accelerated") as told:
+            result = llama.generate(**mine)
+        assert [reason in str(w.message) for w in told if w.category is NotAcceleratedWarning] == [
+            True
+        ]
+        assert reason in str(handle.last_notice)
+        assert handle.stats is None
+        llama.generate(**options())  # a second warning would be an error
+        assert reason in str(handle.last_notice)
+        llama.generate(PROMPT, max_new_tokens=5)
+        assert handle.last_notice is None
+    same(result, expected)
+    assert observed(mine) == observed(theirs)
+
+
+@pytest.mark.parametrize("name", ["penalty_alpha", "dola_layers", "num_beam_groups"])
+def test_modes_kept_in_hub_repositories_still_ask_for_them(name: str, llama: Any) -> None:
+    """No network here: what matters is that the error is the original's."""
+    value = {"penalty_alpha": 0.6, "dola_layers": "low", "num_beam_groups": 2}[name]
+    options: dict[str, Any] = {"max_new_tokens": 5, name: value}
+    if name == "num_beam_groups":
+        options |= {"num_beams": 2, "diversity_penalty": 1.0}
+    if name == "penalty_alpha":
+        options |= {"top_k": 4}
+    with pytest.raises(Exception, match=r".") as theirs:
+        llama.generate(PROMPT, **options)
+    with (
+        accelerate(llama),
+        pytest.warns(NotAcceleratedWarning),
+        pytest.raises(type(theirs.value)) as mine,
+    ):
+        llama.generate(PROMPT, **options)
+    assert str(mine.value) == str(theirs.value)
+
+
+def test_encoder_decoder_generates_as_before() -> None:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)
+    model = T5ForConditionalGeneration(config).eval()
+    ids = torch.arange(5, 15)[None]
+    expected = model.generate(ids, max_new_tokens=8)
+    with pytest.warns(NotAcceleratedWarning, match="encoder-decoder"):
+        handle = accelerate(model)
+    same(model.generate(ids, max_new_tokens=8), expected)
+    assert "encoder-decoder" in str(handle.last_notice)
+    restore(model)
+
+
+def test_model_without_rewind_generates_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_llama()
+    plainly = Capabilities("plain", "sdpa", "none", False, ("its state cannot be rewound",))
+    monkeypatch.setattr("draftsmith.hf.load", lambda live: LoadedModel(live, None, plainly, "tiny"))
+    expected = plain(model, max_new_tokens=8)
+    with pytest.warns(NotAcceleratedWarning, match="cannot be rewound"):
+        accelerate(model)
+    torch.manual_seed(5)
+    same(model.generate(PROMPT, max_new_tokens=8), expected)
+
+
+def test_foreign_generate_is_left_alone() -> None:
+    model = make_llama()
+    model.generate = foreign = lambda *_args, **_kwargs: "theirs"
+    with pytest.warns(NotAcceleratedWarning, match="replaced"), accelerate(model):
+        assert model.generate(PROMPT) == "theirs"
+    assert model.generate is foreign
+
+
+def test_training_mode(llama: Any) -> None:
+    with accelerate(llama):
+        llama.train()
+        try:
+            with pytest.warns(NotAcceleratedWarning, match="training mode"):
+                llama.generate(PROMPT, max_new_tokens=3)
+            with pytest.raises(OptionError, match="eval"):
+                accelerate(llama)
+        finally:
+            llama.eval()
+
+
+def test_half_written_config() -> None:
+    model = make_llama()
+    model.generation_config = None
+    with pytest.raises(AttributeError) as theirs:
+        model.generate(PROMPT)
+    with (
+        accelerate(model),
+        pytest.warns(NotAcceleratedWarning, match="cannot be read"),
+        pytest.raises(AttributeError) as mine,
+    ):
+        model.generate(PROMPT)
+    assert str(mine.value) == str(theirs.value)
+
+
+def test_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_model: Any) -> Any:
+        raise RuntimeError("no such layer")
+
+    model = make_llama()
+    expected = plain(model, max_new_tokens=5)
+    monkeypatch.setattr("draftsmith.hf.load", fail)
+    with pytest.warns(NotAcceleratedWarning, match="no such layer"):
+        accelerate(model)
+    same(model.generate(PROMPT, max_new_tokens=5), expected)
+
+
+# The handle
+
+
+def test_accelerate_draws_nothing(llama: Any) -> None:
+    before = torch.get_rng_state()
+    accelerate(llama).restore()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_unknown_names(llama: Any) -> None:
+    with pytest.raises(UnknownName, match="copyspec"):
+        accelerate(llama, "copyspc")
+    with pytest.raises(UnknownName, match="gamma"):
+        accelerate(llama, "copyspec(gama=3)")
+    for budget in ("fast", -1, True):
+        with pytest.raises(OptionError, match="budget"):
+            accelerate(llama, budget=budget)
+    with pytest.raises(LoadError):
+        accelerate(torch.nn.Linear(2, 2))
+    assert "generate" not in vars(llama)
+
+
+def test_wrong_argument_is_the_originals_error(llama: Any) -> None:
+    with (
+        accelerate(llama),
+        pytest.warns(NotAcceleratedWarning, match="temprature"),
+        pytest.raises(ValueError, match="temprature"),
+    ):
+        llama.generate(PROMPT, max_new_tokens=3, temprature=2)
+
+
+def test_twice_replaces_and_restore_is_idempotent(llama: Any) -> None:
+    first = accelerate(llama, "none")
+    second = accelerate(llama, "auto")
+    assert second.previous is None
+    first.restore()  # no longer in force: changes nothing
+    assert vars(llama)["generate"] is second
+    restore(llama)
+    restore(llama)
+    assert "generate" not in vars(llama)
+
+
+def test_looks_like_generate(llama: Any) -> None:
+    expected = inspect.signature(llama.generate)
+    with accelerate(llama):
+        assert inspect.signature(llama.generate) == expected
+        assert llama.generate.__doc__ == type(llama).generate.__doc__
+
+
+def test_positional_arguments(llama: Any) -> None:
+    arguments = (PROMPT, GenerationConfig(max_new_tokens=9), LogitsProcessorList([Recorder()]))
+    expected = plain(llama, *copy.deepcopy(arguments))
+    same(ours(llama, "auto", *copy.deepcopy(arguments))[0], expected)
+
+
+def test_a_copy_of_the_model_runs_the_copy() -> None:
+    model = make_llama()
+    with accelerate(model):
+        double = copy.deepcopy(model)
+        assert double.generate.model is double
+        with torch.no_grad():
+            double.lm_head.weight.copy_(double.lm_head.weight.roll(1, 0))
+        changed = double.generate(PROMPT, max_new_tokens=10)
+        own = model.generate(PROMPT, max_new_tokens=10)
+    restore(double)
+    same(changed, double.generate(PROMPT, max_new_tokens=10))
+    same(own, model.generate(PROMPT, max_new_tokens=10))
+    assert changed.tolist() != own.tolist()
+
+
+def test_accelerated_model_can_be_pickled(tmp_path: Path) -> None:
+    model = make_llama()
+    expected = plain(model, max_new_tokens=6)
+    with accelerate(model):
+        torch.save(model, tmp_path / "whole.pt")
+    read = torch.load(tmp_path / "whole.pt", weights_only=False)
+    assert isinstance(vars(read)["generate"], Accelerated)
+    assert read.generate.model is read
+    same(read.generate(PROMPT, max_new_tokens=6), expected)
+
+
+# Interruptions and neighbours
+
+
+class Interrupting(StoppingCriteria):
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error, self.calls = error, 0
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.calls += 1
+        if self.calls == 11:
+            raise self.error("enough")
+        return torch.zeros(1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interrupted_model_stays_usable(error: type[BaseException], llama: Any) -> None:
+    expected = plain(llama, max_new_tokens=40)
+    with accelerate(llama, Oracle(tuple(expected[0].tolist())), budget=8) as handle:
+        with pytest.raises(error, match="enough"):
+            llama.generate(PROMPT, max_new_tokens=40, stopping_criteria=[Interrupting(error)])
+        same(llama.generate(PROMPT, max_new_tokens=40), expected)
+        assert handle.stats is not None
+        assert handle.stats.accepted > 0
+    same(plain(llama, max_new_tokens=40), expected)
+
+
+def test_generate_inside_a_processor(llama: Any) -> None:
+    class Nested(LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            inner = llama.generate(input_ids[:, -5:], max_new_tokens=3)
+            scores[:, inner[0, -1]] += 4
+            return scores
+
+    options = {"logits_processor": [Nested()], "max_new_tokens": 15}
+    expected = plain(llama, **options)
+    same(ours(llama, Oracle(tuple(expected[0].tolist())), **options)[0], expected)
+
+
+def test_threads_share_a_model(llama: Any) -> None:
+    prompts = [PROMPT.roll(shift, 1) for shift in range(4)]
+    expected = [plain(llama, prompt, max_new_tokens=30) for prompt in prompts]
+    results: dict[int, Any] = {}
+
+    def work(index: int) -> None:
+        results[index] = llama.generate(prompts[index], max_new_tokens=30)
+
+    with accelerate(llama, "copyspec(gamma=1)", budget=4):
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for index, wanted in enumerate(expected):
+        same(results[index], wanted)
+    assert llama.config._attn_implementation == "sdpa"
+
+
+# Around generate
+
+
+def test_pipeline(llama: Any, tokenizer: Any) -> None:
+    def texts() -> Any:
+        pipe = pipeline("text-generation", model=llama, tokenizer=tokenizer, device="cpu")
+        one = pipe("the quick brown fox jumps. the quick", max_new_tokens=20, do_sample=False)
+        two = pipe(
+            ["def foo(x): return x", "the quick"],
+            max_new_tokens=10,
+            do_sample=False,
+            batch_size=2,
+        )
+        return one, two
+
+    expected = texts()
+    with accelerate(llama, "copyspec(gamma=1)", budget=4) as handle:
+        assert texts() == expected
+        assert handle.last_notice is None
+        assert handle.stats is not None
+
+
+def test_iterator_streamer(llama: Any, tokenizer: Any) -> None:
+    def pieces() -> list[str]:
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+        options = {"max_new_tokens": 25, "streamer": streamer}
+        thread = threading.Thread(target=llama.generate, args=(PROMPT,), kwargs=options)
+        thread.start()
+        got = list(streamer)
+        thread.join()
+        return got
+
+    expected = pieces()
+    with accelerate(llama, "copyspec(gamma=1)", budget=4) as handle:
+        assert pieces() == expected
+        assert handle.last_notice is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+def test_peft_model() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        make_llama(), peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.2)
+    expected = model.generate(input_ids=PROMPT, max_new_tokens=30)
+    with accelerate(model, Oracle(tuple(expected[0].tolist())), budget=8) as handle:
+        same(model.generate(input_ids=PROMPT, max_new_tokens=30), expected)
+        assert handle.last_notice is None
+        assert handle.stats is not None
+        assert handle.stats.accepted > 0
+    assert "generate" not in vars(model.get_base_model())
+
+
+def test_double_precision(llama: Any) -> None:
+    """`generate` rounds logits to single precision before anything else; so do we."""
+    model = copy.deepcopy(llama).double()
+    for options in ({"do_sample": True}, {"repetition_penalty": 1.1}):
+        expected = plain(model, max_new_tokens=30, **options)
+        result, _ = ours(model, Oracle(tuple(expected[0].tolist())), max_new_tokens=30, **options)
+        same(result, expected)
+
+
+def test_bfloat16_runs(llama: Any) -> None:
+    """No equality is promised in half precision; that it runs, is."""
+    model = copy.deepcopy(llama).bfloat16()
+    result, _ = ours(model, "copyspec(gamma=1)", max_new_tokens=20)
+    assert result.shape == (1, 60)
