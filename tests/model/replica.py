@@ -30,9 +30,9 @@ def loaded(name: str, attention: str | None = None) -> LoadedModel:
 
 
 def fresh(model: Any, ids: Sequence[int]) -> Tensor:
-    """(V,) logits after `ids`, computed at once and without a cache."""
+    """(V,) logits after `ids`, computed at once, without any cache of ours."""
     with torch.inference_mode():
-        out: Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0, -1]
+        out: Tensor = model(torch.tensor([list(ids)])).logits[0, -1]
     return out
 
 

@@ -6,7 +6,7 @@ import torch
 
 from architectures import build
 from draftsmith.core.draft import Draft
-from draftsmith.model.masks import MaskBuilder, Span, Window, ancestors, layer_windows, visible
+from draftsmith.model.masks import MaskBuilder, Span, Window, layer_windows, visible
 
 TREE = Draft((5, 6, 7), (-1, 0, -1), ("test",) * 3)
 FULL = {"full_attention": None}
@@ -76,7 +76,14 @@ def test_eager_adds_its_mask() -> None:
 
 def test_ancestors_equal_the_drafts_own() -> None:
     draft = Draft((1, 2, 3, 4, 5), (-1, 0, 0, 2, 1), ("test",) * 5)
-    assert torch.equal(ancestors(draft), draft.ancestor_mask())
+    assert torch.equal(visible([Span(0, 1, draft)])[0, 0, 1:, 1:], draft.ancestor_mask())
+
+
+def test_a_chain_longer_than_its_window() -> None:
+    window = Window(3, chunked=False)
+    queries, keys = torch.arange(4, 11), torch.arange(11)
+    want = (keys <= queries[:, None]) & (queries[:, None] - keys < 3)
+    assert torch.equal(visible([Span(4, 7)], window)[0, 0], want)
 
 
 def test_layer_types_of_real_configs() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftsmith.errors import UnsupportedError
 from draftsmith.model.attention import AttentionScope
 
 
@@ -39,7 +40,7 @@ class Forward:
         last: int,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions."""
-        both = torch.tensor([tokens, positions]).to(self.device)
+        both = torch.tensor([tokens, positions], device=self.device)
         options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
         if cache is not None and cache is not False:
             options[self._cache] = cache
@@ -56,3 +57,20 @@ class Forward:
             return self._model(**options)
         with self._scope.use(self._attention):
             return self._model(**options)
+
+    def prepared_cache(self, tokens: Sequence[int]) -> Any:
+        """The empty cache that the model's generate() would begin these tokens with.
+
+        Raises UnsupportedError if it would begin with none.
+        """
+        ids = torch.tensor([list(tokens)], device=self.device)
+        inputs = self._model.prepare_inputs_for_generation(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            cache_position=torch.arange(ids.shape[1], device=self.device),
+            use_cache=True,
+        )
+        cache = inputs.get(self._cache)
+        if cache is None:
+            raise UnsupportedError("it neither returns a cache nor prepares one")
+        return cache

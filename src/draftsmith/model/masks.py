@@ -6,14 +6,14 @@ positions, then the positions of the pass: `p` pending tokens (a chain), then th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.draft import EMPTY, Draft
 
 EVERYTHING = torch.ones((1, 1, 1, 1), dtype=torch.bool)
 """The mask of a single query that sees all keys; broadcasts, and costs nothing to build."""
@@ -26,11 +26,11 @@ class Window:
     size: int
     chunked: bool
 
-    def allows(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether positions `query` may see positions `key` (broadcast)."""
+    def first(self, position: int) -> int:
+        """The lowest position that the query at `position` may see."""
         if self.chunked:
-            return query // self.size == key // self.size
-        return query - key < self.size
+            return position - position % self.size
+        return max(0, position - self.size + 1)
 
 
 @dataclass(slots=True)
@@ -80,6 +80,7 @@ class MaskBuilder:
     """Builds the masks of a pass in the form one model wants them.
 
     `additive` is a float dtype for masks that are added to the scores (eager), None for bool masks.
+    `broadcasts`: the attention takes a (1, 1, 1, 1) mask (ours does; some models check shapes).
     """
 
     def __init__(
@@ -98,17 +99,16 @@ class MaskBuilder:
         """(B, 1, Q, S) for models with one layer type, one such mask per type for the others."""
         end = 1 + max(max(s.positions) for s in spans)
         single = len(spans) == 1 and spans[0].width == 1
-        base: Tensor | None = None
         masks: dict[str, Tensor] = {}
+        whole: Tensor | None = None
         for kind, window in self._windows.items():
-            limited = window is not None and end > window.size
-            if single and not limited and self._everything is not None:
+            if window is not None and end > window.size:
+                masks[kind] = self._finish(visible(spans, window))
+            elif single and self._everything is not None:
                 masks[kind] = self._everything
-                continue
-            if base is None:
-                base = visible(spans)
-            mask = base & _inside(window, spans) if limited and window is not None else base
-            masks[kind] = self._finish(mask)
+            else:
+                whole = self._finish(visible(spans)) if whole is None else whole
+                masks[kind] = whole
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _finish(self, mask: Tensor) -> Tensor:
@@ -118,53 +118,45 @@ class MaskBuilder:
         return mask.to(self._device, non_blocking=True)
 
 
-def visible(spans: Sequence[Span]) -> Tensor:
-    """(B, 1, Q, S) bool: the prefix and the ancestors; padding sees itself alone, so is no NaN."""
+def visible(spans: Sequence[Span], window: Window | None = None) -> Tensor:
+    """(B, 1, Q, S) bool: prefix and ancestors inside the window; padding sees itself, so no NaN.
+
+    Written as bytes, one line per query: a torch call per node would cost more than the pass of a
+    small model.
+    """
     width = max(s.width for s in spans)
     slots = max(s.cached for s in spans) + width
-    if len(spans) == 1 and spans[0].draft.is_chain:
+    if len(spans) == 1 and window is None and spans[0].draft.is_chain:
         return torch.ones((1, 1, width, slots), dtype=torch.bool).tril_(slots - width)
-    mask = torch.zeros((len(spans), 1, width, slots), dtype=torch.bool)
-    for row, span in enumerate(spans):
-        block = mask[row, 0, :, span.cached : span.cached + width]
-        block.fill_diagonal_(True)
-        mask[row, 0, : span.width, : span.cached] = True
-        if span.draft.is_chain:
-            block[: span.width, : span.width] = True
-            block[: span.width, : span.width].tril_()
-        else:
-            nodes = slice(span.pending, span.width)
-            block[: span.pending, : span.pending] = True
-            block[: span.pending, : span.pending].tril_()
-            block[nodes, : span.pending] = True
-            block[nodes, nodes] = ancestors(span.draft)
-    return mask
-
-
-def ancestors(draft: Draft) -> Tensor:
-    """(n+m, n+m) bool, `Draft.ancestor_mask` without a torch call per node."""
-    n = len(draft)
-    seen = bytearray(n * n)
-    for node, parent in enumerate(draft.parents):
-        if parent != ROOT:
-            seen[node * n : (node + 1) * n] = seen[parent * n : (parent + 1) * n]
-        seen[node * n + node] = 1
-    return torch.frombuffer(seen, dtype=torch.bool).view(n, n)
-
-
-def _inside(window: Window, spans: Sequence[Span]) -> Tensor:
-    """(B, 1, Q, S) bool: the pairs of a pass that `window` allows, measured in positions."""
-    width = max(s.width for s in spans)
-    slots = max(s.cached for s in spans) + width
-    rows = []
+    lines: list[bytes] = []
     for span in spans:
-        keys = torch.arange(slots)
-        # Padding gets the position of its slot: it must stay visible to itself.
-        keys[span.cached : span.cached + span.width] = torch.tensor(span.positions)
-        queries = keys[span.cached : span.cached + width]
-        rows.append(window.allows(queries[:, None], keys[None, :]))
-    return torch.stack(rows)[:, None]
+        lines += _lines(span, width, bytes(slots - span.cached - width), window)
+    flat = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.bool)
+    return flat.view(len(spans), 1, width, slots)
 
 
-MaskFunction = Callable[[Sequence[Span]], "Tensor | dict[str, Tensor] | None"]
-"""Spans of a pass → what to hand the model as `attention_mask`."""
+def _lines(span: Span, width: int, rest: bytes, window: Window | None) -> list[bytes]:
+    """What each of `width` queries of a row sees, one byte per slot."""
+    prefix = b"\1" * span.cached
+    lines = []
+    for seen, position in zip(_ancestors(span, width), span.positions, strict=True):
+        if window is not None:
+            first = window.first(position)
+            out = min(first, span.cached)
+            prefix = bytes(out) + b"\1" * (span.cached - out)
+            if first > span.cached:
+                inside = (p >= first for p in span.positions)
+                seen = bytes(a & b for a, b in zip(seen, inside, strict=False)).ljust(width, b"\0")
+        lines.append(prefix + seen + rest)
+    for own in range(span.width, width):
+        lines.append(bytes(span.cached + own) + b"\1" + bytes(width - own - 1) + rest)
+    return lines
+
+
+def _ancestors(span: Span, width: int) -> list[bytes]:
+    """For each position of a span, itself and its ancestors among `width` positions, as bytes."""
+    seen = [(b"\1" * (i + 1)).ljust(width, b"\0") for i in range(span.pending)]
+    for own, parent in enumerate(span.draft.parents, start=span.pending):
+        above = seen[span.pending + parent]  # ROOT is -1: the last pending token
+        seen.append(above[:own] + b"\1" + above[own + 1 :])
+    return seen

@@ -238,8 +238,15 @@ def _reference(loaded: LoadedModel) -> _Reference:
 
 
 def _whole(forward: Forward, ids: list[int]) -> Tensor:
-    """(T, V) logits of a sequence computed at once, without a cache."""
-    logits: Tensor = forward([ids], [list(range(len(ids)))], None, False, 0).logits
+    """(T, V) logits of a sequence computed at once, into a cache of the model's own.
+
+    With a cache, although it is thrown away: some models share keys between layers only then.
+    """
+    positions = [list(range(len(ids)))]
+    try:
+        logits: Tensor = forward([ids], positions, None, None, 0).logits
+    except (ValueError, TypeError, AttributeError, NotImplementedError):
+        logits = forward([ids], positions, None, False, 0).logits
     return logits[0]
 
 

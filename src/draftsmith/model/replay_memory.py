@@ -35,17 +35,19 @@ def recurrent_cache(config: Any) -> Any | None:
 
 
 class ReplayMemory:
-    """One cache per sequence, made by `transformers` from `config` or else by the model itself."""
+    """One cache per sequence: of `config`'s kind if it is to be undone, else the model's own."""
 
-    def __init__(self, forward: Forward, config: Any) -> None:
+    def __init__(self, forward: Forward, config: Any, undoes: bool) -> None:
         self._forward = forward
         self._config = config
+        self._undoes = undoes
+        self._prepared = False
         self._open: dict[int, tuple[Snapshot | None, int]] = {}
         """Passes not committed yet: the state before them, and how many nodes they had."""
 
     def open(self, row: SequenceRow) -> None:
-        """The cache comes with the first pass."""
-        row.state = recurrent_cache(self._config)
+        """Make an empty cache, unless the model makes its own with the first pass."""
+        row.state = self._empty()
 
     def close(self, row: SequenceRow) -> None:
         """Drop the cache."""
@@ -80,7 +82,7 @@ class ReplayMemory:
         self._undo(row)
         if length == row.cached:
             return length
-        row.state = recurrent_cache(self._config)
+        row.state = self._empty()
         return 0
 
     def _undo(self, row: SequenceRow) -> None:
@@ -90,20 +92,28 @@ class ReplayMemory:
             restore(row.state, saved)
         elif nodes == 0:
             # A plain step is expected to be kept, so no copy was made: compute the past again.
-            row.state = recurrent_cache(self._config)
+            row.state = self._empty()
             if row.ids:
                 self._pass(row, row.ids, 1, start=0)
 
     def _pass(self, row: SequenceRow, tokens: Sequence[int], last: int, start: int = -1) -> Tensor:
         start = row.cached if start < 0 else start
-        positions = list(range(start, start + len(tokens)))
-        output = self._forward([tokens], [positions], None, row.state, last)
+        positions = [list(range(start, start + len(tokens)))]
+        if row.state is None and self._prepared:
+            row.state = self._forward.prepared_cache(tokens)
+        output = self._forward([tokens], positions, None, row.state, last)
         if row.state is None:
-            row.state = getattr(output, "past_key_values", None)
-            if row.state is None:
-                row.state = output.cache_params
+            row.state = output.get("past_key_values", output.get("cache_params"))
+        if row.state is None:
+            # Some models of transformers 4 fill a cache but leave making it to generate().
+            self._prepared = True
+            row.state = self._forward.prepared_cache(tokens)
+            output = self._forward([tokens], positions, None, row.state, last)
         logits: Tensor = output.logits
         return logits[0]
+
+    def _empty(self) -> Any | None:
+        return recurrent_cache(self._config) if self._undoes else None
 
 
 class NoMemory:

@@ -45,14 +45,14 @@ class Runner:
         if abilities.cache == "none":
             return NoMemory(forward)
         if abilities.cache == "replay":
-            return ReplayMemory(forward, loaded.config)
+            return ReplayMemory(forward, loaded.config, undoes=abilities.shape == "chain")
         masks = None
         if abilities.shape == "tree":
             masks = MaskBuilder(
                 layer_windows(loaded.config),
                 loaded.device,
                 additive=loaded.dtype if abilities.attention == "eager" else None,
-                broadcasts=abilities.attention != "sdpa",
+                broadcasts=abilities.attention == "draftsmith",
             )
         return KVMemory(forward, masks, abilities.batch, self._boundary, self._context)
 
