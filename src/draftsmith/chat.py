@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.core.drafter import Drafter, DrafterState, sync
@@ -75,7 +75,7 @@ class Chat:
         self._made_by = drafter, prediction
         job.session.row, job.session.state = self._row, self._state
 
-    def _turn(self, job: Job) -> Iterator[list[Piece]]:
+    def _turn(self, job: Job) -> Generator[list[Piece]]:
         # A failure inside a pass leaves the cache half-written: start over with the next turn.
         healthy = False
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -85,7 +85,7 @@ def run(
     *,
     max_batch: int = 1,
     keep: bool = False,
-) -> Iterator[list[Piece]]:
+) -> Generator[list[Piece]]:
     """Drive jobs to their end, up to `max_batch` at a time; yields what every step released.
 
     A job joins as soon as another one leaves. When the generator ends or is closed, the rows are
@@ -143,7 +143,7 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
 class Stream:
     """The pieces of one answer; `result` holds everything generated so far, at any time."""
 
-    def __init__(self, job: Job, steps: Iterator[list[Piece]]) -> None:
+    def __init__(self, job: Job, steps: Generator[list[Piece]]) -> None:
         self._job = job
         self._steps = steps
         self._pieces = self._iterate()
@@ -154,7 +154,7 @@ class Stream:
     def __next__(self) -> Piece:
         return next(self._pieces)
 
-    def _iterate(self) -> Iterator[Piece]:
+    def _iterate(self) -> Generator[Piece]:
         with partial_results([self._job]):
             for pieces in self._steps:
                 yield from pieces
@@ -166,8 +166,8 @@ class Stream:
 
     def close(self) -> None:
         """Cancel: stop generating and free the cache; `result` stays."""
-        for generator in (self._pieces, self._steps):
-            generator.close()  # type: ignore[attr-defined]
+        self._pieces.close()
+        self._steps.close()
 
     def __enter__(self) -> Stream:
         return self

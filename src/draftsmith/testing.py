@@ -186,7 +186,7 @@ def exact_law(
     target: ToyTarget, prompt: Sequence[int], length: int
 ) -> dict[tuple[int, ...], float]:
     """The target's own law over the next `length` ids (temperature 1)."""
-    laws = {(): 1.0}
+    laws: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         laws = {
             (*ids, token): weight * float(p)
@@ -303,18 +303,18 @@ def decode(
         sampling=SamplingParams(temperature=0.0 if greedy else 1.0, max_new_tokens=length),
         draft_seed=seed + 1,
     )
-    start(session, target)  # type: ignore[arg-type]
+    start(session, target)
     while not session.finished:
-        step([session], target)  # type: ignore[arg-type]
+        step([session], target)
     return session
 
 
 def plain(
-    prompt_target: ToyTarget, prompt: Sequence[int], length: int, **options: int | bool
+    target: ToyTarget, prompt: Sequence[int], length: int, *, greedy: bool = True, seed: int = 0
 ) -> list[int]:
     """What plain decoding answers."""
     silent = Scripted(lambda _ctx: EMPTY)
-    return decode(prompt_target, silent, prompt, length, **options).ids[len(prompt) :]  # type: ignore[arg-type]
+    return decode(target, silent, prompt, length, greedy=greedy, seed=seed).ids[len(prompt) :]
 
 
 def contract_prompts(vocab_size: int) -> Iterator[list[int]]:
@@ -338,8 +338,9 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
     assert str(drafter).startswith(drafter.name)
     assert hash(drafter) == hash(type(drafter)(**_options(drafter))), "configuration must hash"
-    for order, shape in ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain")):
-        target = ToyTarget(11, order=order, shape=shape)  # type: ignore[arg-type]
+    cases: tuple[tuple[int, Shape], ...] = ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain"))
+    for order, shape in cases:
+        target = ToyTarget(11, order=order, shape=shape)
         for prompt in contract_prompts(target.vocab_size):
             for budget in (0, 1, 3, 16):
                 # The loop checks form and budget of every draft on the way.
@@ -380,9 +381,9 @@ def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> 
             sampling=SamplingParams(temperature=1.0, max_new_tokens=length),
         )
         session.context.chance = chance
-        start(session, target)  # type: ignore[arg-type]
+        start(session, target)
         while not session.finished:
-            step([session], target)  # type: ignore[arg-type]
+            step([session], target)
         return tuple(session.ids[len(prompt) :])
 
     assert_same_law(enumerate_law(experiment), exact_law(target, prompt, length), tolerance)

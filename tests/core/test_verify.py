@@ -54,9 +54,7 @@ def sampled_chain(laws: list[Tensor], chance: Enumerated) -> Draft:
             break
         proposals[depth - 1] = Proposal(q, depth)
         tokens.append(x)
-    return Draft(
-        tuple(tokens), tuple(range(-1, len(tokens) - 1)), ("q",) * len(tokens), proposals
-    )
+    return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), ("q",) * len(tokens), proposals)
 
 
 P = law64(0.5, 0.3, 0.2)
@@ -193,9 +191,7 @@ def test_guesses_spend_one_draw_per_token() -> None:
     draft = Draft.chain([0, 1, 2, 0], "guess")
     logits = target.forward([target.open([0])], [draft])[0].logits
     chance = Enumerated(())
-    verdict = verify(
-        draft, logits, Law((), greedy=False), chance, lambda: None, lambda *_: False
-    )
+    verdict = verify(draft, logits, Law((), greedy=False), chance, lambda: None, lambda *_: False)
     assert len(chance.taken) == len(verdict.tokens)
 
 

@@ -108,6 +108,7 @@ class AutoBudget:
         self.ceiling = ceiling
         self.smoothing = smoothing
         self.survival: list[float] = [0.7, 0.55, 0.45, 0.4]
+        self._attempts = 0
         self._pause = 0
         self._pause_length = 1
 
@@ -135,20 +136,29 @@ class AutoBudget:
         beyond = width - len(known)
         if not beyond:
             return sum(known)
-        last = known[-1]
-        ratio = min(0.98, last / known[-2]) if last else 0.0
-        return sum(known) + last * ratio * (1 - ratio**beyond) / (1 - ratio)
+        ratio = self._tail_ratio(known)
+        return sum(known) + known[-1] * ratio * (1 - ratio**beyond) / (1 - ratio)
+
+    @staticmethod
+    def _tail_ratio(survival: list[float]) -> float:
+        """Survival from one depth to the next, where it was last seen."""
+        return min(0.98, survival[-1] / survival[-2]) if survival[-2] > 0 else 0.0
 
     def record(self, depth: int, accepted: int) -> None:
         if not depth:
             return
+        ratio = self._tail_ratio(self.survival)
         while len(self.survival) < depth:
-            self.survival.append(self.survival[-1])
+            self.survival.append(ratio * self.survival[-1])
+        # The first attempts weigh more: the start is a guess, they are facts.
+        self._attempts += 1
+        rate = max(self.smoothing, 1 / (1 + self._attempts))
         for d, old in enumerate(self.survival):
             if d < depth or accepted < depth:  # a failed draft says as much about deeper ones
-                self.survival[d] = old + self.smoothing * (float(accepted > d) - old)
-            else:
-                self.survival[d] = min(old, self.survival[depth - 1])
+                seen = float(accepted > d)
+            else:  # not tried: hope a little, or a run of short drafts would never widen again
+                seen = max(old, 0.5 * self.survival[depth - 1])
+            self.survival[d] = old + rate * (seen - old)
         if self.best_width() == 0:
             self._pause = self._pause_length
             self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)

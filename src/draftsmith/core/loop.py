@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from time import perf_counter
+from typing import Any
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
@@ -21,7 +22,7 @@ from draftsmith.core.target import RowOutput, Target
 from draftsmith.core.verify import Verdict, verify, verify_greedy
 
 
-def start(session: Session, target: Target) -> None:
+def start(session: Session, target: Target[Any]) -> None:
     """Give a new session its row and drafter state, and compute its prompt."""
     begin = perf_counter()
     if session.row is None:
@@ -34,7 +35,9 @@ def start(session: Session, target: Target) -> None:
     session.stats.seconds.total += perf_counter() - begin
 
 
-def step(sessions: Sequence[Session], target: Target, cost: CostCurve | None = None) -> list[Step]:
+def step(
+    sessions: Sequence[Session], target: Target[Any], cost: CostCurve | None = None
+) -> list[Step]:
     """One target pass for all `sessions` (started, not finished); every one gains ≥ 1 token."""
     begin = perf_counter()
     if cost is not None:
@@ -69,7 +72,7 @@ def step(sessions: Sequence[Session], target: Target, cost: CostCurve | None = N
     ]
 
 
-def propose(sessions: Sequence[Session], target: Target) -> list[Draft]:
+def propose(sessions: Sequence[Session], target: Target[Any]) -> list[Draft]:
     """Ask each drafter once for all of its sequences; fit the drafts to what the target takes."""
     for session in sessions:
         assert session.row is not None  # start() gave it
@@ -89,7 +92,7 @@ def propose(sessions: Sequence[Session], target: Target) -> list[Draft]:
     return [fit(drafts.get(i, EMPTY), s, target) for i, s in enumerate(sessions)]
 
 
-def fit(draft: Draft, session: Session, target: Target) -> Draft:
+def fit(draft: Draft, session: Session, target: Target[Any]) -> Draft:
     """Check a draft, and cut it to the depth and the shape that the target can take."""
     if not draft.tokens:
         return draft

@@ -18,7 +18,7 @@ from draftsmith.core.target import Row
 class StopRule(Protocol):
     """Ends a sequence; asked once per emitted token, in order."""
 
-    def __call__(self, session: Session, scores: Tensor | None) -> str | None:
+    def __call__(self, session: Session, scores: Tensor | None, /) -> str | None:
         """The finish reason, or None to go on. The token is already in `session.ids`."""
 
 
@@ -28,7 +28,7 @@ class EndTokens:
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids = frozenset(ids)
 
-    def __call__(self, session: Session, _scores: Tensor | None) -> str | None:
+    def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         return "stop" if session.ids[-1] in self.ids else None
 
 
@@ -38,7 +38,7 @@ class MaxNewTokens:
     def __init__(self, limit: int) -> None:
         self.limit = limit
 
-    def __call__(self, session: Session, _scores: Tensor | None) -> str | None:
+    def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         return "length" if session.generated >= self.limit else None
 
 

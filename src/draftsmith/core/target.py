@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -51,7 +51,11 @@ class Row(Protocol):
         """Positions in the cache."""
 
 
-class Target(Protocol):
+RowT = TypeVar("RowT")
+"""A target's own kind of row."""
+
+
+class Target(Protocol[RowT]):
     """A model with a cache, seen from the loop. Rows may join and leave between steps."""
 
     @property
@@ -60,21 +64,21 @@ class Target(Protocol):
     @property
     def shape(self) -> Shape: ...
 
-    def open(self, ids: Sequence[int]) -> Row:
+    def open(self, ids: Sequence[int]) -> RowT:
         """Add a sequence; nothing is computed yet. `ids` is not empty."""
 
-    def prefill(self, row: Row) -> None:
+    def prefill(self, row: RowT) -> None:
         """Compute `row.pending` but for its last token, in chunks."""
 
-    def room(self, row: Row) -> int:
+    def room(self, row: RowT) -> int:
         """How many positions beyond the root the next pass of this row may use (0: plain)."""
 
-    def forward(self, rows: Sequence[Row], drafts: Sequence[Draft]) -> list[RowOutput]:
+    def forward(self, rows: Sequence[RowT], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass over each row's pending tokens and draft; the cache then awaits `commit`."""
 
     def commit(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[RowT],
         paths: Sequence[Sequence[int]],
         tokens: Sequence[Sequence[int]],
     ) -> None:
@@ -83,11 +87,11 @@ class Target(Protocol):
         `tokens[i]` are the tokens emitted by the step: one per node on `paths[i]`, and one more.
         """
 
-    def extend(self, row: Row, ids: Sequence[int]) -> int:
+    def extend(self, row: RowT, ids: Sequence[int]) -> int:
         """Make `ids` the row's committed tokens, keeping the cache of the longest common prefix.
 
         Returns how many cached positions were kept.
         """
 
-    def close(self, row: Row) -> None:
+    def close(self, row: RowT) -> None:
         """Drop a sequence and its cache."""

@@ -143,7 +143,7 @@ class TextStream:
         self._ready: list[str] = []
         self.stopped = False
 
-    def __call__(self, session: Session, _scores: Tensor | None) -> str | None:
+    def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         """Stop rule: take the newest token; `stop` when a stop string is complete."""
         self._ready.append(self._release(self._decoder.push(session.ids[-1])))
         return "stop" if self.stopped else None

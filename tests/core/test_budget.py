@@ -1,0 +1,81 @@
+"""The automatic budget: wide where drafts hold, silent where they do not."""
+
+from __future__ import annotations
+
+from draftsmith.core.budget import LADDER, AutoBudget, CostCurve
+
+
+def learn(budget: AutoBudget, accepted: float, steps: int) -> list[int]:
+    """Widths chosen while a share of every draft is accepted."""
+    widths = []
+    for _ in range(steps):
+        width = budget.next()
+        widths.append(width)
+        if width:
+            budget.record(width, round(accepted * width))
+    return widths
+
+
+def curve(slope: float) -> CostCurve:
+    cost = CostCurve()
+    for width in (0, *LADDER):
+        cost.record(width, 1 + slope * width)
+    return cost
+
+
+def test_nothing_is_drafted_before_a_plain_pass_was_measured() -> None:
+    assert AutoBudget(CostCurve()).next() == 0
+
+
+def test_success_widens() -> None:
+    assert learn(AutoBudget(curve(0.01)), 1.0, 40)[-1] == 64
+
+
+def test_failure_pauses_but_retries() -> None:
+    widths = learn(AutoBudget(curve(0.03)), 0.0, 200)
+    assert any(widths[:20])
+    spent = sum(0.03 * width for width in widths)
+    assert spent < 0.05 * len(widths)
+    assert any(widths[-40:]), "it must notice when times change"
+
+
+def test_recovery_after_failure() -> None:
+    budget = AutoBudget(curve(0.02))
+    learn(budget, 0.0, 100)
+    assert max(learn(budget, 1.0, 60)) >= 16
+
+
+def test_expensive_passes_keep_drafts_short() -> None:
+    cheap = learn(AutoBudget(curve(0.01)), 0.6, 60)[-1]
+    dear = learn(AutoBudget(curve(0.5)), 0.6, 60)[-10:]
+    assert max(dear) < cheap
+
+
+def test_the_ceiling_is_kept() -> None:
+    assert max(learn(AutoBudget(curve(0.0), ceiling=10), 1.0, 50)) == 10
+
+
+def test_costs_are_interpolated_and_never_fall_with_width() -> None:
+    cost = CostCurve()
+    assert cost.relative(0) == 1.0
+    cost.record(0, 1.0)
+    cost.record(8, 2.0)
+    cost.record(16, 1.5)  # noise: a wider pass cannot be cheaper
+    costs = [cost.relative(width) for width in range(65)]
+    assert costs == sorted(costs)
+    assert costs[4] == 1.5
+    assert costs[64] > 2.0
+
+
+def test_one_interrupted_pass_is_no_news() -> None:
+    cost = curve(0.0)
+    for _ in range(10):
+        cost.record(8, 1.0)
+    cost.record(8, 100.0)
+    assert cost.relative(8) < 1.3
+
+
+def test_batch_sizes_have_their_own_curves() -> None:
+    cost = curve(0.5)
+    cost.rows = 4
+    assert not cost.knows_plain

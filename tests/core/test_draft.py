@@ -1,0 +1,97 @@
+"""Draft trees: shape, masks, cutting, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
+from draftsmith.errors import DrafterError
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    size = draw(st.integers(0, 8))
+    probes = draw(st.integers(0, 4))
+    tokens = tuple(draw(st.integers(0, 9)) for _ in range(size + probes))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size)) + tuple(
+        draw(st.integers(-1, node - 1)) for node in range(size, size + probes)
+    )
+    return Draft(tokens, parents, ("t",) * len(tokens), probes=probes)
+
+
+def path(draft: Draft, node: int) -> list[int]:
+    nodes = []
+    while node != ROOT:
+        nodes.append(node)
+        node = draft.parents[node]
+    return nodes[::-1]
+
+
+@given(drafts())
+@settings(deadline=None)
+def test_mask_and_depths_agree_with_paths(draft: Draft) -> None:
+    mask, depths = draft.ancestor_mask(), draft.node_depths()
+    for node in range(len(draft)):
+        assert mask[node].nonzero().flatten().tolist() == sorted(path(draft, node))
+        assert depths[node] == len(path(draft, node))
+
+
+@given(drafts(), st.integers(0, 5))
+@settings(deadline=None)
+def test_clip_keeps_whole_paths(draft: Draft, depth: int) -> None:
+    clipped = draft.clip(depth)
+    clipped.check(10, len(draft))
+    assert all(d <= depth for d in clipped.node_depths())
+    wanted = sum(d <= depth for d in draft.node_depths())
+    assert len(clipped) == wanted
+
+
+@given(drafts())
+@settings(deadline=None)
+def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
+    chain = draft.first_branch()
+    assert chain.is_chain
+    assert chain.probes == 0
+    if draft.size:
+        assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
+
+
+def test_trie_merges_common_prefixes_up_to_a_limit() -> None:
+    draft = Draft.trie([[1, 2, 3], [1, 2, 4], [5]], "t")
+    assert draft.tokens == (1, 2, 3, 4, 5)
+    assert draft.parents == (ROOT, 0, 1, 1, ROOT)
+    assert Draft.trie([[1, 2, 3], [1, 2, 4], [5]], "t", limit=3).tokens == (1, 2, 3)
+
+
+def test_chain_is_recognised() -> None:
+    assert Draft.chain([1, 2, 3], "t").is_chain
+    assert EMPTY.is_chain
+    assert not Draft.trie([[1], [2]], "t").is_chain
+
+
+@pytest.mark.parametrize(
+    ("draft", "complaint"),
+    [
+        (Draft((1,), (ROOT, 0), ("t",)), "differ in length"),
+        (Draft((1, 2), (ROOT, 1), ("t", "t")), "parents come first"),
+        (Draft((1, 2), (ROOT, -2), ("t", "t")), "parents come first"),
+        (Draft((77,), (ROOT,), ("t",)), "outside"),
+        (Draft((-1,), (ROOT,), ("t",)), "outside"),
+        (Draft((1,) * 9, tuple(range(-1, 8)), ("t",) * 9), "exceeds the budget of 8"),
+        (Draft((1,), (ROOT,), ("t",), probes=2), "2 probes among 1"),
+        (Draft((1,), (ROOT,), ("t",), depths=(0,)), "at least 1"),
+        (Draft((1,), (ROOT,), ("t",), {ROOT: Proposal(torch.ones(3), 0)}), "q has shape"),
+        (Draft((1, 2), (ROOT, ROOT), ("t",) * 2, {0: Proposal(torch.ones(10), 1)}), "not a child"),
+    ],
+)
+def test_malformed_drafts_are_refused(draft: Draft, complaint: str) -> None:
+    with pytest.raises(DrafterError, match=complaint):
+        draft.check(10, 8)
+
+
+def test_lies_about_the_number_of_laws_are_refused() -> None:
+    with pytest.raises(DrafterError, match="2 sampled tokens but 1 laws"):
+        Draft.chain([1, 2], "t", [torch.ones(3)])

@@ -1,0 +1,134 @@
+"""The loop on the toy target, which checks that every token is fed after its own prefix."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftsmith.core.budget import CostCurve, FixedBudget
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.session import EndTokens, Session
+from draftsmith.errors import DrafterError
+from draftsmith.testing import Scripted, ToyTarget, decode, oracle, plain, random_trees
+
+
+def test_full_acceptance_gives_one_more_than_was_drafted() -> None:
+    target = ToyTarget(11)
+    answer = plain(target, [1, 2], 33)
+    session = decode(target, oracle(answer, 8), [1, 2], 33)
+    assert session.ids[2:] == answer
+    assert session.stats.passes == 4  # 9 + 9 + 9 + 6
+    assert session.stats.mean_accepted_length == pytest.approx(33 / 4)
+
+
+def test_stats_add_up() -> None:
+    target = ToyTarget(11)
+    answer = plain(target, [1], 60)
+    stats = decode(target, random_trees(1, near=answer, probes=2), [1], 60).stats
+    assert stats.tokens == 60
+    assert stats.accepted == sum(stats.accepted_by_depth)
+    assert stats.accepted == sum(s.accepted for s in stats.by_source.values())
+    assert stats.drafted == sum(s.drafted for s in stats.by_source.values())
+    assert stats.tokens == stats.passes + stats.accepted
+    assert stats.attempts == stats.drafted_by_depth[0]
+    assert stats.probes > 0
+
+
+def test_a_finishing_guess_counts_as_accepted_but_is_not_cached() -> None:
+    target = ToyTarget(11)
+    answer = plain(target, [1], 20)
+    end = answer[4]
+    session = decode(target, oracle(answer), [1], 20, stop_rules=[EndTokens([end])])
+    assert session.finish_reason == "stop"
+    assert session.row is not None
+    assert session.row.pending == [session.ids[-1]]
+    assert session.row.cached == len(session.ids) - 1
+
+
+def test_batches_mix_drafters_and_rows_finish_alone() -> None:
+    target = ToyTarget(11)
+    prompts = [[1], [2, 3, 4], [5, 5, 5, 5]]
+    answers = [plain(target, p, 10 + 5 * i) for i, p in enumerate(prompts)]
+    drafters = [oracle(answers[0], 3), Scripted(lambda _c: EMPTY), random_trees(near=answers[2])]
+    sessions = [
+        Session(
+            prompt,
+            drafter=drafter,
+            budget=FixedBudget(6),
+            law=Law((), greedy=True),
+            chance=Dice.seeded(0),
+            vocab_size=11,
+            limit=len(answer),
+        )
+        for prompt, drafter, answer in zip(prompts, drafters, answers, strict=True)
+    ]
+    for session in sessions:
+        start(session, target)
+    while active := [s for s in sessions if not s.finished]:
+        step(active, target)
+    assert [s.ids[s.prompt_length :] for s in sessions] == answers
+
+
+def test_chain_targets_get_the_first_branch_and_plain_ones_nothing() -> None:
+    tree = Scripted(lambda ctx: Draft.trie([[1, 2], [3, 4]], "t", ctx.budget))
+    chain, flat = ToyTarget(11, shape="chain"), ToyTarget(11, shape="plain")
+    assert decode(chain, tree, [1], 20).ids[1:] == plain(chain, [1], 20)
+    session = decode(flat, tree, [1], 20)
+    assert session.stats.drafted == 0
+
+
+def test_drafts_end_where_the_target_has_no_room() -> None:
+    target = ToyTarget(11, context_length=30)
+    answer = plain(target, [1, 2], 28)
+    session = decode(target, oracle(answer, 16), [1, 2], 28)
+    assert session.ids[2:] == answer
+    assert session.row is not None
+    assert session.row.cached < 30
+
+
+def test_a_draft_beyond_its_budget_is_an_error_not_a_cut() -> None:
+    wide = Scripted(lambda _ctx: Draft.chain([1] * 40, "greedy_one"))
+    with pytest.raises(DrafterError, match="greedy_one: a draft of 40 nodes exceeds"):
+        decode(ToyTarget(11), wide, [1], 20)
+
+
+def test_observe_sees_the_committed_ids_and_the_probes() -> None:
+    seen: list[tuple[int, tuple[int, ...]]] = []
+
+    class Watching(Scripted):
+        def open(self, ctx: Context):  # type: ignore[no-untyped-def]
+            state = super().open(ctx)
+            state.observe = lambda ctx, out: seen.append(  # type: ignore[method-assign]
+                (len(ctx.ids), tuple(out.output.logits.shape))
+            )
+            return state
+
+    probing = Watching(
+        lambda ctx: Draft((4, 5, 6), (-1, -1, 1), ("t",) * 3, probes=2) if ctx.budget > 2 else EMPTY
+    )
+    target = ToyTarget(11)
+    session = decode(target, probing, [1], 10)
+    assert session.ids[1:] == plain(target, [1], 10), "probes must never be accepted"
+    assert seen[-1][0] == len(session.ids)
+    # Near the end the deepest probe has no room left, then none has.
+    assert {shape for _, shape in seen} <= {(4, 11), (3, 11), (1, 11)}
+    assert (4, 11) in {shape for _, shape in seen}
+
+
+def test_costs_are_learnt_from_the_passes() -> None:
+    target, cost = ToyTarget(11), CostCurve()
+    answer = plain(target, [1], 20)
+    session = Session(
+        [1],
+        drafter=oracle(answer),
+        budget=FixedBudget(0),
+        law=Law((), greedy=True),
+        chance=Dice.seeded(0),
+        vocab_size=11,
+        limit=20,
+    )
+    start(session, target)
+    step([session], target, cost)
+    assert cost.knows_plain

@@ -1,0 +1,116 @@
+"""The shape of the package: imports point one way, the public names are complete."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import draftsmith
+
+SOURCE = Path(draftsmith.__file__).parent
+
+ORDER = [
+    {"errors"},
+    {"core"},
+    {"text"},
+    {"model"},
+    {"drafters"},
+    {"jobs"},
+    {"chat"},
+    {"engine"},
+    {"hf", "bench", "testing", "builtin", "train", "server"},
+    {"cli"},
+]
+"""Lower never imports higher. `chat` may name `engine` for type checkers only."""
+
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+
+def imports(path: Path) -> set[str]:
+    """Parts of draftsmith that a file imports at run time."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: relative import"
+            names = [node.module or ""]
+            if node.module == "draftsmith":
+                names = [f"draftsmith.{alias.name}" for alias in node.names]
+        found |= {n.split(".")[1] for n in names if n.startswith("draftsmith.")}
+    return found
+
+
+def files() -> list[Path]:
+    return [
+        path
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path != SOURCE / "__init__.py" and "demo" not in path.parts[:-1][-1]
+    ]
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    for other in imports(path) & RANK.keys():
+        assert RANK[other] <= RANK[own], f"{own} imports {other}"
+    assert imports(path) <= RANK.keys() | {"__version__"}, "a part without a place in the order"
+
+
+def test_the_core_is_pure_torch() -> None:
+    for path in (SOURCE / "core").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "transformers import" not in text
+        assert "import transformers" not in text
+
+
+def test_only_model_and_hf_touch_transformers() -> None:
+    allowed = {"model", "hf.py", "cli"}
+    for path in files():
+        if path.relative_to(SOURCE).parts[0] not in allowed:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            for node in ast.walk(tree):
+                module = getattr(node, "module", None) or ""
+                assert not module.startswith("transformers"), path
+
+
+def test_a_token_is_accepted_in_one_place_only() -> None:
+    """Nothing but verify.py compares drafts with the target."""
+    makers = [p for p in files() if "Verdict(" in p.read_text(encoding="utf-8")]
+    assert [p.name for p in makers] == ["verify.py"]
+
+
+def test_public_names_exist_and_are_listed() -> None:
+    for name in draftsmith.__all__:
+        assert getattr(draftsmith, name) is not None
+    assert sorted(draftsmith.__all__) == draftsmith.__all__
+
+
+def test_no_file_is_a_monster() -> None:
+    for path in files():
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines <= 600, f"{path} has {lines} lines"
+
+
+def test_importing_touches_no_global_state() -> None:
+    """Import in a fresh interpreter leaves torch's generator and thread count alone."""
+    code = (
+        "import torch; a, s = torch.get_num_threads(), torch.initial_seed(); "
+        "import draftsmith, draftsmith.hf, draftsmith.cli; "
+        "assert (a, s) == (torch.get_num_threads(), torch.initial_seed())"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
