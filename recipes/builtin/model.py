@@ -22,11 +22,11 @@ class Shape:
     vocab: int = 8192
     hidden: int = 256
     layers: int = 6
-    heads: int = 8
-    kv_heads: int = 4
+    heads: int = 4
+    kv_heads: int = 2
     mlp: int = 768
     context: int = 4096
-    rope_theta: float = 10_000.0
+    rope_theta: float = 1_000_000.0
     norm_eps: float = 1e-5
 
     @property
@@ -127,12 +127,14 @@ class TinyLlama(nn.Module):
         self.model = Body(shape)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=0.05 if "embed" in name else 0.02)
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 with torch.no_grad():
                     parameter.mul_((2 * shape.layers) ** -0.5)
 
-    def positions(self, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    def positions(
+        self, length: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
         """The rotary cosines and sines for the first `length` places."""
         steps = torch.arange(0, self.shape.head_dim, 2, device=device).float()
         rates = self.shape.rope_theta ** (-steps / self.shape.head_dim)

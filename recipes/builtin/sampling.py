@@ -6,14 +6,12 @@ that never stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from store import CHANGED, COPIED, SKIPPED, Reader
+from store import COPIED, SKIPPED, Reader
 
 Ids = NDArray[np.int64]
 Classes = NDArray[np.uint8]
@@ -139,7 +137,6 @@ class Sampler:
         rows: int,
         mixture: dict[str, float],
         spans: tuple[int, int],
-        on_row: Callable[[str], None] | None = None,
     ) -> tuple[Ids, Classes, list[str]]:
         """`rows` rows of `length` + 1 ids, the kinds drawn from the mixture."""
         rng = np.random.default_rng([self.seed, step])
@@ -152,6 +149,3 @@ class Sampler:
             np.stack([classes for _, classes in drawn]),
             kinds,
         )
-
-
-__all__ = ["CHANGED", "Markers", "Sampler"]

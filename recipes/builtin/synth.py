@@ -26,8 +26,21 @@ HEADING = re.compile(r"^(#{1,4}) ([^\n]{3,60})$", re.MULTILINE)
 IMPORT = re.compile(r"^(?:import|from) [^\n]+$", re.MULTILINE)
 COMMENT = re.compile(r"^ *#(?![!]| *-\*-)[^\n]*\n", re.MULTILINE)
 VERSION = re.compile(r"\b\d+\.\d+\.\d+\b")
-BUILTIN = set(keyword.kwlist) | {"self", "cls", "print", "range", "len", "int", "str", "True", "None"}
-PREFIXES = ["new", "old", "get", "max", "min", "base", "raw", "my", "current", "total", "first", "is"]
+BUILTIN = {*keyword.kwlist, *["self", "cls", "print", "range", "len", "int", "str"]}
+PREFIXES = [
+    "new",
+    "old",
+    "get",
+    "max",
+    "min",
+    "base",
+    "raw",
+    "my",
+    "current",
+    "total",
+    "first",
+    "is",
+]
 SUFFIXES = ["value", "name", "list", "data", "item", "2", "path", "count", "info", "map", "index"]
 MODULES = ["os", "sys", "json", "re", "time", "math", "random", "logging", "itertools", "pathlib"]
 TYPES = ["int", "str", "bool", "float", "None", "list", "dict", "bytes", "object"]
@@ -46,8 +59,9 @@ class Maker:
 
     def say(self, *forms: str, **parts: str) -> str:
         """One of the forms, filled in, with or without a capital and a full stop."""
-        text = self.rng.choice(forms).format(**parts)
-        if self.rng.random() < 0.6:
+        form = self.rng.choice(forms)
+        text = form.format(**parts)
+        if form[0] != "{" and form[:2] != "s/" and self.rng.random() < 0.6:
             text = text[:1].upper() + text[1:]
         return text + "." if self.rng.random() < 0.15 else text
 
@@ -107,14 +121,16 @@ class Maker:
         return message, text, after
 
     def number(self, text: str) -> Edit | None:
-        found = [m for m in NUMBER.finditer(text)]
+        found = list(NUMBER.finditer(text))
         if not found:
             return None
         m = self.rng.choice(found)
         name, old = m[2], m[4]
         if len(re.findall(rf"^ *{re.escape(name)} = {re.escape(old)}$", text, re.MULTILINE)) > 1:
             return None
-        new = str(self.rng.choice([1, 2, 3, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 255, 500, 1000]))
+        new = str(
+            self.rng.choice([1, 2, 3, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 255, 500, 1000])
+        )
         if "." in old:
             new = f"{self.rng.randrange(10)}.{self.rng.randrange(1, 100)}"
         if new == old:
@@ -132,7 +148,7 @@ class Maker:
         return message, text, text[: m.start(4)] + new + text[m.end(4) :]
 
     def default(self, text: str) -> Edit | None:
-        found = [m for m in DEFAULT.finditer(text)]
+        found = list(DEFAULT.finditer(text))
         if not found:
             return None
         m = self.rng.choice(found)
@@ -154,7 +170,7 @@ class Maker:
         return message, text, after
 
     def string(self, text: str) -> Edit | None:
-        found = [m for m in STRING.finditer(text)]
+        found = list(STRING.finditer(text))
         if not found:
             return None
         m = self.rng.choice(found)
@@ -199,7 +215,7 @@ class Maker:
 
     def typo(self, text: str) -> Edit | None:
         """A misspelt word put right: the misspelling is made here, in the old file."""
-        words = [m for m in re.finditer(r"\b[a-z]{5,12}\b", text)]
+        words = list(re.finditer(r"\b[a-z]{5,12}\b", text))
         if not words:
             return None
         m = self.rng.choice(words)
@@ -286,17 +302,23 @@ class Maker:
             ).rstrip(".")
             message = message.replace(said.rstrip("."), said) if said[-1] != "." else message
             if old is not None:
-                message = message.replace("dd a doc", "hange the doc").replace("to " + name, "of " + name)
+                message = message.replace("dd a doc", "hange the doc").replace(
+                    "to " + name, "of " + name
+                )
                 rest = rest[old.end() :]
             return message, text, text[: m.end()] + line + rest
         message = self.say(
-            "remove the docstring of {name}", "drop the docstring from {name}", name=self.quoted(name)
+            "remove the docstring of {name}",
+            "drop the docstring from {name}",
+            name=self.quoted(name),
         )
         return message, text, text[: m.end()] + rest[old.end() :]
 
     def sentence(self, name: str) -> str:
         """A short line about a function, made of its name and some words."""
-        verb = self.rng.choice(["Return", "Compute", "Build", "Check", "Read", "Make", "Get", "Print"])
+        verb = self.rng.choice(
+            ["Return", "Compute", "Build", "Check", "Read", "Make", "Get", "Print"]
+        )
         noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
         noun = noun or " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
         return f"{verb} the {noun}."
@@ -411,7 +433,9 @@ class Maker:
     def printing(self, text: str) -> Edit | None:
         if not 0 < len(re.findall(r"\bprint\(", text)) < 15:
             return None
-        new = self.rng.choice(["logger.info", "logging.debug", "log", "echo", "logger.debug", "write"])
+        new = self.rng.choice(
+            ["logger.info", "logging.debug", "log", "echo", "logger.debug", "write"]
+        )
         message = self.say(
             "use {new} instead of print",
             "replace print with {new}",

@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 import common
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 # Like GPT-2's, but digits stand alone (numbers are copied and bumped digit by digit) and runs of
 # spaces at the start of a line are one piece together with nothing else.
@@ -69,7 +68,9 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         "model_max_length": context,
         "pad_token": common.PAD,
         "eos_token": common.END,
-        "additional_special_tokens": [s for s in common.SPECIALS if s not in (common.PAD, common.END)],
+        "additional_special_tokens": [
+            s for s in common.SPECIALS if s not in (common.PAD, common.END)
+        ],
         "clean_up_tokenization_spaces": False,
         "chat_template": common.CHAT_TEMPLATE,
     }

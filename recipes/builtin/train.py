@@ -10,21 +10,25 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import signal
 import time
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 import torch
+import torch.nn.functional as functional
+from headstart import head_start
+from sampling import Markers, Sampler
 from tokenizers import Tokenizer
 from torch import Tensor
 
-import common
 from model import Shape, SlicedLoss, TinyLlama
-from sampling import Markers, Sampler
 
+SLICE = 1024  # places whose logits are held at a time
 COLUMNS = [
     *("step", "tokens", "seconds", "progress", "rate", "length", "loss"),
     *("repeat_random", "text", "copied", "changed", "synth_copied", "synth_changed", "instruct"),
@@ -37,13 +41,14 @@ class Stage:
     lengths: dict[str, float]
     mixture: dict[str, float]
     spans: tuple[int, int]
+    batch_tokens: int
 
 
 @dataclass(frozen=True)
 class Config:
     name: str
     seed: int
-    batch_tokens: int
+    head_start: bool
     learning_rate: float
     matrix_learning_rate: float
     weight_decay: float
@@ -106,6 +111,30 @@ class Averages:
         return means
 
 
+class Threads:
+    """Gives way to other programs: fewer threads while they take processor time from this one.
+
+    A step waits for its slowest thread, so with another program on one of two cores a single
+    thread is several times faster than two.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = self.now = most
+        self.wait = 0
+        self.cpu, self.wall = time.process_time(), time.monotonic()
+
+    def adapt(self) -> None:
+        cpu, wall = time.process_time(), time.monotonic()
+        busy = (cpu - self.cpu) / (wall - self.wall) / self.now
+        self.cpu, self.wall = cpu, wall
+        self.wait -= 1
+        if self.now > 1 and busy < 0.75:
+            self.now, self.wait = self.now - 1, 16
+        elif self.now < self.most and self.wait <= 0:
+            self.now += 1
+        torch.set_num_threads(self.now)
+
+
 def columns_of(kind: str) -> list[tuple[str, int]]:
     """Which loss columns the tokens of a row feed, by class (1 copied, 2 changed, 3 prompt)."""
     if kind in ("edits", "hunks"):
@@ -154,6 +183,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--checkpoint-minutes", type=float, default=5.0)
     parser.add_argument("--log-steps", type=int, default=20)
+    parser.add_argument("--share", action="store_true", help="give way to other programs")
     parser.add_argument("--no-compile", action="store_true")
     args = parser.parse_args()
 
@@ -162,7 +192,10 @@ def main() -> None:
     torch.manual_seed(config.seed)
     device = torch.device(args.device)
     args.run.mkdir(parents=True, exist_ok=True)
-    network = TinyLlama(config.shape).to(device)
+    network = TinyLlama(config.shape)
+    if config.head_start:
+        head_start(network)
+    network.to(device)
     count = sum(p.numel() for p in network.parameters())
     steppers = optimizers(network, config)
     base_rates = [config.matrix_learning_rate, config.learning_rate]
@@ -208,7 +241,16 @@ def main() -> None:
             },
         )
 
-    while True:
+    threads = Threads(args.threads) if args.share else None
+    asked_to_stop = False
+
+    def stop(*_: object) -> None:
+        nonlocal asked_to_stop
+        asked_to_stop = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    while not asked_to_stop:
         since = time.monotonic()
         progress = tokens / args.tokens
         if args.hours:
@@ -220,7 +262,7 @@ def main() -> None:
         odds = np.array([stage.lengths[name] for name in lengths])
         draw = np.random.default_rng([config.seed, step, 1])
         length = int(lengths[draw.choice(len(lengths), p=odds / odds.sum())])
-        rows = max(1, config.batch_tokens // length)
+        rows = max(1, stage.batch_tokens // length)
         ids, classes, row_kinds = sampler.batch(step, length, rows, stage.mixture, stage.spans)
         batch = torch.from_numpy(ids).to(device)
         label = torch.from_numpy(classes[:, 1:].copy()).to(device).long()
@@ -229,9 +271,17 @@ def main() -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16):
             hidden = body(batch[:, :-1], *tables[length], torch.bfloat16)
         weights = weight_of[label]
-        used = weights > 0
+        # Whole slices only: a new shape at every step would fill the matrix library's cache.
+        used = weights.flatten().nonzero()[:, 0]
+        short = -len(used) % SLICE
+        places = functional.pad(used, (0, short))
+        wanted = functional.pad(weights.flatten()[used], (0, short))
         loss, losses = SlicedLoss.apply(
-            hidden[used], network.model.embed_tokens.weight, batch[:, 1:][used], weights[used], 1024
+            hidden.flatten(0, 1)[places],
+            network.model.embed_tokens.weight,
+            batch[:, 1:].flatten()[places],
+            wanted,
+            SLICE,
         )
         loss.backward()
         rate = config.rate(step, progress)
@@ -244,12 +294,15 @@ def main() -> None:
         step += 1
         tokens += rows * length
         seconds += time.monotonic() - since
+        if threads:
+            threads.adapt()
         averages.add("loss", loss.detach()[None])
-        every = torch.zeros(label.shape, device=device)
-        every[used] = losses
+        every = torch.zeros(label.numel(), device=device)
+        every[used] = losses[: len(used)]
+        every = every.view(label.shape)
         for number, kind in enumerate(row_kinds):
-            for column, wanted in columns_of(kind):
-                averages.add(column, every[number][label[number] == wanted])
+            for column, kept in columns_of(kind):
+                averages.add(column, every[number][label[number] == kept])
         if step % args.log_steps == 0:
             means = averages.take()
             now = time.monotonic()
@@ -258,7 +311,9 @@ def main() -> None:
             left = (1 - progress) * (seconds / max(progress, 1e-9)) / 3600
             means |= {"step": step, "tokens": tokens, "seconds": round(seconds, 1)}
             means |= {"progress": round(progress, 4), "rate": rate, "length": length}
-            writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in means.items()})
+            writer.writerow(
+                {k: round(v, 4) if isinstance(v, float) else v for k, v in means.items()}
+            )
             log.flush()
             shown = " ".join(f"{k} {means[k]:.3f}" for k in COLUMNS[6:] if k in means)
             print(
