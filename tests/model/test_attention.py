@@ -62,6 +62,15 @@ def test_no_mask_is_causal_from_the_end(
     torch.testing.assert_close(out, written_out(query, key, value, mask, softcap))
 
 
+def test_many_queries_are_not_packed() -> None:
+    query, key, value = tensors(4, 2, 200, 210)
+    mask = torch.rand(1, 1, 200, 210) < 0.5
+    mask[..., 0] = True
+    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
+    torch.testing.assert_close(out, written_out(query, key, value, mask))
+
+
 def test_one_element_sees_everything() -> None:
     query, key, value = tensors(4, 2, 1, 6)
     everything = torch.ones(1, 1, 1, 1, dtype=torch.bool)

@@ -24,6 +24,9 @@ from transformers.masking_utils import sdpa_mask
 NAME = "draftsmith"
 """What `config._attn_implementation` says while one of our passes runs."""
 
+_MOST_PACKED = 160
+"""Queries up to which packing wins: beyond, repeating masks costs more than repeating keys."""
+
 _UNKNOWN = ("position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask")
 """Arguments that change the result and that only transformers' own function understands."""
 
@@ -64,15 +67,15 @@ def grouped_attention(
         mask = None  # "everything is visible", see masks.everything
     elif mask is None and queries > 1 and queries != keys:
         mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
-    elif mask is None and queries > 1 and softcap is None and s_aux is None:
-        # An empty cache: the causal kernels need no mask and read each key once per group anyway.
-        return _transformers_sdpa(
-            module, query, key, value, None, dropout, scaling, is_causal, kwargs
-        )
-    elif mask is None and queries > 1:
-        mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
     if softcap is not None or s_aux is not None:
+        if mask is None and queries > 1:
+            mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
         return _explicit(query, key, value, mask, scaling, softcap, s_aux), None
+    # With an empty cache the causal kernels need no mask at all.
+    if queries > 1 and (mask is None or (groups > 1 and queries > _MOST_PACKED)):
+        return _transformers_sdpa(
+            module, query, key, value, mask, dropout, scaling, is_causal, kwargs
+        )
     if groups > 1:
         query = query.reshape(query.shape[0], key.shape[1], groups * queries, query.shape[3])
         if mask is not None and queries > 1:

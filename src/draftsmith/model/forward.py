@@ -21,7 +21,10 @@ class Forward:
 
     def __init__(self, model: Any, attention: str | None) -> None:
         own = model.get_base_model() if hasattr(model, "get_base_model") else model
-        known = inspect.signature(own.forward).parameters
+        known = set(inspect.signature(own.forward).parameters)
+        if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+            # Learned virtual tokens come before ours: only the adapter knows the positions.
+            known -= {"position_ids", "cache_position"}
         self._model = model
         self._scope = AttentionScope(model)
         self._attention = attention
@@ -29,7 +32,7 @@ class Forward:
         self._cache_position = "cache_position" in known
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
         self._cache = "cache_params" if "cache_params" in known else "past_key_values"
-        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.device = input_device(model)
 
     def __call__(
         self,
@@ -74,3 +77,16 @@ class Forward:
         if cache is None:
             raise UnsupportedError("it neither returns a cache nor prepares one")
         return cache
+
+
+def input_device(model: Any) -> torch.device:
+    """Where a model takes its input ids, also when its weights are offloaded until needed."""
+    embeddings = model.get_input_embeddings()
+    device: torch.device = embeddings.weight.device
+    if device.type != "meta":
+        return device
+    hook = getattr(embeddings, "_hf_hook", None)
+    for one in (hook, *getattr(hook, "hooks", ())):
+        if getattr(one, "execution_device", None) is not None:
+            return torch.device(one.execution_device)
+    return torch.device(model.device)

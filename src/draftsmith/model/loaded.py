@@ -37,8 +37,7 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Where input ids go."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        return self.forward.device
 
     @property
     def dtype(self) -> torch.dtype:

@@ -247,7 +247,7 @@ def _whole(forward: Forward, ids: list[int]) -> Tensor:
         logits: Tensor = forward([ids], positions, None, None, 0).logits
     except (ValueError, TypeError, AttributeError, NotImplementedError):
         logits = forward([ids], positions, None, False, 0).logits
-    return logits[0]
+    return logits[0, -len(ids) :]
 
 
 def _distance(got: Tensor, wanted: Tensor) -> float:
