@@ -73,6 +73,26 @@ class _Knowing(DrafterState):
         return Draft.chain(guess, "oracle")
 
 
+@dataclass(frozen=True, repr=False)
+class Gambler(Drafter):
+    """Samples its drafts from one fixed law, and says so."""
+
+    name: ClassVar[str] = "gambler"
+    sampled: ClassVar[bool] = True
+
+    def open(self, ctx: Context) -> DrafterState:
+        return _Rolling(torch.arange(ctx.vocab_size).div(30).softmax(-1))
+
+
+class _Rolling(DrafterState):
+    def __init__(self, q: Any) -> None:
+        self.q = q
+
+    def draft(self, ctx: Context) -> Draft:
+        drawn = [ctx.chance.draw(self.q) for _ in range(min(4, ctx.budget))]
+        return Draft.chain(drawn, "gambler", [self.q] * len(drawn))
+
+
 class Recorder(LogitsProcessor):
     """Stateful: its output depends on how often it was called; remembers what it saw."""
 
@@ -387,6 +407,20 @@ def test_stop_string_in_the_models_config(tokenizer: Any) -> None:
     assert model.generation_config.to_dict() == before
 
 
+def test_model_defaults_and_their_switch() -> None:
+    """`use_model_defaults` exists up to transformers 4."""
+    model = make_llama()
+    model.generation_config.repetition_penalty = 1.3
+    given = GenerationConfig(max_new_tokens=30, pad_token_id=0)
+    for switch in (None, True, False):
+        options: dict[str, Any] = {"generation_config": given}
+        if switch is not None:
+            if "use_model_defaults" not in inspect.signature(model.generate).parameters:
+                continue
+            options["use_model_defaults"] = switch
+        same(ours(model, "auto", **options)[0], plain(model, **options))
+
+
 def test_own_length_criterion_outlasts_the_config(llama: Any) -> None:
     options = {
         "max_new_tokens": 5,
@@ -497,6 +531,18 @@ def test_sampled_batch_follows_the_law(llama: Any) -> None:
             float((half == torch.tensor(key)).all(1).float().mean()) for half in (first, second)
         ]
         assert abs(share[0] - share[1]) < 0.11
+
+
+def test_sampled_drafts_follow_the_seed(llama: Any) -> None:
+    options: dict[str, Any] = {"do_sample": True, "temperature": 4.0, "max_new_tokens": 30}
+    with accelerate(llama, Gambler(), budget=4) as handle:
+        torch.manual_seed(3)
+        runs = [llama.generate(PROMPT, **options).tolist() for _ in range(2)]
+        assert handle.stats is not None
+        assert 0 < handle.stats.accepted < handle.stats.drafted
+        torch.manual_seed(3)
+        assert [llama.generate(PROMPT, **options).tolist() for _ in range(2)] == runs
+    assert runs[0] != runs[1]
 
 
 # What is not accelerated

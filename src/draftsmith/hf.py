@@ -73,6 +73,8 @@ def accelerate(
 
     `budget` is the number of guessed tokens a pass may carry, or "auto". A second call replaces
     the first. What cannot be accelerated still runs, with one NotAcceleratedWarning per reason.
+    Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
+    batch jointly and we one by one, so there only the distribution is the same.
     Raises UnknownName or OptionError for options that do not exist, OptionError for a model in
     training mode, LoadError for what is no transformers model.
     """
