@@ -7,6 +7,7 @@ trust is measured while decoding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import ClassVar
 
 from draftsmith.core.draft import EMPTY, Draft
@@ -17,7 +18,7 @@ from draftsmith.drafters.options import at_least
 BUCKETS = (1, 2, 3, 5, 9, 17, 33)
 """Smallest match length of each bucket; trust is learnt per bucket."""
 
-WORTH = 0.2
+WORTH = 0.06
 """A token less likely than this to be reached is not worth a position in the pass."""
 
 
@@ -108,28 +109,47 @@ class _Matcher(DrafterState):
 
 
 class Trust:
-    """How far copies hold: the chance that the next copied token is right, learnt from drafts."""
+    """How far copies hold after matches of one length, learnt from what became of them.
 
-    def __init__(self, prior: float, weight: float = 4.0, memory: float = 0.95) -> None:
-        self.prior, self.weight, self.memory = prior, weight, memory
-        self.right = self.wrong = 0.0
+    Two chances: that the first copied token is right, and, once one was right, that the next is
+    too. A copy that began well mostly goes on, which a single chance would not show.
+    """
 
-    @property
-    def chance(self) -> float:
-        """Smoothed share of right tokens among those that were put to the test."""
-        return (self.right + self.weight * self.prior) / (self.right + self.wrong + self.weight)
+    def __init__(self, prior: float) -> None:
+        self.first = Chance(prior)
+        self.next = Chance(max(prior, 0.75))
 
     def width(self) -> int:
-        """Tokens worth drafting: those still at least a fifth likely to be reached; 0: none."""
-        width, reach = 0, self.chance
-        while reach >= WORTH and width < 64:
-            width += 1
-            reach *= self.chance
-        if width == 0:
+        """Tokens worth drafting: those still likely enough to be reached; 0: none."""
+        reach, onward = self.first.value, self.next.value
+        if reach < WORTH:
             # Old failures fade, so that a drafter that stays silent gets another try some day.
-            self.right, self.wrong = self.right * self.memory, self.wrong * self.memory
-        return width
+            self.first.fade()
+            return 0
+        return 1 + int(log(WORTH / reach) / log(onward))
 
     def record(self, drafted: int, accepted: int) -> None:
-        self.right = self.right * self.memory + accepted
-        self.wrong = self.wrong * self.memory + (accepted < drafted)
+        self.first.record(accepted > 0)
+        for depth in range(1, min(accepted + 1, drafted)):
+            self.next.record(depth < accepted)
+
+
+class Chance:
+    """A smoothed frequency that forgets slowly and never claims certainty."""
+
+    def __init__(self, prior: float, weight: float = 3.0, memory: float = 0.96) -> None:
+        self.prior, self.weight, self.memory = prior, weight, memory
+        self.right = self.total = 0.0
+
+    @property
+    def value(self) -> float:
+        return min(0.99, (self.right + self.weight * self.prior) / (self.total + self.weight))
+
+    def record(self, right: bool) -> None:
+        self.fade()
+        self.right += right
+        self.total += 1
+
+    def fade(self) -> None:
+        self.right *= self.memory
+        self.total *= self.memory

@@ -1,0 +1,35 @@
+"""The pages' examples run, and stay as short as they promise."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.S)
+
+
+def test_the_example_drafter_runs_and_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, contract = blocks("writing-a-drafter.md")
+    lines = [line for line in drafter.splitlines() if line.strip()]
+    assert len(lines) < 30
+    module = types.ModuleType("example_drafter")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look it up
+    exec(drafter, module.__dict__)
+    exec(contract, module.__dict__)
+
+
+def test_every_file_named_in_the_architecture_exists() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    source = DOCS.parent / "src" / "draftsmith"
+    for name, function in re.findall(r"`([a-z_/]+\.py):([A-Za-z_]+)", page):
+        matches = [p for p in source.rglob("*.py") if str(p).endswith("/" + name)]
+        assert matches, name
+        assert any(re.search(rf"(def|class) {function}\b", p.read_text()) for p in matches), function
