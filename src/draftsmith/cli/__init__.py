@@ -10,13 +10,9 @@ from typing import Annotated, Any
 import typer
 
 import draftsmith
-from draftsmith.cli.chat import chat
-from draftsmith.cli.demo import demo
-from draftsmith.cli.doctor import doctor
-from draftsmith.cli.drafters import drafters
+from draftsmith.cli import chat, demo, doctor, drafters, run
 from draftsmith.cli.options import grouped
 from draftsmith.cli.report import Reporting
-from draftsmith.cli.run import run
 
 app = typer.Typer(
     cls=Reporting,
@@ -26,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, chat, drafters, doctor):
+for command in (demo.demo, run.run, chat.chat, drafters.drafters, doctor.doctor):
     app.command()(grouped(command))
 
 

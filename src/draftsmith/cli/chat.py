@@ -13,7 +13,7 @@ import typer
 
 from draftsmith.cli.loading import load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, SamplingOptions
-from draftsmith.cli.render import AnswerPrinter, show_stats
+from draftsmith.cli.render import AnswerPrinter, label, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.cli.run import say_end, say_notices
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
@@ -57,7 +57,7 @@ def chat(
         )
     say_notices(engine)
     note(
-        f"{short(engine.model.name)}, drafts by {engine.drafter}. "
+        f"{short(engine.model.name)}, drafts by {label(engine.drafter)}. "
         "/help lists commands, Ctrl-C stops an answer, Ctrl-D quits."
     )
     Conversation(engine, options | {"system": system}, output).loop()
@@ -152,7 +152,7 @@ class Conversation:
 
         if name:
             self.chat.options["drafter"] = parse(name)
-        note(f"(drafts by {self.chat.options.get('drafter') or self.engine.drafter})")
+        note(f"(drafts by {label(self.chat.options.get('drafter') or self.engine.drafter)})")
 
     def save(self, name: str) -> None:
         if not name:

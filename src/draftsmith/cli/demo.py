@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import quiet, resolve, short, waiting
-from draftsmith.cli.render import TARGET, plain_table
+from draftsmith.cli.loading import busy, own_threads, quiet, resolve, short, waiting
+from draftsmith.cli.render import TARGET, label, plain_table
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
 from draftsmith.errors import OptionError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 FILE = "shop.py"
 DTYPES = ("float32", "bfloat16")
-WIDTHS = (1, 11)
-"""Passes that the demo makes: a plain one, and one over a CopySpec draft of ten."""
+Way = tuple[str, int]
+"""A dtype and a number of threads."""
 CLEARLY_CHEAPER = 0.95
 TIE = 1e-5
 """Two best logits closer than this are a tie: rounding may decide between them."""
@@ -44,7 +44,7 @@ _SIDE_BY_SIDE = 100
 def demo(
     drafter: Annotated[
         str, typer.Option("--drafter", "-d", metavar="NAME", help="Who guesses.")
-    ] = "copyspec(gamma=3, block=10)",
+    ] = "copyspec",
     max_new_tokens: Annotated[
         int | None,
         typer.Option(metavar="N", show_default="the file and a bit", help="Longest answer."),
@@ -70,20 +70,15 @@ def demo(
     if max_new_tokens is not None and max_new_tokens < 1:
         raise OptionError(f"max_new_tokens={max_new_tokens} cannot work; it must be at least 1")
     before, message = builtin.demo()
-    console = stdout()
-    engine, reason = prepare(dtype)
-    console.print(Text.assemble(("The model  ", "bold"), _describe(engine)))
-    console.print(Text.assemble(("The weights  ", "bold"), reason))
-    console.print(Text.assemble(("The task  ", "bold"), f"edit {FILE}: ", (message, "italic")))
-    prompt = builtin.edit_messages(FILE, message, before)
-    limit = max_new_tokens or room_for_edit(engine, before)
-    with waiting("warming up …"):
-        for who in ("none", guesser):
-            engine.generate(prompt, drafter=who, max_new_tokens=min(limit, 24))
-    race = Race(engine, prompt, limit, guesser)
-    race.run(console)
-    same = report(console, race)
-    show_diff(console, before, race.results[1].text)
+    with own_threads():
+        console = stdout()
+        engine = prepare(console, dtype)
+        console.print(Text.assemble(("Task   ", "bold"), f"edit {FILE}: ", (message, "italic")))
+        limit = max_new_tokens or room_for_edit(engine, before)
+        race = Race(engine, builtin.edit_messages(FILE, message, before), limit, guesser)
+        race.run(console)
+        same = report(console, race)
+        show_diff(console, before, race.results[1])
     if not same and engine.model.dtype == _float32():
         raise typer.Exit(FAILED)
 
@@ -94,40 +89,52 @@ def _float32() -> Any:
     return torch.float32
 
 
-def prepare(dtype: str | None) -> tuple[Engine, str]:
-    """The engine, and a sentence that says why its weights have the type they have.
+def prepare(console: Console, dtype: str | None) -> Engine:
+    """The engine in the dtype and threads in which *plain* decoding is cheapest here.
 
-    Without a wish, the type is the one in which *plain* decoding is cheapest here, so that the
-    baseline is at its best; float32 wins when they are close.
+    So the baseline is at its best; float32 wins when dtypes are close, and `dtype` decides if
+    given. Sets torch's thread count, and says what it found.
     """
-    source = resolve(None)
+    import torch
+
+    source, disturbed = resolve(None), busy()
     with waiting("loading and measuring …"), quiet():
         from draftsmith.engine import Engine
         from draftsmith.model.measure import pass_cost
 
-        engines = {
-            name: Engine.from_pretrained(source, dtype=name)
-            for name in ([dtype] if dtype is not None else DTYPES)
-        }
-        if dtype is not None:
-            return engines[dtype], f"{dtype}, as asked"
-        costs = {
-            name: pass_cost(engine.model, widths=WIDTHS, repeats=9)
-            for name, engine in engines.items()
-        }
-    chosen = cheaper(costs)
-    parts = [f"{name} {_passes(cost)}" for name, cost in costs.items()]
-    return engines[chosen], f"{chosen}, the cheaper here: " + "; ".join(parts)
+        names = DTYPES if dtype is None else (dtype,)
+        engines = {name: Engine.from_pretrained(source, dtype=name) for name in names}
+        costs: dict[Way, float] = {}
+        for threads in sorted({1, torch.get_num_threads()}):
+            torch.set_num_threads(threads)
+            for name, engine in engines.items():
+                costs[name, threads] = pass_cost(engine.model, widths=(1,), repeats=9)[1]
+    best = cheapest(costs)
+    torch.set_num_threads(best[1])
+    engine = engines[best[0]]
+    others = [f"{_way(w)} {1000 * c:.1f}" for w, c in costs.items() if w != best]
+    said = f"{_way(best)}, {1000 * costs[best]:.1f} ms for a plain pass"
+    why = f", the cheapest here ({', '.join(others)})" if others else ""
+    console.print(Text.assemble(("Model  ", "bold"), _describe(engine)))
+    console.print(Text.assemble(("Run    ", "bold"), said, why))
+    if disturbed:
+        console.print(Text.assemble(("Note   ", "bold"), disturbed))
+    return engine
 
 
-def cheaper(costs: dict[str, dict[int, float]]) -> str:
-    """The type with the cheapest plain pass; float32 unless another is clearly cheaper."""
-    best = min(costs, key=lambda name: costs[name][1])
-    return best if costs[best][1] < CLEARLY_CHEAPER * costs["float32"][1] else "float32"
+def cheapest(costs: dict[Way, float]) -> Way:
+    """The dtype and threads with the cheapest pass; float32 unless another is clearly cheaper."""
+    best = min(costs, key=lambda way: costs[way])
+    exact = [way for way in costs if way[0] == "float32"]
+    if exact:
+        best_exact = min(exact, key=lambda way: costs[way])
+        if costs[best] >= CLEARLY_CHEAPER * costs[best_exact]:
+            return best_exact
+    return best
 
 
-def _passes(cost: dict[int, float]) -> str:
-    return ", ".join(f"{1000 * cost[w]:.1f} ms for {w}" for w in cost) + " tokens"
+def _way(way: Way) -> str:
+    return f"{way[0]} on {way[1]} thread{'s' if way[1] > 1 else ''}"
 
 
 def _describe(engine: Engine) -> str:
@@ -176,11 +183,17 @@ class Race:
     def __init__(self, engine: Engine, prompt: Any, limit: int, drafter: Drafter) -> None:
         self.engine, self.prompt, self.limit = engine, prompt, limit
         self.drafters: tuple[str | Drafter, ...] = ("none", drafter)
-        self.lanes = [Lane("plain decoding"), Lane(f"with {drafter}")]
+        self.lanes = [Lane("plain decoding"), Lane(f"with {label(drafter)}")]
         self.results: list[GenerationResult] = []
 
     def run(self, console: Console) -> None:
-        """Decode twice, live in a terminal."""
+        """Decode twice, live in a terminal, after a short warm-up."""
+        with waiting("warming up …"):
+            for drafter in self.drafters:
+                few = min(self.limit, 24)
+                self.engine.generate(
+                    self.prompt, drafter=drafter, max_new_tokens=few, temperature=0.0
+                )
         if not console.is_terminal:
             for number in range(2):
                 self._decode(number, None)
@@ -244,7 +257,7 @@ def compare(console: Console, race: Race) -> bool:
     count = len(plain.tokens)
     if plain.tokens == drafted.tokens:
         line = Text.assemble(
-            ("Output  ", "bold"), ("identical", "bold green"), f", all {count} tokens"
+            ("Output ", "bold"), ("identical", "bold green"), f", all {count} tokens"
         )
         console.print(line)
         return True
@@ -255,7 +268,7 @@ def compare(console: Console, race: Race) -> bool:
     dtype = str(race.engine.model.dtype).removeprefix("torch.")
     console.print(
         Text.assemble(
-            ("Output  ", "bold"),
+            ("Output ", "bold"),
             (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
             f": {_token(race, plain, at)} against {_token(race, drafted, at)}. The model's two "
             f"best logits are {gap:.2g} apart there, in {dtype} ({words})",
@@ -288,14 +301,14 @@ def top_two_gap(engine: Engine, ids: list[int]) -> float:
     return float(best[0] - best[1])
 
 
-def show_diff(console: Console, before: str, after: str) -> None:
-    """The edit that was made, as a unified diff."""
-    lines = list(
-        difflib.unified_diff(
-            before.splitlines(), after.splitlines(), FILE, f"{FILE} (edited)", lineterm="", n=2
-        )
-    )
+def show_diff(console: Console, before: str, result: GenerationResult) -> None:
+    """The edit that was made, as a unified diff; not if the answer is only a part of the file."""
     console.print()
+    if result.finish_reason == "length":
+        console.print(f"The answer was cut after {result.stats.tokens} tokens; no edit to show.")
+        return
+    old, new = before.splitlines(), result.text.splitlines()
+    lines = list(difflib.unified_diff(old, new, FILE, f"{FILE} (edited)", lineterm="", n=2))
     if not lines:
         console.print("The model left the file as it was.")
     for line in lines:

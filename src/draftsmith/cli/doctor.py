@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
+from draftsmith.cli.loading import busy, checked_device, own_threads, quiet, resolve, short, waiting
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import stdout
 from draftsmith.errors import DraftsmithError
@@ -63,20 +63,32 @@ def doctor(
 
 def examine(source: str, device: str | None) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
+    import torch
+
     from draftsmith.model.load import load
 
+    disturbed = busy()
     loaded = load(source, device=device)
     capabilities = loaded.capabilities
     record: dict[str, Any] = {
+        "busy": disturbed,
         "versions": versions(),
         "machine": machine(loaded),
         "model": describe(loaded),
         "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
-    costs, skipped = measure(loaded, source, device)
+    with own_threads():
+        threads = by_threads(loaded)
+        advice = about_threads(threads)
+        if advice:
+            torch.set_num_threads(1)
+        costs, skipped = measure(loaded, source, device)
+        record["measured_on_threads"] = torch.get_num_threads()
+    record["plain_pass_by_threads"] = threads
     record["pass_seconds"], record["not_measured"] = costs, skipped
     record["recommendation"] = recommend(costs, capabilities.shape, record["model"]["dtype"])
+    record["recommendation"]["explained"] += advice
     return record
 
 
@@ -153,6 +165,35 @@ def measure(loaded: LoadedModel, source: str, device: str | None) -> tuple[Costs
     return costs, skipped
 
 
+def by_threads(loaded: LoadedModel) -> dict[int, float]:
+    """Seconds of a plain pass with torch's number of threads and with one; empty off the CPU."""
+    import torch
+
+    from draftsmith.model.measure import pass_cost
+
+    if loaded.device.type != "cpu":
+        return {}
+    seconds = {}
+    with own_threads() as usual:
+        for threads in sorted({usual, 1}):
+            torch.set_num_threads(threads)
+            seconds[threads] = pass_cost(loaded, widths=(1,))[1]
+    return seconds
+
+
+def about_threads(seconds: dict[int, float]) -> list[str]:
+    """Advice where more threads only get in each other's way."""
+    if len(seconds) < 2:
+        return []
+    one, usual = seconds[1], seconds[max(seconds)]
+    if one > _CLEARLY_CHEAPER * usual:
+        return []
+    return [
+        f"One thread is {usual / one:.1f} times as fast as {max(seconds)} here (a small model, or "
+        "other work on this machine): use --threads 1."
+    ]
+
+
 def recommend(costs: Costs, shape: str, own: str) -> dict[str, Any]:
     """Which dtype, and whether drafts pay, in numbers and in sentences."""
     dtype = min(costs, key=lambda name: costs[name][1])
@@ -222,8 +263,12 @@ def show(record: dict[str, Any]) -> None:
         if independent
         else "- Rows of a pass influence each other: drafts would change the answer."
     )
-    _section("Milliseconds of a pass, by how many tokens it covers")
+    threads = record["measured_on_threads"]
+    on = f" (on {threads} thread{'s' if threads > 1 else ''})" if box["device"] == "cpu" else ""
+    _section(f"Milliseconds of a pass, by how many tokens it covers{on}")
     _show_costs(record)
+    if record["busy"]:
+        console.print(f"({record['busy']})")
     _section("Recommendation")
     for line in record["recommendation"]["explained"]:
         console.print(f"- {line}")

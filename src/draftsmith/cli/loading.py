@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,8 +44,12 @@ def load_engine(options: ModelOptions) -> Engine:
     drafter, budget = checked(options)
     source = resolve(options.model)
     with waiting(f"loading {short(source)} …"), quiet():
+        import torch
+
         from draftsmith.engine import Engine
 
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
         return Engine.from_pretrained(
             source,
             drafter=drafter,
@@ -80,6 +85,29 @@ def checked_device(device: str | None) -> str | None:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise OptionError(f"device={device!r} cannot be used here: {reason}") from error
     return device
+
+
+def busy() -> str | None:
+    """A warning if other work on this machine will disturb the times; None if it is idle."""
+    try:
+        load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    except (AttributeError, OSError):  # Windows does not know
+        return None
+    if load < 0.6 * cores:
+        return None
+    return f"other work is running here (load {load:.1f} on {cores} cores), so times vary"
+
+
+@contextlib.contextmanager
+def own_threads() -> Iterator[int]:
+    """Torch's thread count may be changed inside; the value it had is given and put back."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,13 @@ class ModelOptions:
             help="cpu, cuda, cuda:1, mps, …",
         ),
     ] = None  # fmt: skip
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=_MODEL, metavar="N", min=1, show_default="torch's choice",
+            help="CPU threads; `draftsmith doctor` tells what is best here.",
+        ),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -14,6 +15,7 @@ from rich.text import Text
 from draftsmith.cli.report import stderr, stdout
 
 if TYPE_CHECKING:
+    from draftsmith.core.drafter import Drafter
     from draftsmith.core.result import GenerationResult, Stats
     from draftsmith.jobs import Piece
 
@@ -76,16 +78,16 @@ class AnswerPrinter:
     def legend(self, sources: list[str]) -> None:
         """Explain the colours, on stderr."""
         if self.coloured and sources:
-            stderr().print(self.palette.legend(sources))
+            stderr().print(self.palette.legend(sources), "", sep="\n", end="")
 
 
 def stats_view(stats: Stats, finish_reason: str) -> Group:
     """Everything `--stats` shows."""
-    parts: list[Table] = [_summary(stats, finish_reason)]
+    parts: list[Table | str] = [_summary(stats, finish_reason)]
     if stats.by_source:
-        parts.append(_by_source(stats))
+        parts += ["", _by_source(stats)]
     if stats.drafted_by_depth:
-        parts.append(_by_depth(stats))
+        parts += ["", _by_depth(stats)]
     return Group(*parts)
 
 
@@ -95,7 +97,7 @@ def _summary(stats: Stats, finish_reason: str) -> Table:
         ("answer", f"{stats.tokens} tokens, ended by {finish_reason}"),
         ("prompt", f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them still cached"),
         ("passes", f"{stats.passes}, {stats.tokens_per_pass:.2f} tokens each"),
-        ("drafts", f"{stats.attempts}, {stats.accepted} of {stats.drafted} tokens accepted"),
+        ("drafts", f"in {stats.attempts} passes, {stats.accepted} of {stats.drafted} accepted"),
         ("speed", f"{stats.tokens_per_second:.1f} tokens per second"),
         (
             "seconds",
@@ -130,6 +132,16 @@ def _by_depth(stats: Stats) -> Table:
     shares = [h / r if r else 0.0 for h, r in zip(held, reached, strict=True)]
     table.add_row("share", *(f"{share:.0%}" for share in shares))
     return table
+
+
+def label(drafter: Drafter) -> str:
+    """A drafter's name with only the options that are not its defaults."""
+    changed = [
+        f"{f.name}={getattr(drafter, f.name)!r}"
+        for f in fields(drafter)
+        if getattr(drafter, f.name) != f.default
+    ]
+    return f"{drafter.name}({', '.join(changed)})" if changed else drafter.name
 
 
 def plain_table(*columns: str, header: bool = False) -> Table:

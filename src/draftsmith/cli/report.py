@@ -74,12 +74,19 @@ def _out_of_memory(error: Exception) -> bool:
 
 def stderr() -> Console:
     """The console for everything that is not the answer. Made anew: tests swap the streams."""
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
 
 
 def stdout() -> Console:
     """The console for the answer."""
-    return Console(highlight=False)
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000  # files and pipes get whole lines
+    return console
 
 
 def show_error(message: str) -> None:

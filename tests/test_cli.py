@@ -1,0 +1,487 @@
+"""The command as its users type it: answers on stdout, the rest on stderr, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import draftsmith
+import tiny
+from draftsmith import builtin
+from draftsmith.cli import app
+from draftsmith.cli.demo import Race, cheapest, first_difference
+from draftsmith.cli.doctor import recommend
+from draftsmith.engine import Engine
+from draftsmith.errors import LoadError
+
+BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
+BUILTIN_THERE = "edit-7m" in builtin.names()
+
+
+def save(folder: Path, *, template: bool = True, tokenizer: bool = True, **config: Any) -> str:
+    """A tiny random model in a folder."""
+    tiny.model().save_pretrained(folder)
+    if tokenizer:
+        tiny.tokenizer().save_pretrained(folder)
+        if not template:
+            (folder / "chat_template.jinja").unlink(missing_ok=True)
+            change(folder / "tokenizer_config.json", chat_template=None)
+    change(folder / "config.json", **config)
+    return str(folder)
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def own_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation whose built-in model is the tiny one."""
+    here = tmp_path / "builtin"
+    save(here / "edit-7m")
+    (here / "demo").mkdir()
+    (here / "demo" / "before.py").write_text(BEFORE)
+    (here / "demo" / "message.txt").write_text("rename foo to baz\n")
+    monkeypatch.setattr(builtin, "_HERE", here)
+    monkeypatch.setattr(builtin, "__file__", str(here / "__init__.py"))
+    return here
+
+
+def call(*args: str, stdin: str | bytes | None = None) -> Any:
+    return CliRunner().invoke(app, list(args), input=stdin)
+
+
+def fails(code: int, *args: str, stdin: str | bytes | None = None) -> str:
+    """The error message of a command that must fail, as one line with nothing on stdout."""
+    result = call(*args, stdin=stdin)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines: list[str] = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+# --- top ---------------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    result = call("--version")
+    assert (result.exit_code, result.stdout) == (0, f"draftsmith {draftsmith.__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "chat", "drafters", "doctor"])
+def test_help_has_examples(command: str) -> None:
+    result = call(command, "--help")
+    assert result.exit_code == 0
+    assert f"draftsmith {command}" in result.stdout
+    assert "Examples" in result.stdout
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys; from draftsmith.cli import main\n"
+        "try: main(['run', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
+# --- run ---------------------------------------------------------------------------------------
+
+
+def test_run_prints_what_the_engine_says(model: str) -> None:
+    result = call("run", "-m", model, "hello world", "--max-new-tokens", "12")
+    wanted = Engine.from_pretrained(model).generate(
+        [{"role": "user", "content": "hello world"}], max_new_tokens=12
+    )
+    assert result.exit_code == 0
+    assert result.stdout.removesuffix("\n") == wanted.text.removesuffix("\n")
+    assert "cut after 12 tokens" in result.stderr
+
+
+def test_run_reads_prompt_file_and_stdin(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("hello world\n", encoding="utf-8")
+    common = ["run", "-m", model, "--max-new-tokens", "8"]
+    wanted = call(*common, "hello world").stdout
+    assert call(*common, "-f", str(path)).stdout == wanted
+    assert call(*common, stdin="hello world\n").stdout == wanted
+    assert call(*common, "-", stdin="hello world\r\n").stdout == wanted
+    both = call(*common, "do this", "-f", "-", stdin="hello world\n").stdout
+    assert both == call(*common, "do this\n\nhello world").stdout
+
+
+def test_run_json_is_one_object(model: str) -> None:
+    args = ["run", "-m", model, "hello", "--json", "--raw", "--max-new-tokens", "6", "--seed", "1"]
+    result = call(*args, "--temperature", "1.5", "-n", "2", "-d", "copyspec(gamma=2)")
+    record = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert record["drafter"].startswith("copyspec(gamma=2")
+    assert record["error"] is None
+    first, second = record["answers"]
+    assert len(first["tokens"]) == len(first["sources"]) == first["stats"]["tokens"] == 6
+    assert first["tokens"] != second["tokens"]
+    again = json.loads(call(*args, "--temperature", "1.5", "-n", "1", "-d", "none").stdout)
+    assert again["answers"][0]["tokens"] == first["tokens"]
+
+
+def test_run_with_stats_keeps_stdout_for_the_answer(model: str) -> None:
+    common = ["run", "-m", model, "hello hello hello", "--max-new-tokens", "30"]
+    result = call(*common, "--stats", "--show-drafts")
+    assert result.stdout == call(*common).stdout  # no colours: this is no terminal
+    for word in ("passes", "guessed by", "draft position", "prefill", "tokens per second"):
+        assert word in result.stderr
+
+
+def test_run_edit_predicts_the_file(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(BEFORE)
+    args = ["run", "-m", model, "--edit", str(path), "rename foo", "--json"]
+    record = json.loads(call(*args).stdout)
+    tokens = len(tiny.tokenizer()(BEFORE)["input_ids"])
+    answer = record["answers"][0]
+    assert answer["finish_reason"] == "stop" or len(answer["tokens"]) == tokens * 5 // 4 + 128
+    assert answer["stats"]["prompt_tokens"] > tokens
+
+
+def test_run_edit_uses_the_builtin_template(
+    own_builtin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(BEFORE)
+    seen: list[tuple[Any, dict[str, Any]]] = []
+    stream = Engine.stream
+
+    def spy(self: Engine, prompt: Any, **options: Any) -> Any:
+        seen.append((prompt, options))
+        return stream(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "stream", spy)
+    result = call("run", "--edit", str(path), "rename foo to baz", "--max-new-tokens", "3")
+    assert result.exit_code == 0
+    prompt, options = seen[0]
+    assert prompt == builtin.edit_messages("a.py", "rename foo to baz", BEFORE)
+    assert prompt[0]["content"] == f"a.py: rename foo to baz\n<|file|>{BEFORE}"
+    assert options["prediction"] == BEFORE
+    assert own_builtin.exists()
+
+
+def test_run_zero_tokens(model: str) -> None:
+    result = call("run", "-m", model, "hello", "--max-new-tokens", "0")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "cut after 0 tokens" in result.stderr
+
+
+def test_run_stop_strings(model: str) -> None:
+    args = ["run", "-m", model, "hello", "--max-new-tokens", "20", "--json"]
+    text = json.loads(call(*args).stdout)["answers"][0]["text"]
+    stop = next(c for c in text[2:] if c.isascii() and c.isprintable())
+    answer = json.loads(call(*args, "--stop", stop, "--stop", "never").stdout)["answers"][0]
+    assert answer["text"] == text[: text.index(stop)]
+    assert answer["finish_reason"] == "stop"
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+def test_unknown_folder(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing")
+    assert missing in fails(2, "run", "-m", missing, "hello")
+    assert missing in fails(2, "doctor", missing)
+    assert missing in fails(2, "chat", "-m", missing)
+
+
+def test_missing_tokenizer(tmp_path: Path) -> None:
+    folder = save(tmp_path / "bare", tokenizer=False)
+    assert "tokenizer" in fails(2, "run", "-m", folder, "hello")
+
+
+def test_missing_template(tmp_path: Path) -> None:
+    folder = save(tmp_path / "plain", template=False)
+    assert "chat template" in fails(2, "chat", "-m", folder)
+    assert "chat template" in fails(2, "run", "-m", folder, "hello", "--system", "be brief")
+    assert call("run", "-m", folder, "hello", "--max-new-tokens", "3").exit_code == 0
+
+
+def test_missing_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "_HERE", tmp_path)
+    assert "edit-7m" in fails(2, "run", "hello")
+    assert "reinstall" in fails(2, "demo")
+    with pytest.raises(LoadError, match="no-such"):
+        builtin.path("no-such")
+
+
+def test_prompt_too_long(model: str) -> None:
+    assert "context is 512" in fails(2, "run", "-m", model, "x " * 2000)
+
+
+@pytest.mark.parametrize("args", [[""], ["  \n"], ["--raw", ""]])
+def test_empty_prompt(model: str, args: list[str]) -> None:
+    assert "empty" in fails(2, "run", "-m", model, *args)
+
+
+def test_empty_stdin(model: str) -> None:
+    assert "empty" in fails(2, "run", "-m", model, stdin="")
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        (["-d", "copyspek"], "Did you mean 'copyspec'"),
+        (["-d", "copyspec(gama=2)"], "Did you mean 'gamma'"),
+        (["-d", "copyspec(gamma=0)"], "gamma=0 cannot work"),
+        (["-d", "copyspec(3)"], "name the options"),
+        (["--budget", "many"], "budget='many' cannot work"),
+        (["--temperature", "-1"], "temperature=-1.0 cannot work"),
+        (["--top-p", "0"], "top_p=0.0 cannot work"),
+        (["--max-new-tokens", "-3"], "max_new_tokens=-3 cannot work"),
+        (["--stop", ""], "stop="),
+        (["-n", "0"], "n=0 cannot work"),
+        (["--device", "nonsense"], "device='nonsense' cannot be used here"),
+        (["--dtype", "nonsense"], "unknown dtype 'nonsense'"),
+        (["-f", "-"], "standard input cannot be both"),
+    ],
+)
+def test_bad_option_value(model: str, args: list[str], wanted: str) -> None:
+    prompt = "-" if args[0] == "-f" else "hello"
+    assert wanted in fails(2, "run", "-m", model, prompt, *args, stdin="x")
+
+
+def test_a_word_for_a_number(model: str) -> None:
+    result = call("run", "-m", model, "hello", "--temperature", "warm")
+    assert result.exit_code == 2
+    assert "--temperature" in result.stderr
+
+
+def test_unreadable_files(model: str, tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    zeros = tmp_path / "zeros"
+    zeros.write_bytes(b"a\0b")
+    assert "UTF-8" in fails(2, "run", "-m", model, "-f", str(binary))
+    assert "zero bytes" in fails(2, "run", "-m", model, "-f", str(zeros))
+    assert "No such file" in fails(2, "run", "-m", model, "-f", str(tmp_path / "no"))
+    assert "directory" in fails(2, "run", "-m", model, "--edit", str(tmp_path), "x")
+    assert "No such file" in fails(2, "run", "-m", model, "x", "--prediction", "/no/file")
+    assert "UTF-8" in fails(2, "run", "-m", model, stdin=b"\xff\xfe")
+
+
+def test_failing_half_way_keeps_what_there_is(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftsmith.core import loop
+
+    passes = iter(range(5))
+
+    def judge(*args: Any) -> Any:
+        if next(passes) == 4:
+            raise RuntimeError("boom")
+        return whole(*args)
+
+    whole = loop.judge
+    monkeypatch.setattr(loop, "judge", judge)
+    result = call("run", "-m", model, "hello", "--json", "-d", "none")
+    record = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert len(record["answers"][0]["tokens"]) == 4
+    assert "boom" in record["error"]
+    assert result.stderr.startswith("Error: generation failed after 4 tokens")
+
+
+# --- signals and pipes ---------------------------------------------------------------------------
+
+
+def start(*args: str) -> subprocess.Popen[bytes]:
+    code = "from draftsmith.cli import main; main()"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Arguments of an answer that takes far longer than any test."""
+    folder = save(tmp_path_factory.mktemp("endless"), max_position_embeddings=10_000_000)
+    settings = Path(folder) / "generation_config.json"
+    change(settings, eos_token_id=399)
+    return ["run", "-m", folder, "hello", "--max-new-tokens", "9000000", "-d", "none"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C differently")
+def test_ctrl_c_keeps_the_text(endless: list[str]) -> None:
+    process = start(*endless)
+    assert process.stdout is not None
+    first = process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert len(first) == 20
+    assert rest.endswith(b"\n")
+    assert b"stopped by Ctrl-C" in errors
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_closed_pipe_is_no_error(endless: list[str]) -> None:
+    process = start(*endless)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 141
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert errors == b""
+
+
+# --- chat --------------------------------------------------------------------------------------
+
+
+def test_chat(model: str, tmp_path: Path) -> None:
+    talk, plain = tmp_path / "talk.json", tmp_path / "talk.txt"
+    lines = [
+        "hello", "/stats", "/drafter", "/drafter copyspec(gamma=2)", "and again", "/stats",
+        f"/save {talk}", f"/save {plain}", "/reset", "hello", "/help", "/quit", "never read",
+    ]  # fmt: skip
+    args = ["chat", "-m", model, "--system", "be brief", "--max-new-tokens", "5"]
+    result = call(*args, stdin="\n".join(lines))
+    assert result.exit_code == 0, result.output
+    messages = json.loads(talk.read_text())
+    assert [m["role"] for m in messages] == ["system"] + 2 * ["user", "assistant"]
+    assert plain.read_text().startswith("system:\nbe brief\n\nuser:\nhello\n")
+    assert "drafts by auto" in result.stderr
+    assert "drafts by copyspec(gamma=2)" in result.stderr
+    assert "all 2 answers" in result.stderr
+    assert "/drafter [NAME]" in result.stderr
+    answers = [m["content"] for m in messages if m["role"] == "assistant"]
+    assert result.stdout.startswith(answers[0])
+
+
+def test_chat_survives_mistakes(model: str) -> None:
+    lines = ["/drafer", "/drafter nobody", "/save", "/save /no/such/file", "x " * 2000, "hello"]
+    result = call("chat", "-m", model, "--max-new-tokens", "4", stdin="\n".join(lines))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("Error: ") == 5
+    assert "Did you mean '/drafter'" in result.stderr
+    assert result.stdout.strip()
+
+
+def test_chat_refuses_bad_options(model: str) -> None:
+    assert "top_k" in fails(2, "chat", "-m", model, "--top-k", "-1")
+
+
+# --- drafters and doctor -------------------------------------------------------------------------
+
+
+def test_drafters_lists_all() -> None:
+    result = call("drafters")
+    for words in ("auto", "copyspec", "gamma=3, block=10", "none", "prompt_lookup"):
+        assert words in result.stdout
+
+
+def test_drafters_describes_one() -> None:
+    result = call("drafters", "copyspec")
+    assert '-d "copyspec(gamma=3, block=10)"' in result.stdout
+    assert "Literal['first', 'last']" in result.stdout
+    assert call("drafters", "copyspec(gamma=5)").stdout == result.stdout
+    assert "Did you mean 'copyspec'" in fails(2, "drafters", "copispec")
+
+
+def test_doctor(model: str) -> None:
+    record = json.loads(call("doctor", model, "--json").stdout)
+    assert record["model"]["context_length"] == 512
+    assert record["capabilities"]["shape"] == "tree"
+    assert record["rows_independent"] is True
+    assert set(record["pass_seconds"]) == {"float32", "bfloat16"}
+    assert record["recommendation"]["dtype"] in record["pass_seconds"]
+    shown = call("doctor", model)
+    assert shown.exit_code == 0
+    for words in ("torch", "draft trees", "Recommendation", "bfloat16"):
+        assert words in shown.stdout
+
+
+def test_doctor_recommends() -> None:
+    fast = {"float32": {1: 1.0, 8: 1.5}, "bfloat16": {1: 0.5, 8: 5.0}}
+    told = recommend(fast, "tree", "float32")
+    assert told["dtype"] == "bfloat16"
+    assert "do not pay" in told["explained"][1]
+    told = recommend({"float32": {1: 1.0, 8: 1.5}, "bfloat16": {1: 0.95, 8: 1}}, "tree", "float32")
+    assert told["dtype"] == "float32"
+    assert "pay almost always" in told["explained"][1]
+    assert "no use" in recommend({"float32": {1: 1.0}}, "plain", "float32")["explained"][1]
+
+
+# --- demo --------------------------------------------------------------------------------------
+
+
+def test_demo(own_builtin: Path) -> None:
+    result = call("demo", "--max-new-tokens", "30")
+    assert result.exit_code == 0, result.output
+    for words in ("identical", "times", "tokens/pass", "with copyspec", "rename foo to baz"):
+        assert words in result.stdout
+    assert own_builtin.exists()
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("float32", 1), ("bfloat16", 0)])
+def test_demo_reports_a_difference(
+    own_builtin: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, code: int
+) -> None:
+    whole = Race.run
+
+    def run(self: Race, console: Any) -> None:
+        whole(self, console)
+        tokens = list(self.results[1].tokens)
+        tokens[3] += 1
+        self.results[1] = replace(self.results[1], tokens=tokens)
+
+    monkeypatch.setattr(Race, "run", run)
+    result = call("demo", "--max-new-tokens", "8", "--dtype", dtype)
+    assert result.exit_code == code, result.output
+    assert "differs from token 4" in result.stdout
+    assert "best logits are" in result.stdout
+    assert own_builtin.exists()
+
+
+def test_demo_chooses_by_plain_decoding() -> None:
+    assert cheapest({("float32", 1): 1.0, ("bfloat16", 1): 0.98, ("float32", 2): 2.0}) == (
+        "float32",
+        1,
+    )
+    assert cheapest({("float32", 1): 1.0, ("bfloat16", 2): 0.5}) == ("bfloat16", 2)
+    assert cheapest({("bfloat16", 1): 1.0}) == ("bfloat16", 1)
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 4]) == 2
+    assert first_difference([1, 2], [1, 2, 4]) == 2
+
+
+@pytest.mark.skipif(not BUILTIN_THERE, reason="the built-in model is not in this tree")
+def test_builtin_demo() -> None:
+    before, message = builtin.demo()
+    assert before
+    assert message
+    result = call("demo", "--max-new-tokens", "200", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    assert "identical" in result.stdout
