@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -35,6 +36,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inner = Tokenizer(WordLevel(words, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="w0").save_pretrained(path)
     return path
+
+
+def generate(model: Any, ids: list[int], count: int) -> list[int]:
+    """What transformers' own greedy decoding gives, the prompt included."""
+    out = model.generate(
+        input_ids=torch.tensor([ids]), max_new_tokens=count, do_sample=False, eos_token_id=None
+    )
+    tokens: list[int] = out[0].tolist()
+    return tokens
+
+
+def decode_plainly(runner: Runner, ids: list[int], count: int) -> list[int]:
+    """The same with our runner, one token a step."""
+    row = runner.open(ids)
+    runner.prefill(row)
+    for _ in range(count):
+        token = int(runner.forward([row], [EMPTY])[0].logits[0].argmax())
+        runner.commit([row], [[]], [[token]])
+    return row.ids + row.pending
 
 
 def test_a_folder(folder: Path) -> None:
@@ -156,6 +176,82 @@ def test_an_adapter_is_used_as_loaded() -> None:
     assert (logits[0] - without).abs().max() > 1e-2, "the adapter took part"
 
 
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+def test_learned_virtual_tokens_decode_as_with_generate(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
+        model = peft.get_peft_model(build("llama"), config).eval()
+        loaded = load(model)
+        assert (loaded.capabilities.shape, loaded.capabilities.cache) == ("plain", "none")
+        assert decode_plainly(Runner(loaded), prompt(9), 4) == generate(model, prompt(9), 4)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_device_map(folder: Path, split: bool) -> None:
+    names = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
+    parts = {f"model.{name}": "cpu" for name in names} | {"lm_head": "cpu"}
+    loaded = load(folder, device_map=parts if split else "auto")
+    assert loaded.capabilities.shape == "tree"
+    assert loaded.device == torch.device("cpu")
+
+
+def test_offloaded_weights() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(build("llama"), execution_device=torch.device("cpu"))
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    loaded = load(model)
+    assert loaded.device == torch.device("cpu")
+    assert loaded.capabilities.shape == "tree"
+
+
+def test_two_threads_in_one_model() -> None:
+    model = build("llama", "eager")
+    loaded, failures = load(model), []
+
+    def work(seed: int) -> None:
+        runner, ids = Runner(loaded), prompt(12, seed)
+        row = runner.open(ids)
+        runner.prefill(row)
+        draft = Draft((5, 6, 7), (-1, -1, 0), ("test",) * 3)
+        want = runner.forward([row], [draft])[0].logits
+        for _ in range(20):
+            got = runner.forward([row], [draft])[0].logits
+            if not torch.equal(got, want):
+                failures.append(seed)
+
+    threads = [Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_real_model_tells_its_story(shared_data: Path) -> None:
+    """Greedy, with a draft tree at every step that holds some right and some wrong tokens."""
+    loaded = load(shared_data / "weights" / "stories260K")
+    model, ids = loaded.model, [1]
+    want = generate(model, ids, 80)
+    text = loaded.tokenizer.decode(want[1:])
+    assert text.startswith("Once upon a time, there was a little girl named Lily. She loved")
+    runner = Runner(loaded)
+    row = runner.open(ids)
+    while len(ids) < len(want):
+        right = want[len(ids) : len(ids) + 3]
+        draft = Draft.trie([[7, 8], right[:2], [*right[:1], 9]], "test")
+        choices = runner.forward([row], [draft])[0].logits.argmax(-1).tolist()
+        path, node = [], -1
+        while (child := draft.children().get((node, choices[1 + node]))) is not None:
+            path.append(node := child)
+        emitted = [draft.tokens[i] for i in path] + [choices[1 + node]]
+        runner.commit([row], [path], [emitted])
+        ids = ids + emitted
+    assert ids[: len(want)] == want
+
+
 def test_dynamic_quantization_decodes_plainly_and_says_why() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -166,17 +262,7 @@ def test_dynamic_quantization_decodes_plainly_and_says_why() -> None:
         assert loaded.capabilities.shape == "plain"
         assert "per-tensor dynamic quantization" in loaded.capabilities.reasons[0]
         # Plain means plain: the same passes as the model's own generate, so the same tokens.
-        ids = prompt(12)
-        want = model.generate(
-            torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=None
-        )[0].tolist()
-        runner = Runner(loaded)
-        row = runner.open(ids)
-        runner.prefill(row)
-        for _ in range(8):
-            token = int(runner.forward([row], [EMPTY])[0].logits[0].argmax())
-            runner.commit([row], [[]], [[token]])
-    assert row.ids + row.pending == want
+        assert decode_plainly(Runner(loaded), prompt(12), 8) == generate(model, prompt(12), 8)
 
 
 def test_costs_are_measured_by_width() -> None:

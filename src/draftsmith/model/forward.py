@@ -21,6 +21,7 @@ class Forward:
 
     def __init__(self, model: Any, attention: str | None) -> None:
         own = model.get_base_model() if hasattr(model, "get_base_model") else model
+        own = getattr(own, "_orig_mod", own)  # torch.compile's wrapper
         known = set(inspect.signature(own.forward).parameters)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             # Learned virtual tokens come before ours: only the adapter knows the positions.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from draftsmith.core.draft import Draft
+from draftsmith.core.target import RowOutput
 from draftsmith.model.cache import KVCache
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
@@ -53,15 +52,15 @@ class KVMemory:
         self.cache.begin(row.slot, [row.cached], span.width)
         self._forward([tokens], [span.positions], mask, self.cache, 1)
 
-    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per group of neighbouring rows."""
         if len(rows) == 1:
             return self._pass(rows, drafts)
         by_row = dict(zip(map(id, rows), drafts, strict=True))
-        found: dict[int, Tensor] = {}
+        found: dict[int, RowOutput] = {}
         for group in self._groups(rows):
-            logits = self._pass(group, [by_row[id(row)] for row in group])
-            found.update(zip(map(id, group), logits, strict=True))
+            outputs = self._pass(group, [by_row[id(row)] for row in group])
+            found.update(zip(map(id, group), outputs, strict=True))
         return [found[id(row)] for row in rows]
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
@@ -94,7 +93,7 @@ class KVMemory:
         sides = [self._boundary.beyond(row.root) for row in (left, right)]
         return sides[0] == sides[1] and not (self._boundary.grows and sides[0])
 
-    def _pass(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+    def _pass(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         spans = [
             Span(row.cached, len(row.pending), draft)
             for row, draft in zip(rows, drafts, strict=True)
@@ -113,4 +112,7 @@ class KVMemory:
         self.cache.begin(rows[0].slot, [s.cached for s in spans], width)
         logits = self._forward(tokens, positions, mask, self.cache, last).logits
         skipped = width - logits.shape[1]
-        return [logits[i, s.pending - 1 - skipped : s.width - skipped] for i, s in enumerate(spans)]
+        return [
+            RowOutput(logits[i, s.pending - 1 - skipped : s.width - skipped])
+            for i, s in enumerate(spans)
+        ]

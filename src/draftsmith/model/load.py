@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
@@ -145,7 +150,13 @@ def _check_folder(source: str) -> None:
 
 def _read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(source, **options)
+        try:
+            return AutoTokenizer.from_pretrained(source, **options)
+        except ValueError as error:
+            if "TokenizersBackend" not in str(error):
+                raise
+            # The name that transformers 5 saves for the class that 4 knows by another one.
+            return PreTrainedTokenizerFast.from_pretrained(source, **options)
     except Exception as error:  # Each tokenizer class fails in its own way.
         raise LoadError(
             f"{source} has no tokenizer that can be read ({_first_line(error)}); pass "

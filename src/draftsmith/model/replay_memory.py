@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draftsmith.core.draft import Draft
+from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import Forward
 from draftsmith.model.rows import SequenceRow
 
@@ -58,15 +59,16 @@ class ReplayMemory:
         """One pass over tokens that follow the cached ones."""
         self._pass(row, tokens, 1)
 
-    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per row; a snapshot first, where something may be rejected."""
-        logits = []
+        outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             self._undo(row)
             self._open[id(row)] = snapshot(row.state) if len(draft) else None, len(draft)
             last = 1 + len(draft)
-            logits.append(self._pass(row, [*row.pending, *draft.tokens], last)[-last:])
-        return logits
+            logits = self._pass(row, [*row.pending, *draft.tokens], last)
+            outputs.append(RowOutput(logits[-last:]))
+        return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
         """Keep a pass accepted whole; undo any other."""
@@ -131,15 +133,15 @@ class NoMemory:
     def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
         """Nothing is remembered."""
 
-    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """The whole sequence of each row, and a chain behind it."""
-        logits = []
+        outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             tokens = [*row.ids, *row.pending, *draft.tokens]
             last = 1 + len(draft)
             output = self._forward([tokens], [list(range(len(tokens)))], None, False, last)
-            logits.append(output.logits[0, -last:])
-        return logits
+            outputs.append(RowOutput(output.logits[0, -last:]))
+        return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
         """Everything counts as computed."""

@@ -1,4 +1,4 @@
-"""Rotary scalings whose angles depend on the length of the pass, and what that forbids.
+"""Positions that depend on more than the token itself, and what that forbids.
 
 With longrope and dynamic NTK the angles of *every* position in a pass follow from its last one. A
 draft reaching over the boundary would change the logits of the root before it.
@@ -54,4 +54,15 @@ def rope_boundary(config: Any) -> RopeBoundary | None:
             return RopeBoundary(boundary or config.max_position_embeddings, grows=False)
         if "dynamic" in kind:
             return RopeBoundary(config.max_position_embeddings, grows=True)
+    return None
+
+
+def scaled_by_slot(config: Any) -> int | None:
+    """Slots per step of a temperature that attention takes from a token's slot, None if none.
+
+    Llama 4 scales the queries of some layers so. A tree's slots run ahead of its positions, which
+    matters only where a pass reaches the next step.
+    """
+    if config.model_type == "llama4_text" and getattr(config, "attn_temperature_tuning", False):
+        return int(config.floor_scale)
     return None

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from draftsmith.core.draft import Draft
+from draftsmith.core.target import RowOutput
 
 
 @dataclass(eq=False, slots=True)
@@ -45,8 +44,8 @@ class Memory(Protocol):
     def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
         """Compute tokens that follow the cached ones; the caller then counts them as cached."""
 
-    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[Tensor]:
-        """Logits (1+n+m, V) per row of the root, the nodes and the probes."""
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+        """One pass; what each row's root, nodes and probes gave."""
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
         """After `verify`: keep pending tokens and the nodes of `path`.

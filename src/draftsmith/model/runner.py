@@ -18,12 +18,15 @@ from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import MaskBuilder, layer_windows
 from draftsmith.model.replay_memory import NoMemory, ReplayMemory
-from draftsmith.model.rope import rope_boundary
+from draftsmith.model.rope import rope_boundary, scaled_by_slot
 from draftsmith.model.rows import Memory, SequenceRow
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
 """A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
+
+_WIDEST = 256
+"""Slots that no pass is expected to exceed, its pending tokens included."""
 
 
 class Runner:
@@ -35,6 +38,7 @@ class Runner:
         self._abilities = loaded.capabilities
         self._context = loaded.context_length
         self._boundary = rope_boundary(loaded.config)
+        self._step = scaled_by_slot(loaded.config)
         on_cpu = loaded.device.type == "cpu"
         self._chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._memory = self._make_memory()
@@ -103,6 +107,9 @@ class Runner:
             return 0
         if self._abilities.cache == "replay" and len(own.pending) > _MOST_PENDING:
             return 0
+        step, after = self._step, own.root + 1
+        if step is not None and after // step != (after + _WIDEST) // step:
+            return 0
         room = (self._context or 1 << 30) - 1 - own.root
         if self._boundary is not None:
             limit = self._boundary.room(own.root)
@@ -121,7 +128,7 @@ class Runner:
             if self._boundary is not None:
                 for row in own:
                     self._refresh(row)
-            return [RowOutput(logits) for logits in self._memory.verify(own, drafts)]
+            return self._memory.verify(own, drafts)
 
     def commit(
         self,
