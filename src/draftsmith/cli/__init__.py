@@ -47,8 +47,9 @@ def _top(
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line; exits with 0, 1 (generation failed), 2 (bad input) or 130 (Ctrl-C)."""
-    # Advice from transformers is for programmers; whoever sets the variable still gets it.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Libraries' advice is for programmers; whoever sets the variables still gets it.
+    for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
+        os.environ.setdefault(name, "error")
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character must not end the answer.
         with contextlib.suppress(AttributeError, ValueError):

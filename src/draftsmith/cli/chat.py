@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,6 +66,23 @@ def chat(
     Conversation(engine, options | {"system": system}, output).loop()
 
 
+@contextlib.contextmanager
+def stopping(stop: Event) -> Iterator[None]:
+    """Ctrl-C sets the event, so that a step can end and the cache stays whole; twice interrupts."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            signal.default_int_handler(number, frame)
+        stop.set()
+
+    signal.signal(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Conversation:
     """Reads lines until the end; a line is a message or a command."""
 
@@ -112,15 +132,21 @@ class Conversation:
     def answer(self, message: str) -> None:
         """Stream the answer to one message; Ctrl-C ends it and keeps what came."""
         printer = AnswerPrinter(self.output.show_drafts)
+        stop = Event()
         with self.chat.stream(message) as stream:
             try:
-                for piece in stream:
-                    printer.piece(piece)
+                with stopping(stop):
+                    for piece in stream:
+                        printer.piece(piece)
+                        if stop.is_set():
+                            break
             except KeyboardInterrupt:
-                note("\n(stopped)")
+                stop.set()
             finally:
                 printer.end()
                 self.results.append(stream.result)
+        if stop.is_set():
+            note("(stopped)")
         result = self.results[-1]
         say_end(result, self.chat.options)
         printer.legend(result.sources)

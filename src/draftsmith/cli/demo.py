@@ -16,7 +16,7 @@ from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import busy, own_threads, quiet, resolve, short, waiting
-from draftsmith.cli.render import TARGET, label, plain_table
+from draftsmith.cli.render import TARGET, label, plain_table, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
 from draftsmith.errors import OptionError
@@ -153,7 +153,7 @@ class Lane:
     state: str = "waiting"
 
     def add(self, piece: Piece) -> None:
-        self.text.append(piece.text, style=_COPIED if piece.source != TARGET else "")
+        self.text.append(visible(piece.text), style=_COPIED if piece.source != TARGET else "")
 
     def panel(self, lines: int, width: int) -> Panel:
         """The last lines of the text, with counters below."""

@@ -24,6 +24,10 @@ _COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
+_PICTURES = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
+_PICTURES |= {127: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
+
+
 class Palette:
     """A colour for each source, given in the order they turn up; the target's own is none."""
 
@@ -47,6 +51,11 @@ class Palette:
         return "the model itself" if source == TARGET else source
 
 
+def visible(text: str) -> str:
+    """Text that cannot steer a terminal: control characters as their pictures."""
+    return text.translate(_PICTURES)
+
+
 class AnswerPrinter:
     """Prints an answer while it comes, in colours if wanted and if stdout is a terminal."""
 
@@ -61,11 +70,11 @@ class AnswerPrinter:
         if not piece.text:
             return
         self._last = piece.text[-1]
+        text = visible(piece.text) if self._console.is_terminal else piece.text
         if self.coloured:
-            # A terminal may leave a background or a colour open over a line break.
-            self._console.out(piece.text, style=self.palette[piece.source] or None, end="")
+            self._console.out(text, style=self.palette[piece.source] or None, end="")
         else:
-            sys.stdout.write(piece.text)
+            sys.stdout.write(text)
             sys.stdout.flush()
 
     def end(self) -> None:
