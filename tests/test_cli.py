@@ -355,6 +355,18 @@ def test_closed_pipe_is_no_error(endless: list[str]) -> None:
     assert errors == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_full_disk(endless: list[str]) -> None:
+    code = "from draftsmith.cli import main; main()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *endless], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 # --- chat --------------------------------------------------------------------------------------
 
 

@@ -50,6 +50,10 @@ def main(args: list[str] | None = None) -> Any:
     # Libraries' advice is for programmers; whoever sets the variables still gets it.
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
+    # A service manager may have closed them; then nobody reads and nothing comes.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character must not end the answer.
         with contextlib.suppress(AttributeError, ValueError):

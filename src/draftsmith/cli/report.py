@@ -52,9 +52,12 @@ def reported() -> Iterator[None]:
         note("stopped by Ctrl-C")
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # Python flushes stdout once more at exit, and would complain there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         raise typer.Exit(PIPE_CLOSED) from error
+    except OSError as error:  # a full disk behind stdout, say
+        show_error(str(error))
+        _drop_stdout()
+        raise typer.Exit(FAILED) from error
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
@@ -63,6 +66,11 @@ def reported() -> Iterator[None]:
             "try a smaller model, --dtype bfloat16 or a shorter prompt"
         )
         raise typer.Exit(FAILED) from error
+
+
+def _drop_stdout() -> None:
+    # Python flushes stdout once more at exit, and would complain there.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _out_of_memory(error: Exception) -> bool:
