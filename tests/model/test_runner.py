@@ -172,6 +172,15 @@ def test_the_cache_grows_with_contents_and_rows() -> None:
     check_logits(model.model, prompt(20, seed=3), EMPTY, outputs[1].logits)
 
 
+def test_a_row_leaves_before_the_last_one_has_begun() -> None:
+    model = loaded("llama")
+    runner = Runner(model)
+    first, last = runner.open(prompt(9)), runner.open([5])
+    runner.prefill(first)
+    runner.close(first)
+    check_logits(model.model, [5], EMPTY, runner.forward([last], [EMPTY])[0].logits)
+
+
 def test_probes_with_positions_of_their_own() -> None:
     """A probe may sit further away than its depth (SDSAT's adaptive tokens)."""
     model, ids = loaded("llama"), prompt(10)
