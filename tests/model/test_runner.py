@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import pytest
@@ -235,3 +236,29 @@ def test_what_every_architecture_can_do() -> None:
     for name in RECURRENT:
         assert loaded(name).capabilities.shape in ("chain", "plain")
     assert loaded("mamba").capabilities.shape == "plain"
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
+@pytest.mark.parametrize("during", ["prefill", "plain", "draft"])
+def test_an_interrupted_pass_leaves_no_trace(name: str, during: str) -> None:
+    model, ids = loaded(name), prompt(12)
+    runner = Runner(model)
+    row = runner.open(ids)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if during != "prefill":
+        runner.prefill(row)
+        runner.commit([row], [[]], [[int(runner.forward([row], [EMPTY])[0].logits[0].argmax())]])
+        ids = row.ids + row.pending
+    draft = Draft.chain([5, 6], "test") if during == "draft" and runner.room(row) else EMPTY
+    handle = model.model.get_output_embeddings().register_forward_pre_hook(interrupt)
+    with contextlib.suppress(KeyboardInterrupt):
+        runner.prefill(row)
+        runner.forward([row], [draft])
+        pytest.fail("the hook did not interrupt")
+    handle.remove()
+    runner.prefill(row)
+    check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)
+    check_cache(runner, row, ids)

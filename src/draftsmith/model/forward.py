@@ -43,7 +43,11 @@ class Forward:
         cache: Any,
         last: int,
     ) -> Any:
-        """The model's output over tokens (B, Q); logits of at least the `last` positions."""
+        """The model's output over tokens (B, Q); logits of at least the `last` positions.
+
+        `mask`: None lets the model make a causal one. `cache`: None lets it make a cache of its
+        own, False asks for none.
+        """
         both = torch.tensor([tokens, positions], device=self.device)
         options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
         if cache is not None and cache is not False:

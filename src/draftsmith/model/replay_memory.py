@@ -43,8 +43,6 @@ class ReplayMemory:
         self._config = config
         self._undoes = undoes
         self._prepared = False
-        self._open: dict[int, tuple[Snapshot | None, int]] = {}
-        """Passes not committed yet: the state before them, and how many nodes they had."""
 
     def open(self, row: SequenceRow) -> None:
         """Make an empty cache, unless the model makes its own with the first pass."""
@@ -52,19 +50,22 @@ class ReplayMemory:
 
     def close(self, row: SequenceRow) -> None:
         """Drop the cache."""
-        row.state = None
-        self._open.pop(id(row), None)
+        row.state = row.unfinished = None
 
     def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
         """One pass over tokens that follow the cached ones."""
+        self._undo(row)
+        row.unfinished = None, 0
         self._pass(row, tokens, 1)
+        row.unfinished = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per row; a snapshot first, where something may be rejected."""
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             self._undo(row)
-            self._open[id(row)] = snapshot(row.state) if len(draft) else None, len(draft)
+            # A plain step is expected to be kept: no copy is made for it.
+            row.unfinished = snapshot(row.state) if len(draft) else None, len(draft)
             last = 1 + len(draft)
             logits = self._pass(row, [*row.pending, *draft.tokens], last)
             outputs.append(RowOutput(logits[-last:]))
@@ -72,10 +73,9 @@ class ReplayMemory:
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
         """Keep a pass accepted whole; undo any other."""
-        _, nodes = self._open[id(row)]
-        if len(path) == nodes:
-            del self._open[id(row)]
-            return len(row.pending) + nodes
+        if len(path) == row.unfinished[1]:
+            row.unfinished = None
+            return len(row.pending) + len(path)
         self._undo(row)
         return 0
 
@@ -88,12 +88,13 @@ class ReplayMemory:
         return 0
 
     def _undo(self, row: SequenceRow) -> None:
-        """Forget a pass that was not committed."""
-        saved, nodes = self._open.pop(id(row), (None, -1))
+        """Forget a pass that was not committed, or was interrupted."""
+        if row.unfinished is None:
+            return
+        (saved, _), row.unfinished = row.unfinished, None
         if saved is not None:
             restore(row.state, saved)
-        elif nodes == 0:
-            # A plain step is expected to be kept, so no copy was made: compute the past again.
+        else:
             row.state = self._empty()
             if row.ids:
                 self._pass(row, row.ids, 1, start=0)

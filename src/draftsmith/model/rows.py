@@ -20,6 +20,8 @@ class SequenceRow:
     """Its row in a `KVCache`."""
     state: Any = None
     """Its own cache, for models that keep one per sequence."""
+    unfinished: Any = None
+    """What undoes a pass over `state` that was not committed; None if there is none."""
 
     @property
     def cached(self) -> int:
