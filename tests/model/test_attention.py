@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -119,3 +120,25 @@ def test_a_whole_model_agrees_with_sdpa() -> None:
         with AttentionScope(model).use(NAME):
             got = model(ids).logits
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+def test_scopes_of_one_model_wait_for_each_other() -> None:
+    """Loaded twice, it is still one model: overlapping passes must not leave our setting behind."""
+    model = build("llama")
+    before = model.config._attn_implementation
+    first, second = AttentionScope(model), AttentionScope(model)
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with second.use("draftsmith"):
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with first.use("draftsmith"):
+        thread.start()
+        assert not entered.wait(0.2), "the second pass began inside the first"
+    assert entered.wait(10)
+    leave.set()
+    thread.join()
+    assert model.config._attn_implementation == before

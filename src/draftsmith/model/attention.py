@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -138,14 +139,18 @@ AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+_locks: WeakKeyDictionary[torch.nn.Module, threading.RLock] = WeakKeyDictionary()
+
+
 class AttentionScope:
     """Puts an attention implementation into a model's configs for the length of one pass."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
-        # Two threads in one model would otherwise restore each other's setting.
-        self._lock = threading.RLock()
+        # Two threads in one model would otherwise restore each other's setting; however often it
+        # was loaded, it is one model.
+        self._lock = _locks.setdefault(model, threading.RLock())
 
     @contextmanager
     def use(self, name: str) -> Iterator[None]:
