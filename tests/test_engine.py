@@ -232,6 +232,7 @@ def test_cancelling_leaves_what_there_is_and_a_usable_engine(engine: Engine) -> 
     result = stream.result
     assert result.finish_reason == "cancelled"
     assert len(result.tokens) >= 5
+    assert result.text == tiny.tokenizer().decode(result.tokens, skip_special_tokens=True)
     whole = engine.generate(IDS, max_new_tokens=100).tokens
     assert whole[: len(result.tokens)] == result.tokens
 

@@ -51,7 +51,7 @@ class Job:
             return []
         texts = self.stream.take()
         if self.session.finished:
-            texts[-1] += self.stream.finish()
+            texts[-1] += self.stream.held()
         self.released += texts
         return [
             Piece(text, token, source, now)
@@ -64,6 +64,8 @@ class Job:
         tokens = session.ids[session.prompt_length :]
         if self.stream is not None:
             text = "".join(self.released)
+            if not session.finished:
+                text += self.stream.held()
         else:
             text = decode(self.tokenizer, tokens) if self.tokenizer is not None else ""
         return GenerationResult(

@@ -270,3 +270,20 @@ def test_costs_are_measured_by_width() -> None:
     assert list(costs) == [1, 4]
     assert all(0 < seconds < 1 for seconds in costs.values())
     assert list(pass_cost(load(build("mamba")), widths=(1, 4), context=9, repeats=1)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"dtype": "int3"}, "'int3'"),
+        ({"dtype": "int8"}, "'int8'"),
+        ({"device": "toaster"}, "'toaster'"),
+        ({"device": "cuda:99"}, "'cuda:99'"),
+    ],
+    ids=str,
+)
+def test_impossible_dtypes_and_devices_are_named(
+    options: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=named):
+        load(str(tmp_path), **options)

@@ -104,6 +104,7 @@ def _read_model(
     if device is not None and device_map is not None:
         raise OptionError("device and device_map were both given: choose one")
     wanted = _torch_dtype(dtype)
+    _check_device(device)
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, **options)
@@ -126,6 +127,18 @@ def _read_model(
             ) from None
         raise LoadError(_explain(source, "the weights", error)) from None
     return (model.to(device) if device is not None else model).eval()
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    """Fail now and in plain words rather than after loading with torch's."""
+    if device is None:
+        return
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise OptionError(
+            f"device {str(device)!r} cannot be used here ({_first_line(error)}); cpu always can"
+        ) from None
 
 
 def _check_folder(source: str) -> None:
@@ -168,7 +181,9 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     if dtype is None:
         return "auto"
     found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    if dtype != "auto" and not isinstance(found, torch.dtype):
+    # torch also has integer types by name: no weights are loaded as those.
+    real = isinstance(found, torch.dtype) and found.is_floating_point
+    if dtype != "auto" and not real:
         raise OptionError(f"unknown dtype {dtype!r}; use 'float32', 'bfloat16' or 'float16'")
     return "auto" if dtype == "auto" else found  # type: ignore[return-value]
 

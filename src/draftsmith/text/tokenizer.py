@@ -112,10 +112,9 @@ class StreamDecoder:
         self._window, self._shown = self._shown, len(self._ids)
         return now[len(before) :]
 
-    def flush(self) -> str:
+    def unfinished(self) -> str:
         """What is left at the end, unfinished characters as U+FFFD."""
         before, now = self._decode(self._shown), self._decode(len(self._ids))
-        self._window = self._shown = len(self._ids)
         return now[len(before) :]
 
     def _decode(self, end: int) -> str:
@@ -153,13 +152,9 @@ class TextStream:
         ready, self._ready = self._ready, []
         return ready
 
-    def finish(self) -> str:
-        """What is still held back at the end."""
-        if self.stopped:
-            return ""
-        rest = self._release(self._decoder.flush())
-        rest, self._held = rest + self._held, ""
-        return rest
+    def held(self) -> str:
+        """What is still held back; all that is left to show when nothing more will come."""
+        return "" if self.stopped else self._held + self._decoder.unfinished()
 
     def _release(self, piece: str) -> str:
         if self.stopped:
