@@ -32,4 +32,5 @@ def test_every_file_named_in_the_architecture_exists() -> None:
     for name, function in re.findall(r"`([a-z_/]+\.py):([A-Za-z_]+)", page):
         matches = [p for p in source.rglob("*.py") if str(p).endswith("/" + name)]
         assert matches, name
-        assert any(re.search(rf"(def|class) {function}\b", p.read_text()) for p in matches), function
+        defined = rf"(def|class) {function}\b"
+        assert any(re.search(defined, p.read_text(encoding="utf-8")) for p in matches), function

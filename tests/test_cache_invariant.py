@@ -1,0 +1,75 @@
+"""After every step the cache equals a fresh prefill of the committed ids, whoever drafted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import build
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.session import Session
+from draftsmith.drafters.registry import names, parse
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.runner import Runner
+from draftsmith.testing import random_trees
+
+PROMPTS = ([5, 6, 7, 8] * 3, [9], [20, 21, 22, 20, 21, 22, 20])
+
+
+def fresh_cache(loaded: LoadedModel, ids: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values per layer of `ids`, computed in one pass by a runner of its own."""
+    runner: Any = Runner(loaded)
+    row = runner.open([*ids, 3])
+    runner.prefill(row)
+    assert row.cached == len(ids)
+    contents: list[tuple[torch.Tensor, torch.Tensor]] = runner._memory.cache.contents(
+        row.slot, row.cached
+    )
+    return contents
+
+
+def drafters() -> list[Drafter]:
+    return [
+        *map(parse, names()),
+        random_trees(1, nodes=7, near=[8, 5, 6, 7] * 20),
+        random_trees(2, nodes=5, probes=3, near=[8, 5, 6, 7] * 20),
+    ]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3_text", "bloom"])
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_cache_equals_a_fresh_prefill(architecture: str, greedy: bool) -> None:
+    loaded = load(build(architecture))
+    most = 3 if loaded.capabilities.batch else 1
+    for drafter in drafters():
+        runner: Any = Runner(loaded)
+        sessions = [
+            Session(
+                prompt,
+                drafter=drafter,
+                budget=FixedBudget(9),
+                law=Law((), greedy=greedy),
+                chance=Dice.seeded(4),
+                vocab_size=loaded.vocab_size,
+                limit=14,
+            )
+            for prompt in PROMPTS[:most]
+        ]
+        for session in sessions:
+            start(session, runner)
+        while active := [session for session in sessions if not session.finished]:
+            step(active, runner)
+            for session in active:
+                row: Any = session.row
+                assert [*row.ids, *row.pending] == session.ids
+                assert len(row.pending) == 1
+                ours = runner._memory.cache.contents(row.slot, row.cached)
+                for mine, theirs in zip(ours, fresh_cache(loaded, row.ids), strict=True):
+                    for a, b in zip(mine, theirs, strict=True):
+                        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
