@@ -135,13 +135,13 @@ def test_a_host_with_nothing_but_ids_can_drive_a_state() -> None:
 @pytest.mark.slow
 def test_copied_share_of_the_paper(shared_data: Path) -> None:
     """Table 1 of the paper, by replaying the recorded 72B answers."""
-    from benchmarks.replay_copyspec import measure
+    from benchmarks.papers import Replays, find
 
-    from draftsmith.core.result import total
+    from draftsmith.bench.rows import summarize
 
-    drafter = parse("copyspec(gamma=3, block=10)")
-    turns = measure(shared_data, "mt_redundant", drafter)
-    assert 0.31 <= total(list(turns.values())).accepted_share <= 0.335
-    assert turns[2].tokens_per_pass == pytest.approx(2.0, abs=0.05)
-    bench = measure(shared_data, "mt_bench", drafter)
-    assert 0.19 <= total(list(bench.values())).accepted_share <= 0.215
+    replays = Replays(shared_data, limit=None)
+    redundant = summarize(replays("mt-redundant", "copyspec(gamma=3, block=10)"))
+    assert 0.31 <= find(redundant, None, None).stats.accepted_share <= 0.335
+    assert find(redundant, None, 2).stats.tokens_per_pass == pytest.approx(2.0, abs=0.05)
+    bench = summarize(replays("mt-bench", "copyspec(gamma=3, block=10)"))
+    assert 0.19 <= find(bench, None, None).stats.accepted_share <= 0.215

@@ -6,21 +6,38 @@ the verifier and the statistics are the real ones, only the target is a recordin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from draftsmith.core.budget import FixedBudget
+from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.result import Stats
 from draftsmith.core.sampling import Dice, Law
-from draftsmith.core.session import Session
-from draftsmith.core.target import RowOutput, Shape
+from draftsmith.core.session import MaxNewTokens, Session
+from draftsmith.core.target import Needs, RowOutput, Shape
+from draftsmith.errors import UnsupportedError
 
 _NO_LOGITS = torch.empty((0, 0))
+
+CONTEXT_BUCKET = 128
+"""Passes are counted by context length in steps of so many tokens."""
+
+Passes = Counter[tuple[int, int]]
+"""(cached tokens, rounded to a bucket's middle; positions of the pass) → how many passes."""
+
+
+_BEYOND = 1 << 20
+"""A limit on new tokens that no draft reaches."""
+
+
+def bucket(context: int) -> int:
+    """The middle of the bucket of context lengths that `context` falls into."""
+    return context // CONTEXT_BUCKET * CONTEXT_BUCKET + CONTEXT_BUCKET // 2
 
 
 @dataclass(slots=True)
@@ -40,6 +57,7 @@ class ReplayTarget:
     def __init__(self, answer: Sequence[int], vocab_size: int) -> None:
         self.answer = list(answer)
         self.vocab_size = vocab_size
+        self.passes: Passes = Counter()
 
     def open(self, ids: Sequence[int]) -> ReplayRow:
         return ReplayRow(list(ids))
@@ -48,12 +66,13 @@ class ReplayTarget:
         row.cached += len(row.pending) - 1
         del row.pending[:-1]
 
-    def room(self, row: ReplayRow) -> int:
-        return len(self.answer) - row.answered
+    def room(self, row: ReplayRow) -> int:  # noqa: ARG002
+        return _BEYOND  # A live target does not know the end either.
 
     def forward(self, rows: Sequence[ReplayRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
+            self.passes[bucket(row.cached), len(row.pending) + len(draft)] += 1
             # A node off the recorded path is never reached, so its answer does not matter.
             depths = (0, *draft.node_depths()[: draft.size])
             last = len(self.answer) - 1
@@ -80,23 +99,82 @@ class ReplayTarget:
         row.pending = []
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayBudget:
+    """How many nodes a replayed step may spend: a fixed width, or what pays under a cost curve."""
+
+    width: int | None = None
+    """Nodes per step; None: the drafter's own width."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """(draft nodes, seconds of a pass): decide like the engine's automatic budget would."""
+
+    def for_drafter(self, drafter: Drafter) -> Budget:
+        """The budget of one session."""
+        own = drafter.preferred_width()
+        if not self.curve or own == 0:
+            return FixedBudget(own if self.width is None else self.width)
+        curve = CostCurve()
+        for width, seconds in self.curve:
+            curve.record(width, seconds)
+        return AutoBudget(curve, ceiling=own)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What became of one recorded answer."""
+
+    stats: Stats
+    passes: Passes
+    """The histogram of passes by context and width, from which their cost follows."""
+
+
+def check(drafter: Drafter) -> None:
+    """Raise UnsupportedError for a drafter that needs more than token ids."""
+    if drafter.needs != Needs():
+        wanted = [
+            name
+            for name, asked in (
+                ("hidden states", drafter.needs.hidden_layer is not None),
+                ("attention rows", bool(drafter.needs.attention_heads)),
+                ("logits", drafter.needs.logits),
+            )
+            if asked
+        ]
+        raise UnsupportedError(
+            f"{drafter} cannot be replayed: it looks at the model's {' and '.join(wanted)}, and a "
+            "recording has token ids only; measure it with a model"
+        )
+
+
 def replay(
-    prompt: Sequence[int], answer: Sequence[int], drafter: Drafter, vocab_size: int
-) -> Stats:
-    """What `drafter`, at its own width, would have saved on one recorded answer."""
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    drafter: Drafter,
+    vocab_size: int,
+    budget: ReplayBudget | None = None,
+    limit: int | None = None,
+) -> Replay:
+    """What `drafter`, at its own width or within `budget`, would have saved on a recorded answer.
+
+    `limit` is the most new tokens that the recorded generation was allowed, where it is known:
+    drafts end there. Raises UnsupportedError for drafters that need a model.
+    """
+    check(drafter)
     target = ReplayTarget(answer, vocab_size)
     session = Session(
         prompt,
         drafter=drafter,
-        budget=FixedBudget(drafter.preferred_width()),
+        budget=(budget or ReplayBudget()).for_drafter(drafter),
         law=Law((), greedy=True),
         chance=Dice.seeded(0),
         vocab_size=vocab_size,
-        limit=len(answer),
+        # Nobody knows beforehand where an answer ends, so a draft may reach beyond it.
+        limit=limit or len(answer) + _BEYOND,
+        stop_rules=(MaxNewTokens(len(answer)),),
     )
     start(session, target)
     while not session.finished:
         step([session], target)
     if session.ids[session.prompt_length :] != list(answer):
         raise AssertionError("the replay did not reproduce the recording")
-    return session.stats
+    return Replay(session.stats, target.passes)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import draftsmith
-from draftsmith.cli import chat, demo, doctor, drafters, run
+from draftsmith.cli import bench, chat, demo, doctor, drafters, run
 from draftsmith.cli.options import grouped
 from draftsmith.cli.report import Reporting
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 for command in (demo.demo, run.run, chat.chat, drafters.drafters, doctor.doctor):
     app.command()(grouped(command))
+app.add_typer(bench.bench, name="bench")
 
 
 def _version(wanted: bool) -> None:

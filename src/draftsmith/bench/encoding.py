@@ -1,0 +1,188 @@
+"""From a record to the ids of its prompt and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from draftsmith.bench.records import Record
+from draftsmith.bench.templates import TEMPLATES, Piece, Template
+from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A record in ids; the answer includes the token that ended it."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    vocab_size: int
+
+
+class Encoder(Protocol):
+    """A tokenizer with its chat template."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def prompt(self, record: Record) -> list[int]:
+        """Ids of what was asked."""
+
+    def answer(self, record: Record) -> list[int]:
+        """Ids of what was answered, with the end of the turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Which tokenizer a record gets: its own by name, from one of `folders`, or the given one."""
+
+    folders: tuple[Path, ...] = ()
+    tokenizer: str | None = None
+    """A folder or a name; for records that name none, or the same."""
+    template: str | None = None
+
+    def __call__(self, record: Record) -> Encoded:
+        """Ids of a record; raises LoadError, OptionError or PromptError."""
+        prompt, answer = record.prompt_ids, record.output_ids
+        encoder = self._encoder(record)
+        if prompt is None:
+            assert encoder is not None
+            prompt = tuple(encoder.prompt(record))
+        if answer is None:
+            assert encoder is not None
+            answer = tuple(encoder.answer(record))
+        if not prompt or not answer:
+            what = "prompt" if not prompt else "output"
+            raise PromptError(f"record {record.id}: the {what} has no tokens")
+        largest = max(*prompt, *answer)
+        vocab_size = encoder.vocab_size if encoder else largest + 1
+        if largest >= vocab_size:
+            raise OptionError(
+                f"record {record.id} has token id {largest}, but the tokenizer {self._name(record)}"
+                f" has {vocab_size} ids: it is not the one that the record was made with"
+            )
+        return Encoded(prompt, answer, vocab_size)
+
+    def _name(self, record: Record) -> str | None:
+        given, own = self.tokenizer, record.tokenizer
+        if given and own and Path(given).name != Path(own).name:
+            raise OptionError(
+                f"record {record.id} was made with the tokenizer {own}, not {given}; leave out "
+                "--tokenizer, or give the one of that name"
+            )
+        return given or own
+
+    def _encoder(self, record: Record) -> Encoder | None:
+        name = self._name(record)
+        if name is not None:
+            return _load(name, self.folders, self.template)
+        if record.prompt_ids is not None and record.output_ids is not None:
+            return None
+        raise OptionError(
+            f"record {record.id} does not say which tokenizer its model has; give --tokenizer with "
+            "a model's folder or hub id, or a name such as qwen2"
+        )
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder:
+    """The tokenizer called `name`, or in the folder `name`, or of that model on the hub."""
+    if template is not None and template not in TEMPLATES:
+        raise UnknownName("template", template, TEMPLATES)
+    folder = _find(name, folders)
+    if folder is not None and not (folder / "tokenizer_config.json").is_file():
+        return _BareTokenizer(folder, TEMPLATES.get(template or folder.name))
+    if folder is None and "/" not in name:
+        known = sorted({p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir()})
+        listed = f" (there: {', '.join(known)})" if known else ""
+        places = ", ".join(map(str, folders)) or "any folder"
+        raise LoadError(
+            f"there is no tokenizer {name!r} in {places}{listed}; give --tokenizer with a model's "
+            "folder or hub id, or --data with the folder that holds tokenizers/"
+        )
+    return _ModelTokenizer(str(folder or name), TEMPLATES[template] if template else None)
+
+
+def _find(name: str, folders: Iterable[Path]) -> Path | None:
+    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    return next((p for p in places if p.is_dir()), None)
+
+
+class _BareTokenizer:
+    """A lone tokenizer.json, with one of our templates."""
+
+    def __init__(self, folder: Path, template: Template | None) -> None:
+        self.name, self.template = folder.name, template
+        path = folder / "tokenizer.json"
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # The library raises nothing more special.
+            raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        least = self.template.vocab_size if self.template else 0
+        return max(self.tokenizer.get_vocab_size(), least)
+
+    def prompt(self, record: Record) -> list[int]:
+        if not record.messages:
+            ids: list[int] = self.tokenizer.encode(record.prompt or "").ids
+            return ids
+        return [i for piece in self._chat().render(record.messages) for i in self._ids(piece)]
+
+    def answer(self, record: Record) -> list[int]:
+        ends = self._ids(self.template.end) if self.template else []
+        return [*self._ids(record.output or ""), *ends]
+
+    def _chat(self) -> Template:
+        if self.template is None:
+            raise OptionError(
+                f"the tokenizer {self.name} comes without a chat template; give --template "
+                f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
+            )
+        return self.template
+
+    def _ids(self, piece: Piece) -> list[int]:
+        if isinstance(piece, int):
+            return [piece]
+        ids: list[int] = self.tokenizer.encode(piece, add_special_tokens=False).ids
+        return ids
+
+
+class _ModelTokenizer:
+    """A model's own tokenizer and chat template, as the engine uses them."""
+
+    def __init__(self, source: str, template: Template | None) -> None:
+        # Imports transformers, which takes seconds and is not needed for bare files.
+        from draftsmith.model.load import _read_tokenizer
+
+        self.tokenizer = _read_tokenizer(source, {})
+        self.template = template
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokenizer)
+
+    def prompt(self, record: Record) -> list[int]:
+        from draftsmith.text.tokenizer import encode, render_chat
+
+        if not record.messages:
+            return encode(self.tokenizer, record.prompt or "", special=True)
+        if self.template is None:
+            return render_chat(self.tokenizer, record.messages)
+        pieces = self.template.render(record.messages)
+        return [i for p in pieces for i in ([p] if isinstance(p, int) else self._plain(p))]
+
+    def answer(self, record: Record) -> list[int]:
+        end = self.tokenizer.eos_token_id
+        return [*self._plain(record.output or ""), *([] if end is None else [end])]
+
+    def _plain(self, text: str) -> list[int]:
+        from draftsmith.text.tokenizer import encode
+
+        return encode(self.tokenizer, text)

@@ -1,0 +1,108 @@
+"""Predict, from recorded answers and the cost of a pass, how much faster a drafter would be.
+
+Predicted speed-up = Σ cost of plain decoding / Σ (cost of every replayed pass at its own width and
+context + the drafter's measured time). Prompts cost the same on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from draftsmith.bench.cost import Cost, CostTable, Slope
+from draftsmith.bench.replay import CONTEXT_BUCKET, Replay, ReplayBudget, bucket
+from draftsmith.bench.sweep import Done
+from draftsmith.core.budget import LADDER
+from draftsmith.core.result import total
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one drafter would bring on some records; suite None for all of them."""
+
+    suite: str | None
+    drafter: str
+    records: int
+    tokens: int
+    tokens_per_pass: float
+    pass_cost: float
+    """Mean cost of a pass, in plain passes at the same context."""
+    drafter_share: float
+    """Share of the predicted time that the drafter itself takes."""
+    prefill_share: float
+    speedup: float
+    """Plain decoding's time over this drafter's, prompts included on both sides."""
+    decode_speedup: float
+    """The same without the prompts."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:
+    """One estimate per suite and drafter, and over all suites where there are several."""
+    groups: dict[tuple[str | None, str], list[Replay]] = {}
+    several = len({one.record.suite for one in done}) > 1
+    for one in done:
+        for suite in (one.record.suite, None) if several else (one.record.suite,):
+            groups.setdefault((suite, one.drafter), []).append(one.replay)
+    return [predict(replays, cost, *place) for place, replays in groups.items()]
+
+
+def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: str) -> Estimate:
+    """The estimate for one drafter's replays."""
+    stats = total([replay.stats for replay in replays])
+    prefill = sum(cost.prefill_seconds(replay.stats.prompt_tokens) for replay in replays)
+    plain = sum(plain_seconds(replay, cost) for replay in replays)
+    passes = sum(pass_seconds(replay, cost) for replay in replays)
+    same_passes_plain = sum(
+        count * cost.seconds(1, context)
+        for replay in replays
+        for (context, _), count in replay.passes.items()
+    )
+    # An assumed curve without seconds has nothing that the drafter's time could be weighed with.
+    weighable = not (isinstance(cost, Slope) and cost.plain_seconds == 1.0)
+    drafting = stats.seconds.draft if weighable else 0.0
+    return Estimate(
+        suite=suite,
+        drafter=drafter,
+        records=len(replays),
+        tokens=stats.tokens,
+        tokens_per_pass=stats.tokens_per_pass,
+        pass_cost=passes / same_passes_plain,
+        drafter_share=drafting / (prefill + passes + drafting),
+        prefill_share=prefill / (prefill + passes + drafting),
+        speedup=(prefill + plain) / (prefill + passes + drafting),
+        decode_speedup=plain / (passes + drafting),
+    )
+
+
+def pass_seconds(replay: Replay, cost: Cost) -> float:
+    """Seconds of all passes of a replay."""
+    return sum(n * cost.seconds(width, at) for (at, width), n in replay.passes.items())
+
+
+def plain_seconds(replay: Replay, cost: Cost) -> float:
+    """Seconds of plain decoding of the same answer: one pass per token."""
+    first = replay.stats.prompt_tokens - 1
+    contexts = range(first, first + replay.stats.tokens)
+    return sum(n * cost.seconds(1, at) for at, n in _buckets(contexts))
+
+
+def _buckets(contexts: range) -> Iterable[tuple[int, int]]:
+    """(bucket, how many of `contexts` fall into it)."""
+    at = contexts.start
+    while at < contexts.stop:
+        after = min(contexts.stop, (at // CONTEXT_BUCKET + 1) * CONTEXT_BUCKET)
+        yield bucket(at), after - at
+        at = after
+
+
+def automatic(cost: CostTable | Slope) -> ReplayBudget:
+    """The engine's automatic budget under `cost`, at the middle of the measured contexts."""
+    context = 0
+    if isinstance(cost, CostTable):
+        context = cost.contexts[len(cost.contexts) // 2]
+    widths = (0, *LADDER)
+    return ReplayBudget(curve=tuple((w, cost.seconds(1 + w, context)) for w in widths))

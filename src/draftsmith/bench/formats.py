@@ -1,0 +1,105 @@
+"""The papers' benchmarks as their publishers wrote them: one JSON object → records.
+
+A format is recognized by its keys. Where a benchmark is a question only, the instruction is the one
+its recorded answers were asked with, or ours where none is public in a usable form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from draftsmith.bench.records import Record, Wrong, conversation, own_line
+
+Item = Mapping[str, Any]
+
+SELF_CORRECTION = (
+    "Solve the problem below with a Python program in a ```python code block. The program takes no "
+    "input and prints the answer. Give only the code.\n\n{question}",
+    "Go over your code again and look for mistakes that would make the answer wrong. If there are "
+    "none, leave it as it is.",
+    "Give the program that you now consider correct; keep the first version if that one is.",
+)
+"""CopySpec's three turns on GSM8K (section 6.2): write, review, give the final program."""
+
+CODE = (
+    "Please provide a self-contained Python script that solves the following problem in a markdown "
+    "code block:\n```\n{problem}\n```\n"
+)
+"""EvalPlus's instruction, which the recorded HumanEval answers were asked with."""
+
+CLASS = "Please complete the class {name} in the following code.\n```python\n{skeleton}\n```\n"
+
+QUOTE = (
+    "Answer the question in one or two sentences, in the words of the sources.\n\n{sources}\n\n"
+    "Question: {question}"
+)
+
+
+def parse(item: Any, suite: str, number: int) -> list[Record]:
+    """Records of one object; raises Wrong. `suite` and `number` name what has no name of its own"""
+    if not isinstance(item, dict):
+        raise Wrong(f"expected a JSON object, found {type(item).__name__}")
+    for keys, reader in _FORMATS:
+        if keys <= item.keys():
+            try:
+                return reader(item, suite, number)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise Wrong(f"not what its keys promise ({error})") from error
+    found = ", ".join(map(repr, list(item)[:6])) or "none"
+    raise Wrong(f"neither 'messages' nor 'prompt' nor a known benchmark's keys; found {found}")
+
+
+def _questions(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
+    turns = item["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
+        raise Wrong("'turns' is not a list of texts")
+    identity = f"{suite}/{item['question_id']}"
+    return conversation(turns, id=identity, suite=suite, category=str(item["category"]))
+
+
+def _humaneval(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
+    identity = str(item["task_id"]).lower()
+    question = CODE.format(problem=item["prompt"].strip())
+    return conversation([question], id=identity, suite=suite, category="code")
+
+
+def _mbpp(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
+    problem = f'"""\n{item["prompt"]}\n{item["test"][0]}\n"""'
+    question = CODE.format(problem=problem)
+    return conversation([question], id=f"{suite}/{item['task_id']}", suite=suite, category="code")
+
+
+def _gsm8k(item: Item, suite: str, number: int) -> list[Record]:
+    first, *rest = SELF_CORRECTION
+    turns = [first.format(question=item["question"]), *rest]
+    return conversation(turns, id=f"{suite}/{number}", suite=suite, category="math")
+
+
+def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
+    titled = [(item.get(f"title{i}"), item.get(f"source{i}")) for i in range(1, 9)]
+    sources = "\n\n".join(
+        f"[{i}] {title}\n{source}" for i, (title, source) in enumerate(titled, 1) if source
+    )
+    question = QUOTE.format(sources=sources, question=item["question"])
+    identity = f"{suite}/{item['unique_id']}"
+    return conversation([question], id=identity, suite=suite, category="attribution")
+
+
+def _classeval(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
+    question = CLASS.format(name=item["class_name"], skeleton=item["skeleton"].strip())
+    identity = f"{suite}/{item['task_id']}"
+    return conversation([question], id=identity, suite=suite, category="code")
+
+
+_FORMATS: list[tuple[set[str], Callable[[Item, str, int], list[Record]]]] = [
+    ({"question_id", "category", "turns"}, _questions),
+    ({"task_id", "prompt", "entry_point"}, _humaneval),
+    ({"task_id", "prompt", "test", "code"}, _mbpp),
+    ({"unique_id", "question", "summary", "source1"}, _quotesum),
+    ({"task_id", "skeleton", "class_name"}, _classeval),
+    ({"question", "answer"}, _gsm8k),
+    ({"messages"}, own_line),
+    ({"prompt"}, own_line),
+    ({"prompt_ids"}, own_line),
+]

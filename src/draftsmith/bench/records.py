@@ -1,0 +1,159 @@
+"""Records: what was asked and, where it is known, what was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One answer to be generated or replayed; a conversation of k turns is k records."""
+
+    id: str
+    suite: str
+    category: str | None = None
+    turn: int = 1
+    messages: tuple[Message, ...] = ()
+    """The chat so far. Content None stands for this conversation's answer of an earlier turn."""
+    prompt: str | None = None
+    """A text to be continued as it is, where there are no messages."""
+    output: str | None = None
+    tokenizer: str | None = None
+    """Name of the tokenizer of the model that wrote `output`."""
+    prompt_ids: tuple[int, ...] | None = None
+    output_ids: tuple[int, ...] | None = None
+    """The very ids of a recorded generation, its ending token included; they precede the text."""
+    max_new_tokens: int | None = None
+    """The limit that the recorded generation ran under, if it is known."""
+
+    @property
+    def conversation(self) -> str:
+        """What the turns of one conversation have in common."""
+        return self.id.removesuffix(f"/{self.turn}")
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer to replay."""
+        return self.output is not None or self.output_ids is not None
+
+    def with_answers(self, answers: Sequence[str]) -> Record:
+        """Put the answers of the earlier turns in their places."""
+        waiting = iter(answers)
+        filled = tuple(
+            m if m["content"] is not None else {**m, "content": next(waiting)}
+            for m in self.messages
+        )
+        return replace(self, messages=filled)
+
+
+class Wrong(Exception):
+    """One line or item of a file cannot be used; the message says why."""
+
+
+def conversation(turns: Sequence[str], **fields: Any) -> list[Record]:
+    """One record per turn of a chat whose answers are not known yet."""
+    chat: list[Message] = []
+    records = []
+    identity = fields.pop("id")
+    for number, content in enumerate(turns, 1):
+        chat.append({"role": "user", "content": content})
+        suffix = f"/{number}" if len(turns) > 1 else ""
+        records.append(Record(id=identity + suffix, turn=number, messages=tuple(chat), **fields))
+        chat.append({"role": "assistant", "content": None})
+    return records
+
+
+def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
+    """Records of one line in our own format: `messages` or `prompt`, and `output` if known.
+
+    Where messages end with an answer, every answer among them is one to replay.
+    """
+    common: dict[str, Any] = {
+        "suite": _text(item, "suite") or suite,
+        "category": _text(item, "category"),
+        "tokenizer": _text(item, "tokenizer"),
+        "max_new_tokens": _typed(item, "max_new_tokens", int),
+    }
+    identity = str(item.get("id", f"{suite}/{number}"))
+    output = _text(item, "output")
+    if output is None:
+        output = _text(item, "completion")
+    common |= {name: _ids(item, name) for name in ("prompt_ids", "output_ids")}
+    given = item.get("messages")
+    if given is None:
+        prompt = _text(item, "prompt")
+        if not prompt and common["prompt_ids"] is None:
+            raise Wrong("neither 'messages' nor 'prompt' nor 'prompt_ids' says what was asked")
+        turn = _typed(item, "turn", int) or 1
+        return [Record(identity, turn=turn, prompt=prompt, output=output, **common)]
+    chat = _messages(given)
+    if output is None and common["output_ids"] is None and chat[-1]["role"] == "assistant":
+        return _logged_chat(identity, chat, common)
+    turn = _typed(item, "turn", int) or _turn(chat)
+    return [Record(identity, turn=turn, messages=tuple(chat), output=output, **common)]
+
+
+def _logged_chat(identity: str, chat: list[Message], common: dict[str, Any]) -> list[Record]:
+    ends = [i for i, message in enumerate(chat) if i and message["role"] == "assistant"]
+    if not ends:
+        raise Wrong("the only message is an answer, so nothing says what was asked")
+    return [
+        Record(
+            identity if len(ends) == 1 else f"{identity}/{turn}",
+            turn=turn,
+            messages=tuple(chat[:end]),
+            output=chat[end]["content"],
+            **common,
+        )
+        for turn, end in enumerate(ends, 1)
+    ]
+
+
+def _turn(chat: Sequence[Message]) -> int:
+    return max(1, len([message for message in chat if message["role"] == "user"]))
+
+
+def _messages(given: Any) -> list[Message]:
+    if not isinstance(given, list) or not given:
+        raise Wrong("'messages' is not a list of messages")
+    chat: list[Message] = []
+    for message in given:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise Wrong("a message has no 'role'")
+        chat.append({"role": message["role"], "content": _content(message.get("content"))})
+    return chat
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):  # the parts of an API's message
+        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(parts)  # type: ignore[arg-type]
+    raise Wrong("a message's 'content' is not text")
+
+
+def _ids(item: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
+    value = item.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
+        raise Wrong(f"{name!r} is not a list of token ids")
+    return tuple(value)
+
+
+def _text(item: Mapping[str, Any], name: str) -> str | None:
+    return _typed(item, name, str)
+
+
+def _typed(item: Mapping[str, Any], name: str, kind: Callable[..., T]) -> T | None:
+    value = item.get(name)
+    if value is not None and type(value) is not kind:
+        raise Wrong(f"{name!r} is not {'text' if kind is str else 'a number'}")
+    return value

@@ -1,0 +1,92 @@
+"""Sums of replays by suite, category and turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.bench.suites import task
+from draftsmith.bench.sweep import Done
+from draftsmith.core.result import Stats, total
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one drafter saved on some records; category or turn None where summed."""
+
+    suite: str
+    category: str | None
+    turn: int | None
+    drafter: str
+    records: int
+    stats: Stats
+
+    @property
+    def drafted_per_pass(self) -> float:
+        return self.stats.drafted / self.stats.passes if self.stats.passes else 0.0
+
+    @property
+    def drafter_us_per_pass(self) -> float:
+        """Microseconds of drafting per pass, of one process on this machine."""
+        return 1e6 * self.stats.seconds.draft / self.stats.passes if self.stats.passes else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Entry d: of the drafts that reached depth d+1, the share accepted at least so far."""
+        held = self.stats.accepted_by_depth
+        return [
+            (held[d] if d < len(held) else 0) / reached
+            for d, reached in enumerate(self.stats.drafted_by_depth)
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as `--json` prints it."""
+        return {
+            "suite": self.suite,
+            "category": self.category,
+            "turn": self.turn,
+            "drafter": self.drafter,
+            "records": self.records,
+            "tokens": self.stats.tokens,
+            "passes": self.stats.passes,
+            "tokens_per_pass": self.stats.tokens_per_pass,
+            "drafted_per_pass": self.drafted_per_pass,
+            "copied_share": self.stats.accepted_share,
+            "drafter_us_per_pass": self.drafter_us_per_pass,
+        }
+
+
+def summarize(done: Sequence[Done]) -> list[Row]:
+    """Rows for every suite, category, turn and drafter, and the sums over categories and turns.
+
+    Spec-Bench's eight MT-Bench categories also appear as their sum, the task mt_bench.
+    """
+    groups: dict[tuple[str, str | None, int | None, str], list[Stats]] = {}
+    for one in done:
+        record = one.record
+        for category in dict.fromkeys((None, task(record), record.category)):
+            for turn in (None, record.turn):
+                place = (record.suite, category, turn, one.drafter)
+                groups.setdefault(place, []).append(one.replay.stats)
+    rows = [Row(*place, len(parts), total(parts)) for place, parts in groups.items()]
+    return sorted(rows, key=_order(done))
+
+
+def _order(done: Sequence[Done]) -> Any:
+    """Sums first; else in the order of the records and of the drafters."""
+    suites = _ranks(one.record.suite for one in done)
+    drafters = _ranks(one.drafter for one in done)
+    categories = _ranks(
+        name for one in done for name in (task(one.record), one.record.category) if name
+    )
+    return lambda row: (
+        suites[row.suite],
+        -1 if row.category is None else categories[row.category],
+        row.turn or 0,
+        drafters[row.drafter],
+    )
+
+
+def _ranks(names: Iterable[str]) -> dict[str, int]:
+    return {name: rank for rank, name in enumerate(dict.fromkeys(names))}

@@ -1,0 +1,145 @@
+"""Many replays: every record with every drafter, in several processes, resumable."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.journal import Journal, key_of
+from draftsmith.bench.records import Record
+from draftsmith.bench.replay import Replay, ReplayBudget, check, replay
+from draftsmith.bench.suites import OnError
+from draftsmith.core.drafter import Drafter
+from draftsmith.errors import LoadError, PromptError
+
+CHUNK = 8
+"""Records handed to a process at a time."""
+
+Job = tuple[int, Record, tuple[Drafter, ...]]
+"""A record's number, the record, and the drafters that have not replayed it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One record replayed with one drafter."""
+
+    record: Record
+    drafter: str
+    replay: Replay
+
+
+@dataclass(slots=True)
+class Sweep:
+    """All replays, in the order of the records, and a line about each record left out."""
+
+    done: list[Done] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayer:
+    """Replays records; travels to the worker processes."""
+
+    encoding: Encoding
+    budget: ReplayBudget | None = None
+    on_error: OnError = "fail"
+    max_tokens: int | None = None
+    """Answers are cut after so many tokens."""
+
+    @property
+    def settings(self) -> str:
+        """What the counts depend on besides record and drafter."""
+        names = self.encoding.tokenizer, self.encoding.template
+        return repr((names, self.budget, self.max_tokens))
+
+    def __call__(self, jobs: Sequence[Job]) -> list[tuple[int, dict[str, Replay] | str]]:
+        """Of each job its number and its replays by drafter, or why there are none."""
+        return [(number, self._one(record, drafters)) for number, record, drafters in jobs]
+
+    def _one(self, record: Record, drafters: Sequence[Drafter]) -> dict[str, Replay] | str:
+        try:
+            ids = self.encoding(record)
+        except PromptError as error:
+            if self.on_error == "fail":
+                raise
+            return str(error)
+        answer, limit = ids.answer, record.max_new_tokens
+        if self.max_tokens is not None and self.max_tokens < len(answer):
+            answer, limit = answer[: self.max_tokens], self.max_tokens
+        return {
+            str(d): replay(ids.prompt, answer, d, ids.vocab_size, self.budget, limit)
+            for d in drafters
+        }
+
+
+def sweep(
+    records: Sequence[Record],
+    drafters: Sequence[Drafter],
+    replayer: Replayer,
+    processes: int = 1,
+    journal: Journal | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Sweep:
+    """Replay every answered record with every drafter; `advance` hears of finished records.
+
+    Raises LoadError if no record has an answer, and what `Encoding` and `replay` raise.
+    """
+    for drafter in drafters:
+        check(drafter)
+    answered = [record for record in records if record.answered]
+    if not answered:
+        raise LoadError(
+            "these records have no outputs, so there is nothing to replay; a recorded answer is "
+            "the field 'output' beside 'messages' or 'prompt'"
+        )
+    journal = journal or Journal(None)
+    keys = [key_of(record, replayer.settings) for record in answered]
+    jobs: list[Job] = []
+    for number, (record, key) in enumerate(zip(answered, keys, strict=True)):
+        missing = tuple(d for d in drafters if (key, str(d)) not in journal.known)
+        if missing:
+            jobs.append((number, record, missing))
+    advance(len(answered) - len(jobs))
+    result = Sweep()
+    if len(answered) < len(records):
+        result.wrong.append(f"{len(records) - len(answered)} records have no output")
+    for number, found in _run(jobs, replayer, processes):
+        if isinstance(found, str):
+            result.wrong.append(found)
+        else:
+            for name, one in found.items():
+                journal.add(keys[number], name, one)
+        advance(1)
+    for record, key in zip(answered, keys, strict=True):
+        for name in map(str, drafters):
+            if (key, name) in journal.known:
+                result.done.append(Done(record, name, journal.known[key, name]))
+    if not result.done:
+        raise LoadError(f"no record could be replayed; the first: {result.wrong[-1]}")
+    return result
+
+
+def _run(
+    jobs: Sequence[Job], replayer: Replayer, processes: int
+) -> Iterator[tuple[int, dict[str, Replay] | str]]:
+    if processes <= 1 or len(jobs) <= CHUNK:
+        for job in jobs:
+            yield from replayer([job])
+        return
+    # Spawned, not forked: torch's threads do not survive a fork.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread)
+    try:
+        chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
+        for future in as_completed([pool.submit(replayer, chunk) for chunk in chunks]):
+            yield from future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
