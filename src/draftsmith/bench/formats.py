@@ -73,7 +73,9 @@ def _mbpp(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
 def _gsm8k(item: Item, suite: str, number: int) -> list[Record]:
     first, *rest = SELF_CORRECTION
     turns = [first.format(question=item["question"]), *rest]
-    return conversation(turns, id=f"{suite}/{number}", suite=suite, category="math")
+    right = str(item["answer"])
+    identity = f"{suite}/{number}"
+    return conversation(turns, id=identity, suite=suite, category="math", reference=right)
 
 
 def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001

@@ -30,6 +30,8 @@ class Record:
     """The very ids of a recorded generation, its ending token included; they precede the text."""
     max_new_tokens: int | None = None
     """The limit that the recorded generation ran under, if it is known."""
+    reference: str | None = None
+    """What its publisher counts as a right answer; for scores only."""
 
     @property
     def conversation(self) -> str:
@@ -77,6 +79,7 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
         "suite": _text(item, "suite") or suite,
         "category": _text(item, "category"),
         "tokenizer": _text(item, "tokenizer"),
+        "reference": _text(item, "reference"),
         "max_new_tokens": _typed(item, "max_new_tokens", int),
     }
     identity = str(item.get("id", f"{suite}/{number}"))
