@@ -47,7 +47,8 @@ def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:
     for one in done:
         for suite in (one.record.suite, None) if several else (one.record.suite,):
             groups.setdefault((suite, one.drafter), []).append(one.replay)
-    return [predict(replays, cost, *place) for place, replays in groups.items()]
+    places = sorted(groups, key=lambda place: place[0] is None)  # The sum comes last.
+    return [predict(groups[place], cost, *place) for place in places]
 
 
 def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: str) -> Estimate:

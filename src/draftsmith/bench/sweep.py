@@ -105,7 +105,8 @@ def sweep(
     advance(len(answered) - len(jobs))
     result = Sweep()
     if len(answered) < len(records):
-        result.wrong.append(f"{len(records) - len(answered)} records have no output")
+        silent = len(records) - len(answered)
+        result.wrong.append(f"{silent} record{'s have' if silent > 1 else ' has'} no output")
     for number, found in _run(jobs, replayer, processes):
         if isinstance(found, str):
             result.wrong.append(found)

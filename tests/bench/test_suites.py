@@ -1,0 +1,202 @@
+"""Reading records: the publishers' formats, our own lines, what is wrong with a file, samples."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftsmith.bench.records import Record
+from draftsmith.bench.suites import NAMED, TASKS, evenly, prompts, read, recorded, sample, task
+from draftsmith.errors import LoadError, UnknownName
+
+
+def write(path: Path, *items: Any) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return path
+
+
+def one(tmp_path: Path, item: Any) -> Record:
+    records = read(write(tmp_path / "log.jsonl", item)).records
+    assert len(records) == 1
+    return records[0]
+
+
+def test_a_prompt_and_its_output(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt": "Once", "output": " upon", "max_new_tokens": 9})
+    assert (record.prompt, record.output, record.turn) == ("Once", " upon", 1)
+    assert (record.suite, record.id, record.max_new_tokens) == ("log", "log/0", 9)
+    assert record.answered
+
+
+def test_messages_count_turns(tmp_path: Path) -> None:
+    chat = [{"role": r, "content": r} for r in ("system", "user", "assistant", "user")]
+    record = one(tmp_path, {"messages": chat, "output": "x", "suite": "mine", "category": "c"})
+    assert (record.turn, record.suite, record.category) == (2, "mine", "c")
+
+
+def test_every_answer_of_a_logged_chat_is_replayed(tmp_path: Path) -> None:
+    chat = [{"role": r, "content": f"{r} {i}"} for i in (1, 2) for r in ("user", "assistant")]
+    path = write(tmp_path / "log.jsonl", {"id": "a", "messages": chat})
+    first, second = read(path).records
+    assert (first.id, first.output, len(first.messages)) == ("a/1", "assistant 1", 1)
+    assert (second.turn, second.output, len(second.messages)) == (2, "assistant 2", 3)
+    assert first.conversation == second.conversation == "a"
+
+
+def test_the_parts_of_an_api_message_are_joined(tmp_path: Path) -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    record = one(tmp_path, {"messages": [{"role": "user", "content": content}], "output": "x"})
+    assert record.messages[0]["content"] == "ab"
+
+
+def test_ids_need_no_text(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt_ids": [1, 2], "output_ids": [3]})
+    assert (record.prompt_ids, record.output_ids, record.answered) == ((1, 2), (3,), True)
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ([1], "expected a JSON object, found list"),
+        ({"text": "x"}, "found 'text'"),
+        ({"prompt": ""}, "says what was asked"),
+        ({"prompt": 3}, "'prompt' is not text"),
+        ({"prompt": "x", "turn": "2"}, "'turn' is not a number"),
+        ({"messages": []}, "not a list of messages"),
+        ({"messages": ["hi"]}, "no 'role'"),
+        ({"messages": [{"role": "user", "content": None}]}, "'content' is not text"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "what was asked"),
+        ({"prompt_ids": [1, -1]}, "not a list of token ids"),
+        ({"question_id": 1, "category": "x", "turns": "hi"}, "not a list of texts"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, item: Any, reason: str) -> None:
+    path = write(tmp_path / "log.jsonl", {"prompt": "x", "output": "y"}, item)
+    with pytest.raises(LoadError, match="line 2") as error:
+        read(path)
+    assert reason in str(error.value)
+    assert "--on-error skip" in str(error.value)
+    reading = read(path, "skip")
+    assert len(reading.records) == 1
+    assert len(reading.wrong) == 1
+    assert reason in reading.wrong[0]
+
+
+def test_blank_lines_do_not_shift_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"prompt": "x"}\n\n{"prompt": \n')
+    with pytest.raises(LoadError, match=r"log\.jsonl, line 3: not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(content)
+    with pytest.raises(LoadError, match=r"no records \(it is empty\)"):
+        read(path)
+
+
+def test_nothing_but_wrong_lines(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"no records \(2 wrong lines\)"):
+        read(write(tmp_path / "log.jsonl", 1, 2), "skip")
+
+
+def test_a_missing_or_broken_file(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="No such file"):
+        read(tmp_path / "no.jsonl")
+    for name in ("torn.jsonl.gz", "torn.jsonl.xz", "torn.json"):
+        (tmp_path / name).write_text('{"prompt": ')
+        with pytest.raises(LoadError, match=name):
+            read(tmp_path / name)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
+    with pytest.raises(LoadError, match="cannot be read"):
+        read(tmp_path / "latin.jsonl")
+
+
+@pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".xz", lzma)])
+def test_compressed_files(tmp_path: Path, ending: str, module: Any) -> None:
+    path = tmp_path / f"mine.jsonl{ending}"
+    with module.open(path, "wt", encoding="utf-8") as file:
+        file.write('{"prompt": "é", "output": "y"}\n')
+    record = read(path).records[0]
+    assert (record.prompt, record.suite) == ("é", "mine")
+
+
+def test_a_sample_is_spread_and_keeps_conversations_whole() -> None:
+    assert evenly(80, 60)[:5] == [0, 1, 2, 4, 5]
+    assert evenly(3, 5) == [0, 1, 2]
+    assert evenly(10, 1) == [0]
+    records = [
+        Record(f"s/{i}/{turn}", "s", turn=turn, prompt="x") for i in range(10) for turn in (1, 2)
+    ]
+    assert [r.id for r in sample(records, 2)] == ["s/0/1", "s/0/2", "s/5/1", "s/5/2"]
+    assert sample(records, None) == records
+
+
+def test_spec_bench_is_sampled_task_by_task() -> None:
+    records = [
+        Record(f"spec_bench/{c}{i}", "spec_bench", c, prompt="x")
+        for c in ("writing", "math", "rag")
+        for i in range(4)
+    ]
+    assert {task(r) for r in records} == {"mt_bench", "rag"}
+    assert [r.category for r in sample(records, 2)] == ["writing", "math", "rag", "rag"]
+
+
+def test_earlier_answers_are_put_in_their_places() -> None:
+    messages = (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "b"},
+    )
+    filled = Record("x/2", "x", turn=2, messages=messages).with_answers(["one"])
+    assert [m["content"] for m in filled.messages] == ["a", "one", "b"]
+
+
+COUNTS = {
+    "mt-bench": (160, 2), "mt-redundant": (160, 2), "spec-bench": (560, 2), "humaneval": (164, 1),
+    "mbpp": (500, 1), "gsm8k": (3957, 3), "gsm8k-json": (250, 1), "commit-edits": (200, 1),
+    "quotesum": (265, 1), "classeval": (100, 1), "spec-bench/mt_bench": (160, 2),
+    "spec-bench/rag": (80, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_named_suites(shared_data: Path, name: str) -> None:
+    records = prompts(name, shared_data)
+    assert (len(records), max(r.turn for r in records)) == COUNTS[name]
+    assert len({r.id for r in records}) == len(records)
+    assert {r.suite for r in records} == {name.split("/")[0].replace("-", "_")}
+    assert all(r.messages and not r.answered for r in records)
+    later = [r for r in records if r.turn > 1]
+    assert all(r.messages[1]["content"] is None for r in later)
+
+
+def test_all_named_suites_are_counted() -> None:
+    assert {name.split("/")[0] for name in COUNTS} == set(NAMED)
+
+
+def test_recorded_suites_match_their_questions(shared_data: Path) -> None:
+    for name in ("mt-bench", "mt-redundant", "spec-bench", "humaneval"):
+        answers = {(r.conversation, r.turn): r for r in recorded(name, shared_data).records}
+        questions = {(r.conversation, r.turn): r for r in prompts(name, shared_data)}
+        assert answers.keys() == questions.keys()
+        for place, question in questions.items():
+            asked = answers[place].messages[-1]["content"]
+            assert asked.split() == question.messages[-1]["content"].split()
+    assert len(recorded("spec-bench/qa", shared_data).records) == 80
+
+
+def test_unknown_suites(shared_data: Path) -> None:
+    for name in ("mt-bnch", "humaneval/rag", "spec-bench/writing"):
+        with pytest.raises(UnknownName, match="suite"):
+            prompts(name, shared_data)
+    with pytest.raises(LoadError, match="no recorded answers of mbpp"):
+        recorded("mbpp", shared_data)
+    assert len(TASKS) == 6
