@@ -47,6 +47,13 @@ def rewrite_config(folder: Path, shape: Shape) -> None:
     config["rope_scaling"] = None
     config["torch_dtype"] = "bfloat16"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    # Not derived from the model's config: it names a second stop that the config does not.
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_text(encoding="utf-8"))
+    generation.pop("_from_model_config", None)
+    path.write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for path in folder.iterdir():
+        path.chmod(0o644)
 
 
 def compare(trained: TinyLlama, exported: LlamaForCausalLM) -> float:

@@ -114,7 +114,7 @@ class Sampler:
         plain = {"text", "infill", "repeat_text", "repeat_random"}
         self.pairs = {kind: Pairs(Reader(folder, kind), marks) for kind in kinds - plain}
 
-    def row(self, kind: str, rng: Random, length: int, spans: tuple[int, int]) -> Row:
+    def row(self, kind: str, rng: Random, length: int, spans: list[int]) -> Row:
         marks = self.marks
         if kind in self.pairs:
             return self.pairs[kind].fill(rng, length)
@@ -136,7 +136,7 @@ class Sampler:
         length: int,
         rows: int,
         mixture: dict[str, float],
-        spans: tuple[int, int],
+        spans: list[int],
     ) -> tuple[Ids, Classes, list[str]]:
         """`rows` rows of `length` + 1 ids, the kinds drawn from the mixture."""
         rng = np.random.default_rng([self.seed, step])

@@ -66,6 +66,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,
+        # Without this transformers 4 also returns token types, which a Llama refuses.
+        "model_input_names": ["input_ids", "attention_mask"],
         "pad_token": common.PAD,
         "eos_token": common.END,
         "additional_special_tokens": [

@@ -40,8 +40,10 @@ class Stage:
     until: float
     lengths: dict[str, float]
     mixture: dict[str, float]
-    spans: tuple[int, int]
+    spans: list[int]
     batch_tokens: int
+    rate: float  # share of the config's learning rates
+    weights: list[float]  # in the loss: skipped, copied, changed, prompt or text
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,13 @@ class Config:
     weight_decay: float
     warmup_steps: int
     decay_from: float
-    class_weights: list[float]
     shape: Shape
     stages: list[Stage]
 
     @staticmethod
     def load(path: Path) -> Config:
         raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        stages = [Stage(**{**s, "spans": tuple(s["spans"])}) for s in raw.pop("stage")]
+        stages = [Stage(**stage) for stage in raw.pop("stage")]
         return Config(**{**raw, "shape": Shape(**raw["shape"]), "stages": stages})
 
     def stage(self, progress: float) -> Stage:
@@ -215,7 +216,6 @@ def main() -> None:
     sampler = Sampler(args.data, markers(args.data), config.seed, present | plain)
     torch._dynamo.config.recompile_limit = 64
     body = network.model if args.no_compile else torch.compile(network.model, dynamic=False)
-    weight_of = torch.tensor(config.class_weights, device=device)
     tables = {}
     averages = Averages()
     log_path = args.run / "log.csv"
@@ -270,7 +270,7 @@ def main() -> None:
             tables[length] = network.positions(length, torch.bfloat16, device)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             hidden = body(batch[:, :-1], *tables[length], torch.bfloat16)
-        weights = weight_of[label]
+        weights = torch.tensor(stage.weights, device=device)[label]
         # Whole slices only: a new shape at every step would fill the matrix library's cache.
         used = weights.flatten().nonzero()[:, 0]
         short = -len(used) % SLICE
@@ -284,7 +284,7 @@ def main() -> None:
             SLICE,
         )
         loss.backward()
-        rate = config.rate(step, progress)
+        rate = stage.rate * config.rate(step, progress)
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         for stepper, base in zip(steppers, base_rates, strict=True):
             for group in stepper.param_groups:
