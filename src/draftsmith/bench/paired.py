@@ -1,4 +1,4 @@
-"""Paired timings: two arms in turn, the ratio pair by pair, a bootstrap interval of its median."""
+"""Paired timings: two arms in turn, the ratio pair by pair; bootstrap intervals of anything."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,20 @@ class Ratio:
 def ratio(a: Sequence[float], b: Sequence[float], resamples: int = 2000, seed: int = 0) -> Ratio:
     """a/b pair by pair; the pairs were measured in turn, so that a drifting machine cancels out."""
     pairs = [x / y for x, y in zip(a, b, strict=True)]
-    dice = random.Random(seed)
-    medians = sorted(median(dice.choices(pairs, k=len(pairs))) for _ in range(resamples))
-    low, high = medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+    low, high = bootstrap(pairs, median, resamples, seed)
     return Ratio(median(pairs), low, high, median(a), median(b), len(pairs))
+
+
+def bootstrap(
+    units: Sequence[T],
+    statistic: Callable[[Sequence[T]], float],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The 95 % percentile interval of a statistic when the units are drawn anew."""
+    dice = random.Random(seed)
+    found = sorted(statistic(dice.choices(units, k=len(units))) for _ in range(resamples))
+    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
 
 
 def in_turn(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) -> list[list[float]]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import draftsmith
-from draftsmith.cli import bench, chat, demo, doctor, drafters, run
+from draftsmith.cli import bench, bench_report, bench_run, chat, demo, doctor, drafters, run
 from draftsmith.cli.options import grouped
 from draftsmith.cli.report import Reporting
 
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 for command in (demo.demo, run.run, chat.chat, drafters.drafters, doctor.doctor):
     app.command()(grouped(command))
+for measuring in (bench_run.run, bench_report.report, bench_run.half):
+    bench.bench.command()(grouped(measuring))
 app.add_typer(bench.bench, name="bench")
 
 

@@ -1,0 +1,240 @@
+"""Live runs: every prompt by every arm in turn, each answer timed and kept at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from draftsmith.bench.arms import Answer, Arm, Ask
+from draftsmith.bench.generations import Generation, ResultFile, first_difference
+from draftsmith.bench.memory import PeakMemory
+from draftsmith.bench.records import Record
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.engine import Call, Engine
+from draftsmith.errors import DraftsmithError, LoadError, PromptError, UnsupportedError
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.text.tokenizer import decode
+
+DEFAULT_LIMIT = 256
+WARMUP_TOKENS = 64
+PLAIN = ("none()", "transformers.generate()")
+"""Who decodes plainly, the first choice first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured."""
+
+    model: LoadedModel
+    arms: Sequence[Arm]
+    records: Sequence[Record]
+    sampling: SamplingParams
+    runs: int = 1
+    warmup: int = 1
+    """Prompts that every arm answers beforehand, in part and without a clock."""
+    max_new_tokens: int | None = None
+    """None: what the record says, else 256."""
+
+    @property
+    def baseline(self) -> Arm:
+        """The arm that decodes plainly, else the first."""
+        by_drafter = {arm.drafter: arm for arm in reversed(self.arms)}
+        return next((by_drafter[d] for d in PLAIN if d in by_drafter), self.arms[0])
+
+    @property
+    def size(self) -> int:
+        return self.runs * len(self.records) * len(self.arms)
+
+
+def measure(
+    plan: Plan,
+    file: ResultFile,
+    settings: dict[str, Any],
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[str]:
+    """Answer what `file` does not have yet; a line about each prompt that cannot be used.
+
+    Raises LoadError if no prompt can be used, and whatever an arm raises; `file` keeps what was
+    measured until then.
+    """
+    known, peak = file.known, PeakMemory(plan.model.device)
+    written = {(r.run, r.id): r.text for r in file.rows if r.arm == plan.baseline.name}
+    wrong: list[str] = []
+    missing = plan.size - len(known)
+    advance(len(known))
+    if missing:
+        warm_up(plan)
+    for run in range(plan.runs):
+        for number, record in enumerate(plan.records):
+            try:
+                ask = _ask(plan, _filled(record, run, written, plan.records), run)
+            except PromptError as error:
+                if not run:
+                    wrong.append(f"{record.id}: {error}")
+                advance(len(plan.arms))
+                continue
+            for arm in in_turn(plan.arms, run + number):
+                if (run, record.id, arm.name) in known:
+                    continue
+                peak.reset()
+                answer = answered(arm, ask)
+                row = _row(plan, record, run, arm, ask, answer, settings)
+                row.peak_bytes = peak.read()
+                file.add(row)
+                if arm is plan.baseline:
+                    written[run, record.id] = row.text
+                advance(1)
+    if not file.rows:
+        raise LoadError(f"no prompt could be used; the first: {wrong[0]}")
+    if compare(plan, file.rows):
+        file.rewrite()
+    return wrong
+
+
+def in_turn(arms: Sequence[Arm], turn: int) -> list[Arm]:
+    """The arms, beginning with another one every time, so that none always goes first."""
+    first = turn % len(arms)
+    return [*arms[first:], *arms[:first]]
+
+
+def warm_up(plan: Plan) -> None:
+    """Every arm begins to answer the first prompts."""
+    for record in plan.records[: plan.warmup]:
+        try:
+            ask = _ask(plan, record, 0)
+        except PromptError:
+            continue
+        for arm in plan.arms:
+            answered(arm, replace(ask, limit=min(ask.limit, WARMUP_TOKENS)))
+
+
+def answered(arm: Arm, ask: Ask) -> Answer:
+    """One answer; raises UnsupportedError where transformers refuses this model."""
+    try:
+        return arm.answer(ask)
+    except (DraftsmithError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnsupportedError(f"{arm.name} cannot answer with this model: {reason}") from error
+
+
+def asks(plan: Plan) -> Iterator[tuple[Record, Ask]]:
+    """Every first-turn prompt that fits the model."""
+    for record in plan.records:
+        try:
+            yield record, _ask(plan, record, 0)
+        except PromptError:
+            continue
+
+
+def _filled(
+    record: Record, run: int, written: dict[tuple[int, str], str], records: Sequence[Record]
+) -> Record:
+    """With the answers of earlier turns in their places: the baseline's, for every arm."""
+    if all(message["content"] is not None for message in record.messages):
+        return record
+    before = [r for r in records if r.conversation == record.conversation and r.turn < record.turn]
+    if any((run, r.id) not in written for r in before):
+        raise PromptError("an earlier turn of this conversation has no answer")
+    return record.with_answers([written[run, r.id] for r in before])
+
+
+def _ask(plan: Plan, record: Record, run: int) -> Ask:
+    if any(message["content"] is None for message in record.messages):
+        raise PromptError("an earlier turn of this conversation has no answer")
+    ids = encoded(plan.model, record)
+    limit = plan.max_new_tokens or record.max_new_tokens or DEFAULT_LIMIT
+    if plan.model.context_length is not None:
+        limit = min(limit, plan.model.context_length - len(ids))
+    seed = plan.sampling.seed
+    sampling = replace(plan.sampling, seed=None if seed is None else seed + run)
+    return Ask(ids, limit, sampling)
+
+
+def encoded(model: LoadedModel, record: Record) -> list[int]:
+    """A record's prompt in the model's tokens; raises PromptError if it does not fit."""
+    asked: Any = record.prompt
+    if record.prompt_ids is not None:
+        asked = list(record.prompt_ids)
+    elif record.messages:
+        asked = list(record.messages)
+    return Call(Engine(model, drafter="none"), None, None, None, {}).encode(asked)
+
+
+def _row(
+    plan: Plan,
+    record: Record,
+    run: int,
+    arm: Arm,
+    ask: Ask,
+    answer: Answer,
+    settings: dict[str, Any],
+) -> Generation:
+    tokenizer = plan.model.tokenizer
+    row = Generation(
+        id=record.id,
+        suite=record.suite,
+        category=record.category,
+        turn=record.turn,
+        run=run,
+        arm=arm.name,
+        drafter=arm.drafter,
+        budget=arm.budget,
+        seed=ask.sampling.seed,
+        prompt_ids=list(ask.ids),
+        output_ids=answer.tokens,
+        text=decode(tokenizer, answer.tokens) if tokenizer is not None else "",
+        finish_reason=answer.finish_reason,
+        max_new_tokens=ask.limit,
+        seconds=answer.seconds,
+        first_token_seconds=answer.first_token_seconds,
+        peak_bytes=None,
+        passes=answer.passes,
+        accepted=len(answer.tokens) - answer.passes,
+        reference=record.reference if record.reference is not None else record.output,
+        settings=settings,
+    )
+    if answer.stats is not None:
+        _book(row, answer.stats.as_dict())
+    return row
+
+
+def _book(row: Generation, stats: dict[str, Any]) -> None:
+    for name in ("attempts", "drafted", "accepted", "drafted_by_depth", "accepted_by_depth",
+                 "by_source"):  # fmt: skip
+        setattr(row, name, stats[name])
+    row.phases = stats["seconds"]
+
+
+def compare(plan: Plan, rows: Sequence[Generation]) -> bool:
+    """Complete the rows with where they leave plain decoding; whether anything was added."""
+    plain = {(r.run, r.id): r for r in rows if r.arm == plan.baseline.name}
+    greedy = plan.sampling.temperature == 0
+    # With a temperature, only arms that draw as plain decoding does can be compared by token.
+    fair = {arm.name for arm in plan.arms if greedy or arm.seeded} - {plan.baseline.name}
+    gaps: dict[tuple[str, int], float] = {}
+    added = False
+    for row in rows:
+        other = plain.get((row.run, row.id))
+        if row.compared or other is None or row.arm not in fair:
+            continue
+        row.compared = added = True
+        at = row.divergence = first_difference(row.output_ids, other.output_ids)
+        if at is not None and greedy:
+            if (row.id, at) not in gaps:
+                ids = [*other.prompt_ids, *other.output_ids[:at]]
+                gaps[row.id, at] = top_two_gap(plan.model, ids)
+            row.gap = gaps[row.id, at]
+    return added
+
+
+def top_two_gap(model: LoadedModel, ids: Sequence[int]) -> float:
+    """How far the two best logits after `ids` are apart, by the model's own forward."""
+    with torch.inference_mode():
+        inputs = torch.tensor([list(ids)], device=model.device)
+        best = model.model(inputs).logits[0, -1].float().topk(2).values
+    return float(best[0] - best[1])

@@ -1,0 +1,108 @@
+"""What a live run's figures depend on; two runs may be put together only if it is the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftsmith.bench.arms import Arm
+from draftsmith.bench.cost import machine
+from draftsmith.bench.records import Record
+from draftsmith.model.loaded import LoadedModel
+
+PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
+
+
+def settings(
+    model: LoadedModel,
+    arms: Sequence[Arm],
+    records: Sequence[Record],
+    **chosen: Any,
+) -> dict[str, Any]:
+    """Everything that the rows of a run have in common, in plain values without host paths."""
+    return {
+        "model": model.name.rstrip("/").rsplit("/", 1)[-1],
+        "weights": fingerprint(model),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": _device(model.device),
+        "threads": torch.get_num_threads(),
+        "arms": [arm.name for arm in arms],
+        "prompts": f"{len(records)} ({digest(records)})",
+        **chosen,
+        "machine": machine(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "commit": commit(),
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`threads: 1 there, 2 now` for every setting that is not the same.
+
+    The commit is left out: whoever works on a repository commits while a long run is paused.
+    """
+    names = [name for name in {**before, **now} if name != "commit"]
+    return [
+        f"{name}: {_shown(before.get(name))} there, {_shown(now.get(name))} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return str(value)
+
+
+def digest(records: Sequence[Record]) -> str:
+    """A short fingerprint of what is asked."""
+    asked = [
+        [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
+        for r in records
+    ]
+    text = json.dumps(asked, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def fingerprint(model: LoadedModel) -> str:
+    """Number of parameters and a checksum of some of them: tells models of one name apart."""
+    parameters = list(model.model.parameters())
+    sums = 0
+    for parameter in parameters[:: max(1, len(parameters) // 8)]:
+        part = parameter.detach().flatten()[:4096].to("cpu", torch.float32)
+        sums = zlib.crc32(part.numpy().tobytes(), sums)
+    return f"{sum(p.numel() for p in parameters)} ({sums:08x})"
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+@cache
+def commit() -> str | None:
+    """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout."""
+    here = Path(__file__).parent
+    try:
+        found = _git(here, "rev-parse", "--short=12", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()

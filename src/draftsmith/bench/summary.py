@@ -1,0 +1,229 @@
+"""From rows to figures: one summary per arm and suite, with intervals over the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean, median
+from typing import Any
+
+from draftsmith.bench.generations import Generation
+from draftsmith.bench.paired import bootstrap
+from draftsmith.bench.run import PLAIN
+from draftsmith.bench.scores import scores
+from draftsmith.core.result import Stats, total
+from draftsmith.errors import UnknownName
+
+RESAMPLES = 1000
+Pace = tuple[float, float]
+"""Tokens and seconds of one prompt, medians over its runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its 95 % bootstrap interval over prompts."""
+
+    value: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One arm on one suite; suite None for all of them."""
+
+    suite: str | None
+    arm: str
+    drafter: str
+    budget: int | str | None
+    prompts: int
+    answers: int
+    tokens: int
+    seconds: float
+    tokens_per_second: Interval
+    """Total tokens over total time."""
+    macro_tokens_per_second: float
+    """Mean over prompts."""
+    speedup: Interval
+    """Tokens per second over the baseline's, on the prompts that both answered."""
+    macro_speedup: float
+    first_token_ms: float
+    """Median over answers, as the next one is."""
+    token_ms: float
+    """Of every token after the first."""
+    passes: int
+    tokens_per_pass: float
+    drafted_per_pass: float | None
+    accepted_share: float
+    compared: int
+    identical: int
+    """Of those compared with plain decoding."""
+    largest_gap: float | None
+    """Of the two best logits where an answer leaves plain decoding's."""
+    peak_mib: float | None
+    scores: dict[str, tuple[float, int]]
+    stats: Stats | None
+    """The loop's record; None for peers."""
+
+    @property
+    def ours(self) -> bool:
+        return self.stats is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        made = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("tokens_per_second", "speedup"):
+            found: Interval = made[name]
+            made[name] = {"value": found.value, "low": found.low, "high": found.high}
+        made["stats"] = self.stats.as_dict() if self.stats is not None else None
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What was measured under one setup: the same weights, dtype, device and threads."""
+
+    settings: dict[str, Any]
+    baseline: str
+    rows: list[Generation]
+    whole: list[Summary]
+    """Every arm over all suites."""
+    suites: list[Summary]
+    """Every arm on every suite; empty if there is one suite only."""
+
+    @property
+    def title(self) -> str:
+        return setup_title(self.settings)
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [summary.as_dict() for summary in (*self.whole, *self.suites)]
+        return {"settings": self.settings, "baseline": self.baseline, "rows": rows}
+
+
+_SETUP = ("model", "weights", "dtype", "device", "threads", "temperature", "machine")
+
+
+def setup_title(settings: dict[str, Any]) -> str:
+    """`edit-7m, bfloat16, cpu, 2 threads`."""
+    count = settings.get("threads")
+    parts = [settings.get("model"), settings.get("dtype"), settings.get("device")]
+    if settings.get("device") == "cpu":
+        parts.append(f"{count} thread{'s' if count != 1 else ''}")
+    if settings.get("temperature"):
+        parts.append(f"temperature {settings['temperature']}")
+    return ", ".join(str(part) for part in parts if part)
+
+
+def sections(files: Sequence[Sequence[Generation]], baseline: str | None = None) -> list[Section]:
+    """The rows of all files by setup; raises UnknownName if nothing was measured as `baseline`."""
+    groups: dict[tuple[str, ...], list[Generation]] = {}
+    runs = 0
+    for rows in files:
+        for row in rows:
+            setup = tuple(str(row.settings.get(name)) for name in _SETUP)
+            row.run += runs  # The same prompt in two files was measured twice.
+            groups.setdefault(setup, []).append(row)
+        runs = 1 + max(row.run for row in rows)
+    return [_section(rows, baseline) for rows in groups.values()]
+
+
+def _section(rows: list[Generation], wanted: str | None) -> Section:
+    arms = list(dict.fromkeys(name for row in rows for name in row.settings.get("arms", [])))
+    drafters = {row.arm: row.drafter for row in rows}
+    arms = [*(a for a in arms if a in drafters), *(a for a in drafters if a not in arms)]
+    if wanted is not None and wanted not in drafters:
+        raise UnknownName("arm", wanted, drafters)
+    plain = [arm for name in PLAIN for arm in arms if drafters[arm] == name]
+    baseline = wanted or next(iter(plain), arms[0])
+    suites = list(dict.fromkeys(row.suite for row in rows))
+    return Section(
+        settings=rows[0].settings,
+        baseline=baseline,
+        rows=rows,
+        whole=summaries(rows, arms, baseline, None),
+        suites=[
+            summary
+            for suite in (suites if len(suites) > 1 else [])
+            for summary in summaries([r for r in rows if r.suite == suite], arms, baseline, suite)
+        ],
+    )
+
+
+def summaries(
+    rows: Sequence[Generation], arms: Iterable[str], baseline: str, suite: str | None
+) -> list[Summary]:
+    """One summary for every arm that answered."""
+    by_arm = {arm: [row for row in rows if row.arm == arm] for arm in arms}
+    base = paces(by_arm.get(baseline, []))
+    return [_summary(found, base, suite) for found in by_arm.values() if found]
+
+
+def paces(rows: Iterable[Generation]) -> dict[str, Pace]:
+    """Of every prompt the medians, over its runs, of tokens and seconds."""
+    runs: dict[str, list[Generation]] = {}
+    for row in rows:
+        runs.setdefault(row.id, []).append(row)
+    return {
+        name: (median(len(r.output_ids) for r in of), median(r.seconds for r in of))
+        for name, of in runs.items()
+    }
+
+
+def rate(units: Sequence[Pace]) -> float:
+    """Total tokens over total time."""
+    return sum(unit[0] for unit in units) / sum(unit[1] for unit in units)
+
+
+def interval(units: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval:
+    """A statistic of prompts with its interval."""
+    return Interval(statistic(units), *bootstrap(units, statistic, RESAMPLES))
+
+
+def speed_ratio(units: Sequence[tuple[Pace, Pace]]) -> float:
+    """The first one's tokens per second over the second one's."""
+    return rate([unit[0] for unit in units]) / rate([unit[1] for unit in units])
+
+
+def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -> Summary:
+    first = rows[0]
+    own = paces(rows)
+    both = [(own[name], base[name]) for name in own if name in base]
+    passes, tokens = sum(r.passes for r in rows), sum(len(r.output_ids) for r in rows)
+    stats = [s for r in rows if (s := r.stats) is not None]
+    whole = total(stats) if len(stats) == len(rows) else None
+    compared = [row for row in rows if row.compared]
+    gaps = [row.gap for row in compared if row.gap is not None]
+    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
+    return Summary(
+        suite=suite,
+        arm=first.arm,
+        drafter=first.drafter,
+        budget=first.budget,
+        prompts=len(own),
+        answers=len(rows),
+        tokens=tokens,
+        seconds=sum(row.seconds for row in rows),
+        tokens_per_second=interval(list(own.values()), rate),
+        macro_tokens_per_second=fmean(rate([unit]) for unit in own.values()),
+        speedup=interval(both, speed_ratio) if both else Interval(*[float("nan")] * 3),
+        macro_speedup=fmean(speed_ratio([unit]) for unit in both) if both else float("nan"),
+        first_token_ms=1e3 * median(row.first_token_seconds for row in rows),
+        token_ms=1e3 * median(map(_later_token_seconds, rows)),
+        passes=passes,
+        tokens_per_pass=tokens / passes if passes else 0.0,
+        drafted_per_pass=whole.drafted / passes if whole is not None and passes else None,
+        accepted_share=sum(row.accepted for row in rows) / tokens if tokens else 0.0,
+        compared=len(compared),
+        identical=sum(row.divergence is None for row in compared),
+        largest_gap=max(gaps, default=None),
+        peak_mib=max(peaks) / 2**20 if peaks else None,
+        scores=scores(rows),
+        stats=whole,
+    )
+
+
+def _later_token_seconds(row: Generation) -> float:
+    return (row.seconds - row.first_token_seconds) / max(1, len(row.output_ids) - 1)
