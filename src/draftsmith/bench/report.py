@@ -123,15 +123,15 @@ def markdown(report: Report) -> str:
     """The report without its plots."""
     parts = ["# draftsmith bench"]
     for section in report.sections:
-        parts += [f"## {section.title}", headline(section)]
-        parts.append("\n".join(f"- {name}: {value}" for name, value in facts(section)))
+        parts += [f"## {_cell(section.title)}", _cell(headline(section))]
+        parts.append("\n".join(f"- {name}: {_cell(value)}" for name, value in facts(section)))
         parts.append(_summary_table(section.whole, section.baseline))
         for suite in dict.fromkeys(s.suite for s in section.suites):
             of = [s for s in section.suites if s.suite == suite]
-            parts += [f"### {suite}", _summary_table(of, section.baseline)]
-        parts.append(NOTE.format(baseline=section.baseline) + ".")
+            parts += [f"### {_cell(str(suite))}", _summary_table(of, section.baseline)]
+        parts.append(_cell(NOTE.format(baseline=section.baseline)) + ".")
     if (found := report.comparison) is not None:
-        parts += [f"## B ({found.b}) over A ({found.a})", differing(found)]
+        parts += [_cell(f"## B ({found.b}) over A ({found.a})"), _cell(differing(found))]
         parts.append(_table(VERSUS_HEADS, versus_cells(found)))
     return "\n\n".join(filter(None, parts)) + "\n"
 

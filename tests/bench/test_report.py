@@ -1,0 +1,330 @@
+"""Reports: figures and intervals, tables, the page, comparisons, scores, bad files."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from draftsmith.bench import charts, generations
+from draftsmith.bench.cost import CostTable, Point
+from draftsmith.bench.generations import Generation
+from draftsmith.bench.page import page
+from draftsmith.bench.paired import bootstrap, ratio
+from draftsmith.bench.report import Report, markdown
+from draftsmith.bench.scores import export, final_number, program, score
+from draftsmith.bench.summary import Section, paces, sections
+from draftsmith.bench.versus import compare_files
+from draftsmith.cli import app
+from draftsmith.errors import LoadError, OptionError, UnknownName
+
+SETTINGS = {
+    "model": "m", "weights": "7 (0)", "dtype": "bfloat16", "device": "cpu", "threads": 2,
+    "arms": ["none", "hf:generate", "copyspec@4", "copyspec@8"], "temperature": 0.0,
+    "machine": "Some CPU", "versions": {"torch": "2"}, "commit": "abc",
+}  # fmt: skip
+DRAFTERS = {
+    "none": "none()",
+    "hf:generate": "transformers.generate()",
+    "copyspec@4": "copyspec(gamma=3, block=10)",
+    "copyspec@8": "copyspec(gamma=3, block=10)",
+}
+
+
+def row(arm: str, number: int, seconds: float, tokens: int = 20, **more: Any) -> Generation:
+    ours = not arm.startswith("hf:")
+    drafted = 12 if arm.startswith("copy") else 0
+    passes = tokens - 5 if drafted else tokens
+    made: dict[str, Any] = {
+        "id": f"s/{number}", "suite": "s", "category": None, "turn": 1, "run": 0, "arm": arm,
+        "drafter": DRAFTERS[arm], "budget": 4, "seed": 0, "prompt_ids": [1, 2],
+        "output_ids": list(range(tokens)), "text": "the answer is 42", "finish_reason": "stop",
+        "max_new_tokens": 50, "seconds": seconds, "first_token_seconds": seconds / 10,
+        "peak_bytes": 5 << 20, "passes": passes, "accepted": tokens - passes,
+        "settings": SETTINGS, "compared": arm != "none",
+    }  # fmt: skip
+    if ours:
+        share = dict.fromkeys(("prefill", "draft", "target", "verify", "other"), seconds / 6)
+        made |= {"attempts": 3, "drafted": drafted, "phases": share | {"total": seconds}}
+    if drafted:
+        made |= {
+            "drafted_by_depth": [3, 3, 3, 3], "accepted_by_depth": [3, 2],
+            "by_source": {"copyspec": {"attempts": 3, "drafted": 12, "accepted": 5}},
+        }  # fmt: skip
+    return Generation(**(made | more))
+
+
+def rows(factor: float = 2.0, count: int = 5, **more: Any) -> list[Generation]:
+    found = []
+    for number in range(count):
+        slow = 1.0 + 0.2 * number
+        found += [
+            row("none", number, slow, **more),
+            row("hf:generate", number, 1.25 * slow, **more),
+            row("copyspec@4", number, slow / factor, **more),
+            row("copyspec@8", number, slow / (factor + 0.1 * number), **more),
+        ]
+    return found
+
+
+def section(found: list[Generation] | None = None) -> Section:
+    (made,) = sections([found or rows()])
+    return made
+
+
+def write(path: Path, found: list[Generation]) -> Path:
+    path.write_text("".join(one.line() for one in found), encoding="utf-8")
+    return path
+
+
+def test_speeds_are_totals_over_totals() -> None:
+    made = section()
+    by_arm = {s.arm: s for s in made.whole}
+    assert made.baseline == "none"
+    assert list(by_arm) == SETTINGS["arms"]
+    none, four, eight = by_arm["none"], by_arm["copyspec@4"], by_arm["copyspec@8"]
+    assert none.tokens_per_second.value == pytest.approx(100 / sum(1 + 0.2 * i for i in range(5)))
+    assert four.speedup.value == pytest.approx(2)
+    assert (four.speedup.low, four.speedup.high) == pytest.approx((2, 2))
+    assert eight.speedup.low < eight.speedup.value < eight.speedup.high
+    assert eight.macro_speedup == pytest.approx(2.2)
+    assert by_arm["hf:generate"].speedup.value == pytest.approx(0.8)
+    assert by_arm["hf:generate"].stats is None
+    assert by_arm["hf:generate"].drafted_per_pass is None
+    assert four.tokens_per_pass == pytest.approx(20 / 15)
+    assert four.drafted_per_pass == pytest.approx(12 / 15)
+    assert none.first_token_ms == pytest.approx(140)
+    assert none.token_ms == pytest.approx(1400 * 0.9 / 19)
+    assert (four.identical, four.compared) == (5, 5)
+    assert four.peak_mib == 5
+
+
+def test_runs_count_by_their_median() -> None:
+    found = [row("none", 0, s) for s in (1.0, 9.0, 2.0)]
+    for number, one in enumerate(found):
+        one.run = number
+    assert paces(found) == {"s/0": (20, 2.0)}
+
+
+def test_the_same_prompts_in_two_files_are_two_runs() -> None:
+    (made,) = sections([rows(), rows()])
+    assert {one.run for one in made.rows} == {0, 1}
+    assert made.whole[0].answers == 10
+    assert made.whole[0].prompts == 5
+
+
+def test_other_setups_are_other_sections() -> None:
+    others = rows(settings=SETTINGS | {"dtype": "float32"})
+    found = sections([rows(), others])
+    assert [s.title for s in found] == ["m, bfloat16, cpu, 2 threads", "m, float32, cpu, 2 threads"]
+
+
+def test_suites_are_summed_and_shown() -> None:
+    others = rows(4.0, suite="other")
+    for one in others:
+        one.id = one.id.replace("s/", "o/")
+    made = section(rows() + others)
+    assert [(s.suite, s.arm) for s in made.suites[:1]] == [("s", "none")]
+    assert len(made.suites) == 8
+    assert 2 < made.whole[2].speedup.value < 4
+
+
+def test_another_baseline() -> None:
+    (made,) = sections([rows()], "hf:generate")
+    assert made.whole[0].speedup.value == pytest.approx(1.25)
+    with pytest.raises(UnknownName, match="Did you mean 'hf:generate'"):
+        sections([rows()], "hf:generat")
+    (made,) = sections([[r for r in rows() if r.arm != "none"]])
+    assert made.baseline == "hf:generate"
+
+
+def test_the_bootstrap_is_the_paired_one() -> None:
+    a, b = [1.0, 2.0, 4.0, 3.0], [1.0, 1.0, 1.0, 1.0]
+    found = ratio(a, b)
+    assert (found.low, found.high) == bootstrap(a, lambda xs: sorted(xs)[1] / 2 + sorted(xs)[2] / 2)
+    assert bootstrap([3.0], sum) == (3.0, 3.0)
+
+
+class Checker(HTMLParser):
+    """Tags in balance, and everything that would be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checked(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    assert checker.open == []
+    return checker
+
+
+def cost() -> CostTable:
+    points = tuple(Point(1, c, p, 1 + p / 50, 1, 2) for c in (128, 512) for p in (1, 8, 64))
+    return CostTable("m", "cpu", "bfloat16", 2, "Some CPU", {}, points, {128: 5.0})
+
+
+def test_the_page_needs_nothing_else() -> None:
+    html = page(Report([section()]), cost())
+    found = checked(html)
+    assert found.loaded == []
+    assert not re.search(r"@import|url\(|<script|https?://", html)
+    for wanted in ("Speed-up", "Where the time goes", "Tokens per pass", "Accepted by position",
+                   "Accepted by source", "Accepted against passes", "Cost of a pass",
+                   "2.00×", "5 of 5"):  # fmt: skip
+        assert wanted in found.text
+    assert html.count("<svg viewBox") > 7
+    assert "prefers-color-scheme: dark" in html
+    assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", html)
+
+
+def test_names_cannot_break_the_page() -> None:
+    bad = '<script>alert("x")</script>&'
+    found = rows(settings=SETTINGS | {"model": bad})
+    for one in found:
+        one.suite = bad
+        one.id = bad + one.id
+    html = page(Report([section(found)]))
+    assert checked(html).loaded == []
+    assert "<script" not in html
+    assert "<script" not in markdown(Report([section(found)]))
+
+
+def test_a_lone_arm_has_a_page_too() -> None:
+    html = page(Report([section([row("hf:generate", 0, 1.0)])]))
+    checked(html)
+    checked(page(Report([section([row("none", 0, 1.0)])])))
+
+
+def test_markdown() -> None:
+    text = markdown(Report([section()]))
+    assert "| arm | tokens/s | speed-up |" in text
+    assert "copyspec@8 is 2." in text
+    assert "2.00× [2.00, 2.00]" in text
+
+
+def test_two_files_beside_each_other() -> None:
+    before, now = rows(), rows(3.0, settings=SETTINGS | {"threads": 1, "commit": "def"})
+    now[2].output_ids = [7]
+    found = compare_files(before, now, ("a", "b"))
+    by_arm = {one.arm: one for one in found.rows}
+    assert by_arm["none"].ratio.value == pytest.approx(1)
+    assert by_arm["copyspec@8"].ratio.value > 1.3
+    assert (by_arm["copyspec@4"].identical, by_arm["copyspec@8"].identical) == (4, 5)
+    assert found.changed == ["threads: 2 there, 1 now", "commit: abc there, def now"]
+    html = page(Report([], found))
+    assert "threads: 2 in A, 1 in B" in checked(html).text
+    others = [row("none", 99, 1.0)]
+    with pytest.raises(OptionError, match="have no arm and prompt in common"):
+        compare_files(before, others, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("{oops\n", "line 2: not JSON"),
+        ('{"messages": []}\n', "line 2: no result of `draftsmith bench run`"),
+        ('{"arm": "a", "output_ids": [], "format": 9}\n', "line 2: written in format 9, not 1"),
+        ('{"arm": "a", "output_ids": [], "format": 1}\n', "line 2: incomplete, it has no 'id'"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(row("none", 0, 1.0).line() + text if text else "")
+    with pytest.raises(LoadError, match=f"r.jsonl.*{message}"):
+        generations.read(path)
+
+
+def test_wrong_types_are_named(tmp_path: Path) -> None:
+    item = json.loads(row("none", 0, 1.0).line()) | {"seconds": "long"}
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(item) + "\n")
+    with pytest.raises(LoadError, match="line 1: 'seconds' is a str"):
+        generations.read(path)
+    with pytest.raises(LoadError, match="cannot be read: No such file"):
+        generations.read(tmp_path / "none.jsonl")
+
+
+def test_final_numbers() -> None:
+    assert final_number("so 3 + 4 = 7 apples") == 7
+    assert final_number("It is $1,234.50.") == 1234.5
+    assert final_number("5 and 6\n#### -8") == -8
+    assert final_number("none") is None
+    right = row("none", 0, 1.0, reference="6 * 7\n#### 42")
+    assert score(right) == ("GSM8K final number", 1.0)
+    assert score(row("none", 0, 1.0, reference="#### 41")) == ("GSM8K final number", 0.0)
+    assert score(row("none", 0, 1.0, reference="#### 42", text="```python\n42\n```")) is None
+    assert score(row("none", 0, 1.0, reference="words")) is None
+    made = section([right])
+    assert made.whole[0].scores == {"GSM8K final number": (1.0, 1)}
+    assert "100.0% of 1" in markdown(Report([made]))
+
+
+def test_programs_are_exported_not_run(tmp_path: Path) -> None:
+    text = "Sure:\n```python\ndef f():\n    return 1\n```\nDone."
+    assert program(text) == "def f():\n    return 1\n"
+    assert program("no block") == "no block"
+    found = [
+        row("copyspec@4", 0, 1.0, id="humaneval/0", suite="humaneval", text=text),
+        row("copyspec@4", 0, 1.0, id="mbpp/11", suite="mbpp", text=text),
+        row("copyspec@4", 0, 1.0),
+    ]
+    files = export(found, tmp_path)
+    assert [p.name for p in files] == ["humaneval.copyspec_4.jsonl", "mbpp.copyspec_4.jsonl"]
+    line = json.loads(files[0].read_text())
+    assert line["task_id"] == "HumanEval/0"
+    assert line["completion"].strip() == line["solution"].strip() == program(text).strip()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows(3.0))
+    table = tmp_path / "cost.json"
+    cost().save(table)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["bench", "report", str(a), "-o", str(out), "--cost", str(table)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "copyspec@8" in done.stdout
+    assert {p.name for p in out.iterdir()} == {"report.html", "report.md"}
+    both = CliRunner().invoke(app, ["bench", "report", "--compare", str(a), str(b), "--json"])
+    assert both.exit_code == 0, both.output
+    assert len(json.loads(both.stdout)["compare"]["rows"]) == 4
+    none = CliRunner().invoke(app, ["bench", "report"])
+    assert (none.exit_code, "nothing to report" in none.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("top", [0.0, 0.03, 1.0, 1.2, 9.9, 10.0, 123.0, 4096.0])
+def test_ticks_are_round_and_reach(top: float) -> None:
+    found = charts.ticks(top)
+    assert found[0] == 0
+    assert found[-1] >= top * 0.999
+    assert 2 <= len(found) <= 8
+
+
+def test_long_names_are_cut() -> None:
+    assert charts.short("x" * 50) == "x" * 35 + "…"
+    assert charts.short("auto") == "auto"

@@ -1,0 +1,423 @@
+"""Live runs: arms, rows, interruption and resumption, agreement with replay, half precision."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tiny
+from draftsmith import builtin
+from draftsmith.bench import generations, suites
+from draftsmith.bench.arms import Answer, Arm, Ask, Ours, build, parse_arm
+from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.generations import Generation, ResultFile, first_difference
+from draftsmith.bench.half import difference, half
+from draftsmith.bench.records import Record, conversation
+from draftsmith.bench.replay import ReplayBudget
+from draftsmith.bench.run import Plan, in_turn, measure, top_two_gap
+from draftsmith.bench.settings import differences, settings
+from draftsmith.bench.sweep import Replayer, sweep
+from draftsmith.cli import app
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.core.target import Needs
+from draftsmith.drafters import registry
+from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+
+TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases"}
+ARMS = ("none", "hf:generate", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load(tiny.model(), tokenizer=tiny.tokenizer())
+
+
+def records(count: int = 3) -> list[Record]:
+    texts = ["the quick brown fox", "hello world, hello", "def foo(x): return x"]
+    asked = [f"{texts[i % 3]} {i} {texts[i % 3]}" for i in range(count)]
+    return [Record(f"t/{i}", "t", prompt=prompt) for i, prompt in enumerate(asked)]
+
+
+def plan_of(model: LoadedModel, *arms: str, **options: Any) -> Plan:
+    specs = [parse_arm(arm) for arm in arms or ARMS]
+    given = {"records": records(), "max_new_tokens": 24, "sampling": SamplingParams(seed=0)}
+    return Plan(model, build(model, specs), **(given | options))
+
+
+def common(plan: Plan) -> dict[str, Any]:
+    return settings(plan.model, plan.arms, plan.records, limit=plan.max_new_tokens)
+
+
+def go(plan: Plan, path: Path | None = None, resume: bool = False) -> list[Generation]:
+    with ResultFile(path, common(plan), resume) as file:
+        measure(plan, file, common(plan))
+        return file.rows
+
+
+def timeless(row: Generation) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(row.line()).items() if k not in TIMES}
+
+
+def test_every_prompt_by_every_arm(model: LoadedModel) -> None:
+    rows = go(plan_of(model, runs=2))
+    assert len(rows) == 3 * len(ARMS) * 2
+    assert len({row.key for row in rows}) == len(rows)
+    for row in rows:
+        assert len(row.output_ids) == 24
+        assert row.finish_reason == "length"
+        assert 0 < row.first_token_seconds < row.seconds
+        assert row.text == tiny.tokenizer().decode(row.output_ids, skip_special_tokens=True)
+        assert row.accepted == 24 - row.passes
+        assert row.settings["threads"] == torch.get_num_threads()
+    for row in rows:
+        plain = next(r for r in rows if (r.run, r.id, r.arm) == (row.run, row.id, "none"))
+        assert row.output_ids == plain.output_ids
+        assert row.compared == (row.arm != "none")
+        assert row.divergence is None
+    assert all(r.passes == 24 for r in rows if r.arm in ("none", "hf:generate"))
+    assert any(r.passes < 24 for r in rows if r.arm.startswith("hf:prompt"))
+
+
+def test_arms_take_turns(model: LoadedModel) -> None:
+    plan = plan_of(model)
+    firsts = [in_turn(plan.arms, turn)[0].name for turn in range(4)]
+    assert firsts == list(ARMS)
+    rows = go(plan)
+    assert [r.arm for r in rows[:4]] == list(ARMS)
+    assert [r.arm for r in rows[4:8]] == [*ARMS[1:], ARMS[0]]
+
+
+def test_a_row_can_be_read_again_and_replayed(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows = go(plan_of(model), path)
+    assert [timeless(row) for row in generations.read(path)] == [timeless(row) for row in rows]
+    again = suites.read(path).records
+    assert [list(r.output_ids or ()) for r in again] == [row.output_ids for row in rows]
+    assert str(Path.home()) not in path.read_text()
+
+
+def test_replay_and_live_runs_agree(model: LoadedModel, tmp_path: Path) -> None:
+    assert_replay_agrees(plan_of(model, *id_only(), max_new_tokens=60), tmp_path / "r.jsonl")
+
+
+def id_only() -> list[str]:
+    """Every drafter that looks at token ids only, at fixed budgets."""
+    names = [n for n in registry.names() if registry.lookup(n).needs == Needs()]
+    able = []
+    for name in names:
+        try:
+            registry.parse(name)
+        except OptionError:  # It needs an option, such as a folder.
+            continue
+        able += [f"{name}@drafter", f"{name}@5"]
+    assert {"none@drafter", "copyspec@drafter", "prompt_lookup@5", "auto@drafter"} <= {*able}
+    return able
+
+
+def assert_replay_agrees(plan: Plan, path: Path) -> None:
+    for row in go(plan, path):
+        own = next(arm for arm in plan.arms if arm.name == row.arm)
+        assert isinstance(own, Ours)
+        width = own.budget if isinstance(own.budget, int) else None
+        record = replace(
+            Record(row.id, row.suite),
+            prompt_ids=tuple(row.prompt_ids),
+            output_ids=tuple(row.output_ids),
+            max_new_tokens=row.max_new_tokens,
+        )
+        replayer = Replayer(Encoding(), ReplayBudget(width))
+        (done,) = sweep([record], [own.engine.drafter], replayer).done
+        again = done.replay.stats
+        counts = (again.passes, again.drafted, again.accepted, again.attempts)
+        assert counts == (row.passes, row.drafted, row.accepted, row.attempts), row.arm
+        assert again.accepted_by_depth == row.accepted_by_depth
+        assert again.drafted_by_depth == row.drafted_by_depth
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("edit-7m" not in builtin.names(), reason="the built-in model is not there")
+def test_replay_and_the_built_in_model_agree(tmp_path: Path) -> None:
+    before, message = builtin.demo()
+    lines = before.splitlines(keepends=True)
+    asked = []
+    for i in range(30):
+        part = "".join(lines[i % 6 * 4 : i % 6 * 4 + 20 + i])
+        chat = tuple(builtin.edit_messages(f"part{i}.py", message, part))
+        asked.append(Record(f"edit/{i}", "edit", messages=chat))
+    loaded = load(builtin.path(), dtype="float32")
+    plan = plan_of(loaded, *id_only(), records=asked, max_new_tokens=160)
+    assert_replay_agrees(plan, tmp_path / "r.jsonl")
+
+
+class Stopping:
+    """An arm that is interrupted at its n-th answer."""
+
+    budget = None
+    seeded = True
+
+    def __init__(self, arm: Arm, after: int) -> None:
+        self.arm, self.left = arm, after
+        self.name, self.drafter = arm.name, arm.drafter
+
+    def answer(self, ask: Ask) -> Answer:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.arm.answer(ask)
+
+
+@pytest.mark.parametrize("after", [1, 3, 4])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_run_goes_on_where_it_was_stopped(
+    model: LoadedModel, tmp_path: Path, after: int, torn: bool
+) -> None:
+    plan = plan_of(model, "none", "hf:prompt_lookup", "copyspec@4", runs=2, warmup=0)
+    whole = go(plan, tmp_path / "whole.jsonl")
+    path = tmp_path / "parts.jsonl"
+    first, second, third = plan.arms
+    with pytest.raises(KeyboardInterrupt):
+        go(replace(plan, arms=[first, Stopping(second, after), third]), path)
+    kept = generations.read(path)
+    assert 0 < len(kept) < len(whole)
+    if torn:
+        path.write_text(path.read_text() + kept[0].line()[:50])
+    rows = go(plan, path, resume=True)
+    assert [timeless(row) for row in rows] == [timeless(row) for row in whole]
+    assert [timeless(row) for row in generations.read(path)] == [timeless(row) for row in whole]
+    assert len(go(plan, path, resume=True)) == len(whole)  # Nothing is left to do.
+
+
+def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    go(plan_of(model, "none"), path)
+    with pytest.raises(OptionError, match=r"exists; go on with --resume"):
+        go(plan_of(model, "none"), path)
+    with pytest.raises(OptionError, match=r"limit: 24 there, 25 now"):
+        go(plan_of(model, "none", max_new_tokens=25), path, resume=True)
+    with pytest.raises(OptionError, match=r"arms: none there, none, copyspec now"):
+        go(plan_of(model, "none", "copyspec"), path, resume=True)
+    with pytest.raises(OptionError, match="prompts: 3"):
+        go(plan_of(model, "none", records=records(2)), path, resume=True)
+
+
+def test_a_commit_meanwhile_is_no_other_setting() -> None:
+    assert differences({"commit": "a", "x": 1}, {"commit": "b", "x": 1}) == []
+    assert differences({"x": 1}, {"x": 1, "y": [2]}) == ["y: None there, 2 now"]
+
+
+def test_turns_are_asked_with_the_plain_answers(model: LoadedModel) -> None:
+    asked = conversation(["the quick", "again"], id="c", suite="c")
+    rows = go(plan_of(model, records=asked, runs=2, max_new_tokens=8))
+    firsts = {row.text for row in rows if row.turn == 1}
+    assert len(firsts) == 1
+    expected = [
+        {"role": "user", "content": "the quick"},
+        {"role": "assistant", "content": firsts.pop()},
+        {"role": "user", "content": "again"},
+    ]
+    text = tiny.tokenizer().apply_chat_template(
+        expected, tokenize=False, add_generation_prompt=True
+    )
+    prompt = tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]
+    assert [r.prompt_ids for r in rows if r.turn == 2] == [prompt] * 8
+
+
+def test_the_context_limits_the_answer(model: LoadedModel) -> None:
+    long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
+    over = Record("over", "t", prompt_ids=(5,) * 600)
+    plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
+    with ResultFile(None) as file:
+        wrong = measure(plan, file, common(plan))
+    assert {row.max_new_tokens for row in file.rows} == {12}
+    assert {len(row.output_ids) for row in file.rows} == {12}
+    assert wrong == ["over: the prompt has 600 tokens, but this model's context is 512, answer "
+                     "included; shorten the prompt"]  # fmt: skip
+    with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
+        go(plan_of(model, "none", records=[over]))
+
+
+def test_the_records_own_limit_counts(model: LoadedModel) -> None:
+    asked = [replace(record, max_new_tokens=5) for record in records(1)]
+    assert len(go(plan_of(model, "none", records=asked, max_new_tokens=None))[0].output_ids) == 5
+    assert len(go(plan_of(model, "none", records=asked, max_new_tokens=7))[0].output_ids) == 7
+
+
+def test_seeds_mean_the_same_for_guessing_arms(model: LoadedModel) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    rows = go(plan_of(model, sampling=sampling, runs=2))
+    assert all(r.divergence is None and r.compared for r in rows if r.arm.startswith("copyspec"))
+    assert not any(r.compared for r in rows if r.arm.startswith("hf:"))
+    first, second = ([r.output_ids for r in rows if r.run == run] for run in (0, 1))
+    assert first != second
+    before = torch.get_rng_state()
+    again = go(plan_of(model, sampling=sampling, runs=2))
+    assert [r.output_ids for r in again] == [r.output_ids for r in rows]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Wrong:
+    """An arm whose answers leave plain decoding's at token 3."""
+
+    name, drafter, budget, seeded = "wrong", "wrong", None, True
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm = arm
+
+    def answer(self, ask: Ask) -> Answer:
+        good = self.arm.answer(ask)
+        return replace(good, tokens=[*good.tokens[:3], good.tokens[3] ^ 1, *good.tokens[4:]])
+
+
+def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
+    plan = plan_of(model, "none")
+    rows = go(replace(plan, arms=[*plan.arms, Wrong(plan.arms[0])]))
+    plain, wrong = rows[:2]
+    assert (wrong.compared, wrong.divergence) == (True, 3)
+    ids = torch.tensor([plain.prompt_ids + plain.output_ids[:3]])
+    best = tiny.model()(ids).logits[0, -1].detach().topk(2).values
+    assert wrong.gap == pytest.approx(float(best[0] - best[1]), abs=1e-5)
+    assert top_two_gap(model, ids[0].tolist()) == pytest.approx(wrong.gap)
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], [1]) == 0
+
+
+def test_the_seconds_of_phases_add_up(model: LoadedModel) -> None:
+    row = next(r for r in go(plan_of(model, records=records(1))) if r.phases and "copy" in r.arm)
+    assert row.phases is not None
+    assert row.stats is not None
+    parts = sum(v for k, v in row.phases.items() if k != "total")
+    assert parts == pytest.approx(row.phases["total"], rel=1e-6)
+    assert row.phases["total"] <= row.seconds
+    assert row.stats.passes == row.passes
+
+
+def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "assistant"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    rows = go(plan_of(model, "none", f"hf:assisted(model={folder},tokens=4)"))
+    assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
+    assert all(r.divergence is None for r in rows)
+    assert all(r.passes < 24 for r in rows if r.arm != "none")
+    assert str(tmp_path) not in "".join(r.line() for r in rows)
+
+
+def test_an_assistant_with_another_tokenizer(model: LoadedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer(280).save_pretrained(folder)
+    arm = plan_of(model, f"hf:assisted(model={folder})").arms[0]
+    assert {"tokenizer", "assistant_tokenizer"} <= vars(arm)["options"].keys()
+
+
+def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
+    plan = plan_of(model, "hf:generate")
+    vars(plan.arms[0])["options"]["no_such_option"] = 1
+    with pytest.raises(UnsupportedError, match=r"hf:generate cannot answer .*no_such_option"):
+        go(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("copyspek", UnknownName, r"unknown arm 'copyspek'. Did you mean 'copyspec'"),
+        ("hf:prompt_lokup", UnknownName, r"Did you mean 'hf:prompt_lookup'"),
+        ("generate", UnknownName, r"Did you mean 'hf:generate'"),
+        ("hf:prompt_lookup(token=3)", UnknownName, r"unknown option of hf:prompt_lookup 'token'"),
+        ("hf:prompt_lookup(tokens=0)", OptionError, "tokens must be a number of at least 1"),
+        ("hf:prompt_lookup(tokens", OptionError, "cannot be read"),
+        ("hf:prompt_lookup(10)", OptionError, "name the options"),
+        ("hf:assisted", OptionError, "give the assistant"),
+        ("copyspec(gama=3)", UnknownName, "unknown option of copyspec 'gama'"),
+        ("copyspec@x", OptionError, "budget='x' cannot work"),
+    ],
+)
+def test_unknown_arms(text: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        parse_arm(text)
+
+
+def test_arms_by_name() -> None:
+    spec = parse_arm(" copyspec( gamma = 3 ) @ 8 ")
+    assert (spec.name, spec.budget) == ("copyspec(gamma=3)@8", 8)
+    assert parse_arm("auto").budget == "auto"
+    assert parse_arm("auto", "drafter").budget == "drafter"
+    assert parse_arm("hf:assisted(model=/some/where/small)").name == "hf:assisted(model=small)"
+
+
+def test_no_arm_twice(model: LoadedModel) -> None:
+    with pytest.raises(OptionError, match="the arm none is there twice"):
+        plan_of(model, "none", "none")
+
+
+def test_half_precision(model: LoadedModel) -> None:
+    torch.manual_seed(0)
+    low = load(tiny.model().__class__(tiny.model().config).to(torch.bfloat16).eval(),
+               tokenizer=tiny.tokenizer())  # fmt: skip
+    low.model.load_state_dict(tiny.model().state_dict())
+    full, half_ = (Plan(m, [], records(), SamplingParams(), max_new_tokens=24)
+                   for m in (model, low))  # fmt: skip
+    found = half(full, half_, parse_arm("copyspec@drafter"))
+    names = [(d.of, d.than) for d in found]
+    assert names == [
+        ("plain, bfloat16", "plain, float32"),
+        ("copyspec@drafter, bfloat16", "plain, bfloat16"),
+        ("copyspec@drafter, bfloat16", "plain, float32"),
+        ("copyspec@drafter, float32", "plain, float32"),
+    ]
+    assert all(d.prompts == 3 for d in found)
+    assert found[3].differing == 0
+    assert difference("a", "b", [[1], [2], [3, 4]], [[1], [5], [3, 6]]).median_first == 1
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": r.prompt}) + "\n" for r in records()))
+    base = ["bench", "run", str(prompts), "-m", str(folder), "--max-new-tokens", "12"]
+    arms = ["-a", "none", "-a", "hf:generate", "-a", "copyspec@drafter"]
+    done = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    (section,) = json.loads(done.stdout)["sections"]
+    assert [row["arm"] for row in section["rows"]] == ["none", "hf:generate", "copyspec@drafter"]
+    assert section["rows"][2]["identical"] == 3
+    assert len(generations.read(out)) == 9
+    again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
+    assert (again.exit_code, "--resume" in again.stderr) == (2, True)
+    more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
+    assert more.exit_code == 0
+    assert len(generations.read(out)) == 18
+    bad = CliRunner().invoke(app, [*base, "-a", "copyspek", "-o", str(tmp_path / "x")])
+    assert (bad.exit_code, "Did you mean 'copyspec'" in bad.stderr) == (2, True)
+    half_ = ["bench", "half", str(prompts), "-m", str(folder), "--max-new-tokens", "8"]
+    shown = CliRunner().invoke(app, half_)
+    assert shown.exit_code == 0
+    assert "plain, bfloat16" in shown.stdout
+    none = CliRunner().invoke(app, [*half_, "-d", "none"])
+    assert (none.exit_code, "does not draft" in none.stderr) == (2, True)
+
+
+def test_the_peak_is_put_back(model: LoadedModel) -> None:
+    rows = go(plan_of(model, "none", records=records(2)))
+    peaks = [row.peak_bytes for row in rows]
+    if peaks[0] is None:
+        pytest.skip("this system does not tell")
+    assert all(peak and peak > 1 << 20 for peak in peaks)
+
+
+def test_rows_come_in_order(model: LoadedModel) -> None:
+    rows = go(plan_of(model, runs=2))
+    places = [(row.run, int(row.id.partition("/")[2])) for row in rows]
+    assert all(a <= b for a, b in pairwise(places))
