@@ -21,6 +21,9 @@ from draftsmith.bench.report import (
 from draftsmith.bench.style import CSS
 from draftsmith.bench.summary import Section, Summary
 
+_LONG = 12
+"""Characters from which a figure takes a phone's whole width."""
+
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -131,10 +134,16 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cells(columns: Sequence[str], row: Sequence[str]) -> str:
     first, *rest = row
-    shown = [f'<td class="arm">{escape(first)}</td>']
+    shown = [f'<td class="arm">{_breakable(first)}</td>']
     for column, content in zip(columns[1:], rest, strict=True):
-        shown.append(f'<td data-head="{escape(column)}">{_small_interval(content)}</td>')
+        long = ' class="long"' if len(content) > _LONG else ""
+        shown.append(f'<td{long} data-head="{escape(column)}">{_small_interval(content)}</td>')
     return "".join(shown)
+
+
+def _breakable(name: str) -> str:
+    """A name that may be broken behind its brackets and commas."""
+    return escape(name).replace("(", "(<wbr>").replace(",", ",<wbr>")
 
 
 def _small_interval(content: str) -> str:

@@ -94,7 +94,7 @@ class Plots:
         for s in self.section.whole:
             for name, entry in (s.stats.by_source if s.stats else {}).items():
                 share = entry.accepted / entry.drafted if entry.drafted else 0.0
-                title = s.arm if s.arm.partition("(")[0] == name else f"{s.arm} → {name}"
+                title = s.arm if s.drafter.partition("(")[0] == name else f"{s.arm} → {name}"
                 said = f"{share:.0%} of {entry.drafted:,}"
                 rows.append(Bar(title, said, [(share, self.colour[s.arm], said)]))
         return charts.bars(rows, "accepted share of drafted tokens by source", 1.0) if rows else ""

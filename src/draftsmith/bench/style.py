@@ -29,26 +29,23 @@ h2 { font-size: 1.25rem; margin: 40px 0 2px; }
 h3 { font-size: 1rem; margin: 0 0 2px; }
 p { margin: 0 0 12px; max-width: 74ch; }
 .soft, .note { color: var(--soft); }
-.note { font-size: 0.85rem; margin: 0 0 10px; }
-.headline { font-size: 1.1rem; margin: 14px 0 16px; }
-.cards {
-  display: grid; gap: 20px; margin: 20px 0; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr));
-}
+.note { font-size: 0.85rem; margin: 0 0 10px; max-width: 110ch; }
+.headline { font-size: 1.1rem; margin: 14px 0 16px; max-width: none; }
+.cards { columns: 3 340px; column-gap: 20px; margin: 20px 0; }
 .card {
   background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
-  padding: 16px 18px; min-width: 0;
+  padding: 16px 18px; margin: 0 0 20px; break-inside: avoid;
 }
 .card svg { display: block; width: 100%; height: auto; max-width: 430px; }
 .table { overflow-x: auto; margin: 16px 0 0; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
-th, td { text-align: right; padding: 7px 0 7px 20px; white-space: nowrap; }
+th, td { text-align: right; padding: 7px 0 7px 18px; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--rule);
   vertical-align: bottom; }
 td { border-bottom: 1px solid var(--rule); font-variant-numeric: tabular-nums; }
 td small { color: var(--soft); font-size: 0.8rem; }
-td.arm { font-weight: 600; }
+td.arm { font-weight: 600; white-space: normal; }
 .good { color: var(--good); } .warn { color: var(--warn); }
 .key { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; padding: 0; margin: 8px 0;
   font-size: 0.85rem; }
@@ -76,16 +73,17 @@ svg circle.faint { opacity: 0.6; }
   h1 { font-size: 1.4rem; }
   .card { padding: 14px; }
   .table { overflow: visible; }
-  table, tbody, tr, td { display: block; }
+  table, tbody { display: block; }
   thead { display: none; }
-  tr { border-bottom: 1px solid var(--rule); padding: 8px 0; }
+  tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 22px; padding: 8px 0;
+    border-bottom: 1px solid var(--rule); }
   td, td:first-child { border: 0; padding: 1px 0; display: flex; justify-content: space-between;
-    gap: 16px; text-align: right; white-space: normal; }
+    gap: 10px; text-align: right; white-space: normal; }
+  td.arm, td.long { grid-column: 1 / -1; }
   td.arm { display: block; text-align: left; padding-bottom: 2px; overflow-wrap: anywhere; }
   td:not(.arm)::before { content: attr(data-head); color: var(--soft); text-align: left; }
   td:not(.arm):empty { display: none; }
 }
-@media print { .card { break-inside: avoid; } }
 """.strip()
 
 _COLOURS = "".join(
