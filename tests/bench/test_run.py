@@ -313,11 +313,15 @@ def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
 
 
 def test_an_assistant_with_another_tokenizer(model: LoadedModel, tmp_path: Path) -> None:
-    folder = tmp_path / "other"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer(280).save_pretrained(folder)
-    arm = plan_of(model, f"hf:assisted(model={folder})").arms[0]
-    assert {"tokenizer", "assistant_tokenizer"} <= vars(arm)["options"].keys()
+    folder, vocabulary = tmp_path / "other", tiny.tokenizer(280)
+    config = type(tiny.model().config)(**tiny.model().config.to_dict())
+    config.vocab_size = len(vocabulary)
+    torch.manual_seed(0)
+    type(tiny.model())(config).save_pretrained(folder)
+    vocabulary.save_pretrained(folder)
+    plan = plan_of(model, "none", f"hf:assisted(model={folder})")
+    assert {"tokenizer", "assistant_tokenizer"} <= vars(plan.arms[1])["options"].keys()
+    assert all(row.divergence is None for row in go(plan))
 
 
 def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
