@@ -19,7 +19,7 @@ from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.rows import Row, summarize
 from draftsmith.bench.suites import recorded, sample, task
 from draftsmith.bench.sweep import Done, Replayer, sweep
-from draftsmith.drafters.registry import parse
+from draftsmith.drafters.registry import names, parse
 
 Line = tuple[str, str, str]
 """(what, theirs, ours)"""
@@ -69,6 +69,15 @@ MISSING = {
     "SDSAT": [
         "everything: its drafts are predictions of a model fine-tuned with the adaptive token",
     ],
+}
+
+
+DRAFTERS = {
+    "CopySpec": ["copyspec"],
+    "PLD+": ["pld_plus"],
+    "Heterogeneous vocabularies": ["slem", "tli", "slrs"],
+    "SPECTRA": ["spectra", "retrieval"],
+    "SDSAT": ["sdsat"],
 }
 
 
@@ -127,6 +136,9 @@ def show(paper: str, lines: Iterator[Line]) -> None:
         if number == 0:
             print(f"{'':46} {'theirs':>16} {'ours':>20}")
         print(f"  {what:44} {theirs:>16} {ours:>20}")
+    absent = [name for name in DRAFTERS[paper] if name not in names()]
+    if absent:
+        print(f"  not here yet: {', '.join(absent)}")
     for reason in MISSING[paper]:
         print(f"  not checked: {reason}")
 

@@ -263,7 +263,7 @@ def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
     result = call("replay", log, "-d", "copyspec", "--on-error", "skip")
     assert result.exit_code == 0, result.output
     assert "turn 2" in result.stdout
-    assert "Accepted, by draft position" in result.stdout
+    assert "accepted, by position" in result.stdout
     assert "line 25: not JSON" in result.stderr
     assert "1 record has no output" in result.stderr
 
@@ -314,6 +314,16 @@ def test_a_tokenizer_that_does_not_match(folder: Path, tmp_path: Path) -> None:
     (broken / "tokenizer.json").write_text("{}")
     with pytest.raises(LoadError, match="cannot be read as a tokenizer"):
         Encoding((), str(broken))(chat)
+
+
+def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
+    records = read(shared_data / "recorded" / "humaneval.qwen2.5-coder-32b.jsonl").records[:30]
+    Encoding((shared_data / "tokenizers",)).check(records)
+    nameless = [Record(r.id, r.suite, prompt="x", output=r.output) for r in records]
+    with pytest.raises(OptionError, match="t5-small does not give back the text"):
+        Encoding((shared_data / "tokenizers",), "t5-small").check(nameless)
+    for name in ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon"):
+        Encoding((shared_data / "tokenizers",), name).check(nameless)
 
 
 def test_acceptance_by_depth() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,9 @@ from tokenizers import Tokenizer
 from draftsmith.bench.records import Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+
+_CHECKED = 20
+"""Records whose answers are tokenized and back, to notice a wrong tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,9 @@ class Encoder(Protocol):
 
     def answer(self, record: Record) -> list[int]:
         """Ids of what was answered, with the end of the turn."""
+
+    def returns(self, text: str) -> bool:
+        """Whether the text survives being tokenized, but for spaces at its ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,25 @@ class Encoding:
                 f" has {vocab_size} ids: it is not the one that the record was made with"
             )
         return Encoded(prompt, answer, vocab_size)
+
+    def check(self, records: Iterable[Record]) -> None:
+        """Raise OptionError if most answers do not survive being tokenized.
+
+        Such a tokenizer (one that lower-cases, or drops line breaks) cannot have written them. Some
+        may be changed by the right one, too: broken characters, for example.
+        """
+        read = [r for r in islice(records, _CHECKED) if r.output and r.output_ids is None]
+        lost = [r for r in read if not self._survives(r)]
+        if 2 * len(lost) > len(read):
+            first = lost[0]
+            raise OptionError(
+                f"the tokenizer {self._name(first)} does not give back the text it is given (e.g. "
+                f"the output of record {first.id}): it is not the one of the model that answered"
+            )
+
+    def _survives(self, record: Record) -> bool:
+        encoder = self._encoder(record)
+        return encoder is None or encoder.returns(record.output or "")
 
     def _name(self, record: Record) -> str | None:
         given, own = self.tokenizer, record.tokenizer
@@ -139,6 +165,10 @@ class _BareTokenizer:
         ends = self._ids(self.template.end) if self.template else []
         return [*self._ids(record.output or ""), *ends]
 
+    def returns(self, text: str) -> bool:
+        back: str = self.tokenizer.decode(self._ids(text), skip_special_tokens=False)
+        return back.strip() == text.strip()
+
     def _chat(self) -> Template:
         if self.template is None:
             raise OptionError(
@@ -181,6 +211,10 @@ class _ModelTokenizer:
     def answer(self, record: Record) -> list[int]:
         end = self.tokenizer.eos_token_id
         return [*self._plain(record.output or ""), *([] if end is None else [end])]
+
+    def returns(self, text: str) -> bool:
+        back: str = self.tokenizer.decode(self._plain(text), clean_up_tokenization_spaces=False)
+        return back.strip() == text.strip()
 
     def _plain(self, text: str) -> list[int]:
         from draftsmith.text.tokenizer import encode

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from draftsmith.bench.encoding import Encoding
@@ -95,6 +98,7 @@ def sweep(
             "these records have no outputs, so there is nothing to replay; a recorded answer is "
             "the field 'output' beside 'messages' or 'prompt'"
         )
+    replayer.encoding.check(answered)
     journal = journal or Journal(None)
     keys = [key_of(record, replayer.settings) for record in answered]
     jobs: list[Job] = []
@@ -134,10 +138,25 @@ def _run(
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread)
     try:
         chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
-        for future in as_completed([pool.submit(replayer, chunk) for chunk in chunks]):
+        with _deaf_to_interrupts():
+            futures = [pool.submit(replayer, chunk) for chunk in chunks]
+        for future in as_completed(futures):
             yield from future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C: a worker that it kills leaves the pool hanging."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Only the main thread may change signals, and only it is interrupted.
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _one_thread() -> None:

@@ -127,10 +127,12 @@ class RecordOptions:
 
         whole = suites.Reading()
         for name in self.files or self._everything():
-            if Path(name).exists() or self.data is None:
-                part = suites.read(name, self.errors())
-            else:
+            if not Path(name).exists() and self.data is not None:
                 part = suites.recorded(name, self.data, self.errors())
+            elif not Path(name).exists() and name.partition("/")[0] in suites.NAMED:
+                raise OptionError(f"{name} is a suite; give --data with the folder that holds it")
+            else:
+                part = suites.read(name, self.errors())
             whole.records += part.records
             whole.wrong += part.wrong
         return whole
@@ -202,8 +204,7 @@ def replay(
         console = stdout()
         names = records.names()
         console.print(replay_table(rows, names, categories))
-        console.print("\n[bold]Accepted, by draft position[/bold]")
-        console.print(depth_table(rows, names))
+        console.print("", depth_table(rows, names), sep="\n")
     _tell(result.wrong)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from draftsmith.cli.render import plain_table
 
@@ -14,31 +15,30 @@ if TYPE_CHECKING:
     from draftsmith.bench.estimate import Estimate
     from draftsmith.bench.rows import Row
 
-_DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 24, 32, 48, 64)
+_DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
 
 
 def replay_table(rows: Sequence[Row], names: Mapping[str, str], categories: bool) -> Table:
     """Sums by suite, turn and Spec-Bench task; with `categories` by every category, too."""
     table = plain_table(
-        "suite", "part", "drafter", "records", "tokens", "tokens/pass", "drafted/pass", "copied",
-        "drafter µs/pass", header=True,
+        "", "records", "tokens", "tokens\nper pass", "drafted\nper pass", "copied", "µs per\npass",
+        header=True,
     )  # fmt: skip
-    for column in table.columns[1:3]:
-        column.justify = "left"
     several = {row.suite for row in rows if row.turn is not None and row.turn > 1}
-    last = ("", "")
+    last = None
     for row in rows:
         if not _wanted(row, several, categories):
             continue
-        place = (row.suite, _part(row))
-        if place[0] != last[0] and last[0]:
-            table.add_row()
+        place = row.suite, row.category, row.turn
+        if place != last:
+            if last and last[0] != row.suite:
+                table.add_row()
+            title = Text(_title(row), "bold" if row.category is None and row.turn is None else "")
+            table.add_row(title, f"{row.records:,}", f"{row.stats.tokens:,}")
         table.add_row(
-            row.suite if row.suite != last[0] else "",
-            place[1] if place != last else "",
-            names[row.drafter],
-            f"{row.records:,}",
-            f"{row.stats.tokens:,}",
+            f"  {names[row.drafter]}",
+            "",
+            "",
             f"{row.stats.tokens_per_pass:.3f}",
             f"{row.drafted_per_pass:.2f}",
             f"{row.stats.accepted_share:.1%}",
@@ -61,9 +61,9 @@ def _wanted(row: Row, several: set[str], categories: bool) -> bool:
     return categories
 
 
-def _part(row: Row) -> str:
-    parts = [row.category or "", f"turn {row.turn}" if row.turn is not None else ""]
-    return ", ".join(filter(None, parts)) or "all"
+def _title(row: Row) -> str:
+    turn = f"turn {row.turn}" if row.turn is not None else ""
+    return ", ".join(filter(None, (row.suite, row.category, turn)))
 
 
 def depth_table(rows: Sequence[Row], names: Mapping[str, str]) -> Table:
@@ -71,13 +71,14 @@ def depth_table(rows: Sequence[Row], names: Mapping[str, str]) -> Table:
     sums = [row for row in rows if row.category is None and row.turn is None]
     deepest = max((len(row.stats.drafted_by_depth) for row in sums), default=0)
     depths = [d for d in _DEPTHS if d <= deepest]
-    table = plain_table("suite", "drafter", *map(str, depths), header=True)
-    table.columns[1].justify = "left"
+    table = plain_table("accepted, by position", *map(str, depths), header=True)
     last = ""
     for row in sums:
+        if row.suite != last:
+            table.add_row(Text(row.suite, "bold"))
         shares = row.acceptance_by_depth
         cells = [f"{shares[d - 1]:.0%}" if d <= len(shares) else "" for d in depths]
-        table.add_row(row.suite if row.suite != last else "", names[row.drafter], *cells)
+        table.add_row(f"  {names[row.drafter]}", *cells)
         last = row.suite
     return table
 
@@ -102,20 +103,22 @@ def cost_table(table: CostTable) -> Table:
 def estimate_table(rows: Sequence[Estimate], names: Mapping[str, str]) -> Table:
     """Predicted speed-ups."""
     shown = plain_table(
-        "suite", "drafter", "records", "tokens/pass", "cost of a pass", "drafter's time",
-        "prompt's time", "speed-up", "without prompts", header=True,
+        "", "records", "speed-up", "tokens\nper pass", "cost of\na pass", "time in\ndrafter",
+        "time in\nprompts", header=True,
     )  # fmt: skip
-    shown.columns[1].justify = "left"
+    last = ""
     for row in rows:
+        suite = row.suite or "all"
+        if suite != last:
+            shown.add_row(Text(suite, "bold"), f"{row.records:,}")
         shown.add_row(
-            row.suite or "all",
-            names[row.drafter],
-            f"{row.records:,}",
+            f"  {names[row.drafter]}",
+            "",
+            f"{row.speedup:.2f}×",
             f"{row.tokens_per_pass:.2f}",
             f"{row.pass_cost:.2f}×",
             f"{row.drafter_share:.1%}",
             f"{row.prefill_share:.1%}",
-            f"{row.speedup:.2f}×",
-            f"{row.decode_speedup:.2f}×",
         )
+        last = suite
     return shown
