@@ -222,6 +222,8 @@ def test_markdown() -> None:
     text = markdown(Report([section()]))
     assert "| arm | tokens/s | speed-up |" in text
     assert "copyspec@8 is 2." in text
+    assert "times [2." in text
+    assert "as fast as hf:generate, with the same answer on 5 of 5 prompts." in text
     assert "2.00× [2.00, 2.00]" in text
 
 

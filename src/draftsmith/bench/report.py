@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from draftsmith.bench.half import Difference
-from draftsmith.bench.summary import Section, Summary
+from draftsmith.bench.summary import Interval, Section, Summary, interval, paces, speed_ratio
 from draftsmith.bench.versus import Comparison
 
 HEADS = ("arm", "tokens/s", "speed-up", "per prompt", "tokens/pass", "drafted/pass",
@@ -105,18 +105,31 @@ def facts(section: Section) -> list[tuple[str, str]]:
 
 
 def headline(section: Section) -> str:
-    """The one sentence to remember."""
-    ours = [s for s in section.whole if s.ours and s.arm != section.baseline]
-    ours = [s for s in ours if not math.isnan(s.speedup.value)]
+    """The sentence to remember: the fastest of ours, over plain decoding and the fastest peer."""
+    others = [s for s in section.whole if s.arm != section.baseline]
+    others = [s for s in others if not math.isnan(s.speedup.value)]
+    ours, peers = [s for s in others if s.ours], [s for s in others if not s.ours]
     if not ours:
         return ""
-    best = max(ours, key=lambda s: s.speedup.value)
-    found = best.speedup
-    said = f"{best.arm} is {found.value:.2f} times as fast as {section.baseline}"
-    said += f" [{found.low:.2f}, {found.high:.2f}]"
+    best = max(ours, key=_speed)
+    said = f"{best.arm} is {_times(best.speedup)} as fast as {section.baseline}"
+    if peers:
+        peer = max(peers, key=_speed).arm
+        own, theirs = (paces(r for r in section.rows if r.arm == arm) for arm in (best.arm, peer))
+        both = [(own[name], theirs[name]) for name in own if name in theirs]
+        if both:
+            said += f" and {_times(interval(both, speed_ratio))} as fast as {peer}"
     if best.compared:
         said += f", with the same answer on {best.identical} of {best.compared} prompts"
     return said + "."
+
+
+def _speed(summary: Summary) -> float:
+    return summary.speedup.value
+
+
+def _times(found: Interval) -> str:
+    return f"{found.value:.2f} times [{found.low:.2f}, {found.high:.2f}]"
 
 
 def markdown(report: Report) -> str:
