@@ -101,15 +101,10 @@ def sweep(
     replayer.encoding.check(answered)
     journal = journal or Journal(None)
     keys = [key_of(record, replayer.settings) for record in answered]
-    jobs: list[Job] = []
-    for number, (record, key) in enumerate(zip(answered, keys, strict=True)):
-        missing = tuple(d for d in drafters if (key, str(d)) not in journal.known)
-        if missing:
-            jobs.append((number, record, missing))
+    jobs = _missing(answered, keys, drafters, journal)
     advance(len(answered) - len(jobs))
     result = Sweep()
-    if len(answered) < len(records):
-        silent = len(records) - len(answered)
+    if silent := len(records) - len(answered):
         result.wrong.append(f"{silent} record{'s have' if silent > 1 else ' has'} no output")
     for number, found in _run(jobs, replayer, processes):
         if isinstance(found, str):
@@ -118,13 +113,27 @@ def sweep(
             for name, one in found.items():
                 journal.add(keys[number], name, one)
         advance(1)
-    for record, key in zip(answered, keys, strict=True):
-        for name in map(str, drafters):
-            if (key, name) in journal.known:
-                result.done.append(Done(record, name, journal.known[key, name]))
+    result.done = [
+        Done(record, name, journal.known[key, name])
+        for record, key in zip(answered, keys, strict=True)
+        for name in map(str, drafters)
+        if (key, name) in journal.known
+    ]
     if not result.done:
         raise LoadError(f"no record could be replayed; the first: {result.wrong[-1]}")
     return result
+
+
+def _missing(
+    records: Sequence[Record], keys: Sequence[str], drafters: Sequence[Drafter], journal: Journal
+) -> list[Job]:
+    """What the journal does not know yet."""
+    jobs: list[Job] = []
+    for number, (record, key) in enumerate(zip(records, keys, strict=True)):
+        missing = tuple(d for d in drafters if (key, str(d)) not in journal.known)
+        if missing:
+            jobs.append((number, record, missing))
+    return jobs
 
 
 def _run(
