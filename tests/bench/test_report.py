@@ -21,6 +21,7 @@ from draftsmith.bench.scores import export, final_number, program, score
 from draftsmith.bench.summary import Section, paces, sections
 from draftsmith.bench.versus import compare_files
 from draftsmith.cli import app
+from draftsmith.cli.bench_report import text_table
 from draftsmith.errors import LoadError, OptionError, UnknownName
 
 SETTINGS = {
@@ -317,6 +318,27 @@ def test_the_command(tmp_path: Path) -> None:
     assert len(json.loads(both.stdout)["compare"]["rows"]) == 4
     none = CliRunner().invoke(app, ["bench", "report"])
     assert (none.exit_code, "nothing to report" in none.stderr) == (2, True)
+
+
+def test_narrow_terminals_get_fewer_columns() -> None:
+    heads = ["arm", "tokens/s", "speed-up", "", "memory"]
+    rows = [["none", "100", "1×", "", "5 MiB"], ["copyspec", "200", "2×"]]
+
+    def shown(width: int | None) -> list[str]:
+        return [str(column.header) for column in text_table(heads, rows, width).columns]
+
+    assert shown(None) == shown(200) == shown(36) == ["arm", "tokens/s", "speed-up", "memory"]
+    assert shown(35) == ["arm", "tokens/s", "speed-up"]
+    assert shown(10) == ["arm", "speed-up"]
+
+
+def test_ties_are_called_ties() -> None:
+    found = rows()
+    found[3].divergence, found[3].gap = 2, 0.0
+    found[2].divergence, found[2].gap = 2, 0.0625
+    said = markdown(Report([section(found)]))
+    assert "4 of 5 (exact ties)" in said
+    assert "4 of 5 (gap ≤ 0.062)" in said
 
 
 @pytest.mark.parametrize("top", [0.0, 0.03, 1.0, 1.2, 9.9, 10.0, 123.0, 4096.0])

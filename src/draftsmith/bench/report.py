@@ -60,7 +60,8 @@ def same(summary: Summary, own: bool) -> str:
         return ""
     said = f"{summary.identical} of {summary.compared}"
     if summary.largest_gap is not None:
-        said += f" (gap ≤ {summary.largest_gap:.2g})"
+        gap = f"gap ≤ {summary.largest_gap:.2g}" if summary.largest_gap else "exact ties"
+        said += f" ({gap})"
     return said
 
 

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from draftsmith.bench.summary import Section, Summary
 
 
+_SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass", "tokens/pass",
+          "prompts", "A tokens/pass", "B tokens/pass", "A tokens/s", "tokens/s")  # fmt: skip
+"""Columns that a narrow terminal can do without, the first one first."""
+
+
 def report(
     files: Annotated[
         list[Path] | None,
@@ -116,7 +121,7 @@ def show_sections(found: Sequence[Section]) -> None:
             if suite is not None:
                 console.print(Text(f"\n{suite}", "bold"))
             rows = [cells(s, section.baseline) for s in summaries]
-            console.print(text_table(heads(summaries), rows))
+            console.print(text_table(heads(summaries), rows, console.width))
         if said := headline(section):
             console.print(Text(f"\n{said}"), soft_wrap=True)
         console.print(Text(NOTE.format(baseline=section.baseline), "dim"), soft_wrap=True)
@@ -130,16 +135,24 @@ def show_comparison(found: Report) -> None:
         return
     console = stdout()
     console.print(Text(f"A is {comparison.a}, B is {comparison.b}", "bold"))
-    console.print(text_table(VERSUS_HEADS, versus_cells(comparison)))
+    console.print(text_table(VERSUS_HEADS, versus_cells(comparison), console.width))
     console.print(Text(differing(comparison), "dim"), soft_wrap=True)
 
 
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Rows of text; columns that are empty are left out."""
-    used = [i for i in range(len(columns)) if any(i < len(row) and row[i] for row in rows)]
+def text_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None
+) -> Table:
+    """Rows of text without their empty columns, and within `width` without the least needed."""
+    cells = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    used = [i for i in range(len(columns)) if widths[i]]
+    for spare in _SPARE if width is not None else ():
+        if sum(max(widths[i], len(columns[i])) + 2 for i in used) - 2 <= (width or 0):
+            break
+        used = [i for i in used if columns[i] != spare]
     table = plain_table(*(columns[i] for i in used), header=True)
-    for row in rows:
-        table.add_row(*(Text(row[i] if i < len(row) else "") for i in used))
+    for row in cells:
+        table.add_row(*(Text(row[i]) for i in used))
     return table
 
 
