@@ -124,6 +124,37 @@ def test_processors_see_every_prefix_in_order(engine: Engine) -> None:
     assert drafted == plain
 
 
+class Recorder:
+    """A stateful processor: notes every length it sees."""
+
+    seen: list[list[int]] = []  # noqa: RUF012  shared by the copies on purpose
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.seen.append(self.lengths)
+
+    def __deepcopy__(self, _memo: object) -> Recorder:
+        return Recorder()
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.lengths.append(ids.shape[1])
+        scores[:, 0] = -1.0  # in place, as many do
+        return scores
+
+
+def test_stateful_processors_serve_one_sequence_each(engine: Engine) -> None:
+    Recorder.seen.clear()
+    engine.generate([IDS, IDS[:4]], max_new_tokens=5, processors=Recorder(), min_new_tokens=5)
+    assert Recorder.seen[1:] == [list(range(11, 16)), list(range(4, 9))]
+
+
+def test_processors_may_write_in_place_in_any_dtype() -> None:
+    import copy
+
+    double = Engine.from_pretrained(copy.deepcopy(tiny.model()).double())
+    assert len(double.generate(IDS, max_new_tokens=5, processors=Recorder()).tokens) == 5
+
+
 def test_logprobs_are_those_of_the_law(engine: Engine) -> None:
     result = engine.generate(IDS, max_new_tokens=10, logprobs=True)
     assert result.logprobs is not None
@@ -214,6 +245,15 @@ def test_stop_strings_cut_at_the_same_token_as_plain(engine: Engine) -> None:
     assert drafted.text == plain.text == full.text[: full.text.index(stop)]
 
 
+def test_special_tokens_can_be_stop_strings(engine: Engine) -> None:
+    forced = {"logit_bias": {1: 1e4}, "max_new_tokens": 10}
+    result = engine.generate(IDS, stop="<s>", **forced)
+    assert result.tokens == [1]
+    assert result.finish_reason == "stop"
+    with pytest.raises(OptionError, match="contains the special token '<s>'"):
+        engine.generate(IDS, stop="a<s>", **forced)
+
+
 def test_streaming_gives_the_same_text(engine: Engine) -> None:
     whole = engine.generate(IDS, max_new_tokens=40)
     stream = engine.stream(IDS, max_new_tokens=40)
@@ -291,6 +331,37 @@ def test_a_failed_turn_leaves_a_usable_chat(engine: Engine) -> None:
     assert chat.send("and now").tokens == engine.generate(history, max_new_tokens=30).tokens
 
 
+def test_a_new_turn_ends_the_one_before(engine: Engine) -> None:
+    chat = engine.chat(max_new_tokens=20)
+    first = chat.stream("hello world")
+    next(first)
+    second = chat.send("this is a test")
+    assert list(first) == []
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
+    history = chat.messages[:-1]
+    assert second.tokens == engine.generate(history, max_new_tokens=20).tokens
+
+
+def test_a_stream_that_is_never_read_leaves_no_trace(engine: Engine) -> None:
+    chat = engine.chat(max_new_tokens=4)
+    chat.stream("hello").close()
+    assert chat.messages == []
+    chat.send("hello world")
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"]
+
+
+def test_a_turn_that_fails_at_once_leaves_the_history_alone(engine: Engine) -> None:
+    def fails(_ids: torch.Tensor, _scores: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no")
+
+    chat = engine.chat(max_new_tokens=4)
+    chat.send("hello world")
+    before = list(chat.messages)
+    with pytest.raises(RuntimeError, match="no"):
+        chat.send("and now", processors=fails)
+    assert chat.messages == before
+
+
 def test_chat_template_variables(engine: Engine) -> None:
     messages = [{"role": "user", "content": "hello"}]
     plain = engine.generate(messages, max_new_tokens=1).prompt_tokens
@@ -317,6 +388,37 @@ def test_a_prediction_saves_passes_and_changes_nothing(engine: Engine) -> None:
 # ------------------------------------------------------------------------------ bad input
 
 
+def test_ctrl_c_keeps_what_was_generated(engine: Engine) -> None:
+    def interrupts(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] == len(IDS) + 4:
+            raise KeyboardInterrupt
+        return scores
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        engine.generate(IDS, processors=interrupts)
+    partial = caught.value.partial[0]  # type: ignore[attr-defined]
+    assert len(partial.tokens) == 4
+    assert partial.finish_reason == "cancelled"
+
+
+def test_text_of_a_step_that_failed_half_way_is_kept(engine: Engine) -> None:
+    answer = engine.generate(IDS, max_new_tokens=20, drafter="none").tokens
+
+    def fails(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] == len(IDS) + 6:
+            raise RuntimeError("grammar broke")
+        return scores
+
+    with pytest.raises(GenerationInterrupted, match="grammar broke") as caught:
+        engine.generate(
+            IDS, processors=fails, drafter=oracle(answer), budget=8, stop="never to be seen"
+        )
+    partial = caught.value.partial[0]
+    assert partial.tokens == answer[:6]
+    assert len(partial.sources) == 6
+    assert partial.text == tiny.tokenizer().decode(answer[:6], skip_special_tokens=True)
+
+
 def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
     with pytest.raises(UnknownName, match="Did you mean 'copyspec'"):
         engine.generate(IDS, drafter="copy_spec")
@@ -340,6 +442,15 @@ def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
         ({"drafter": "copyspec(gamma="}, "cannot be read"),
         ({"budget": "wide"}, "'wide'"),
         ({"n": 0}, "n=0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
+        ({"temperature": "0.5"}, "temperature='0.5'"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"seed": "x"}, "seed='x'"),
+        ({"stop": ["", "a"]}, "non-empty strings"),
+        ({"stop_token_ids": ["a"]}, "token ids"),
+        ({"logit_bias": {99999: 1.0}}, "99999"),
+        ({"stop_token_ids": [99999]}, "99999"),
+        ({"prediction": ["a", "b"]}, "prediction"),
     ],
     ids=str,
 )
@@ -396,3 +507,32 @@ def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None
     assert fresh.end_ids() == [2, 9]
     assert fresh.sampling({}) == SamplingParams(temperature=0.6, top_k=7, repetition_penalty=1.05)
     assert fresh.sampling({"temperature": 0.0}).temperature == 0.0
+
+
+def test_the_rest_of_the_generation_config_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(
+        no_repeat_ngram_size=2,
+        suppress_tokens=[17, 18],
+        max_new_tokens=30,
+        eos_token_id=2,
+        pad_token_id=0,
+        typical_p=0.9,
+    )
+    monkeypatch.setattr(tiny.model(), "generation_config", config)
+    fresh = Engine.from_pretrained(tiny.model())
+    prompt = torch.tensor([IDS])
+    expected = tiny.model().generate(prompt, attention_mask=torch.ones_like(prompt))
+    ours = fresh.generate(IDS)
+    assert ours.tokens == expected[0, len(IDS) :].tolist()
+    assert any("typical_p=0.9 is not applied" in notice for notice in ours.notices)
+
+
+def test_n_belongs_to_generate(engine: Engine) -> None:
+    with pytest.raises(OptionError, match="n needs generate"):
+        engine.stream(IDS, n=2)
+    with pytest.raises(OptionError, match="n needs generate"):
+        engine.chat(n=2)
+    with pytest.raises(UnknownName, match="Did you mean 'temperature'"):
+        engine.chat(temprature=1.0)

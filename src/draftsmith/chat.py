@@ -29,6 +29,8 @@ class Chat:
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._runner = Runner(engine.model)
+        self._state: DrafterState | None = None
+        self._open: Stream | None = None
         self._forget()
 
     def send(self, message: str, **options: Any) -> GenerationResult:
@@ -39,56 +41,73 @@ class Chat:
         return stream.result
 
     def stream(self, message: str, **options: Any) -> Stream:
-        """The same, piece by piece; a cancelled answer joins the history as far as it came."""
+        """The same, piece by piece; a cancelled answer joins the history as far as it came.
+
+        A new turn ends the one before. A stream that is never read leaves no trace.
+        """
+        if self._open is not None:
+            self._open.close()
         history = [*self.messages, {"role": "user", "content": message}]
         call, params = self.engine.prepare({**self.options, **options})
         ids = call.encode(history)
         job = call.job(ids, params, streaming=True)
-        # Only now is the turn sure to start: a bad option or prompt leaves the history alone.
-        self._resume(job, ids, call.drafter, call.prediction)
-        self.messages = history
-        return Stream(job, self._turn(job))
+        self._open = Stream(job, self._turn(job, history, call.drafter, call.prediction))
+        return self._open
 
     def reset(self) -> None:
         """Forget the conversation but for the system message."""
+        if self._open is not None:
+            self._open.close()
         self.messages = [m for m in self.messages if m["role"] == "system"]
         if self._row is not None:
             self._runner.close(self._row)
         self._forget()
 
     def _forget(self) -> None:
+        self._drop_state()
         self._row: Row | None = None
-        self._state: DrafterState | None = None
         self._made_by: tuple[Drafter, tuple[int, ...]] | None = None
         self._ids: list[int] = []
 
-    def _resume(
-        self, job: Job, ids: list[int], drafter: Drafter, prediction: tuple[int, ...]
-    ) -> None:
+    def _drop_state(self) -> None:
+        if self._state is not None:
+            self._state.close()
+        self._state = None
+
+    def _resume(self, job: Job, drafter: Drafter, prediction: tuple[int, ...]) -> None:
         """Give the new turn's session the cache and the state of the last turn."""
+        ids = job.session.ids
         if self._row is not None:
             self._runner.extend(self._row, ids)
         if self._state is not None and self._made_by == (drafter, prediction):
             sync(self._state, self._ids, ids)
         else:
-            self._state = None
+            self._drop_state()
         self._made_by = drafter, prediction
         job.session.row, job.session.state = self._row, self._state
 
-    def _turn(self, job: Job) -> Generator[list[Piece]]:
-        # A failure inside a pass leaves the cache half-written: start over with the next turn.
-        healthy = False
+    def _turn(
+        self,
+        job: Job,
+        history: list[dict[str, Any]],
+        drafter: Drafter,
+        prediction: tuple[int, ...],
+    ) -> Generator[list[Piece]]:
+        session, healthy = job.session, False
         try:
+            self._resume(job, drafter, prediction)
             yield from run([job], self._runner, self.engine.cost, keep=True)
             healthy = True
         except GeneratorExit:
             healthy = True
             raise
         finally:
-            session = job.session
             if healthy:
                 self._row, self._state, self._ids = session.row, session.state, session.ids
             else:
+                # A failure inside a pass leaves the cache half-written: the next turn starts over.
                 self._runner = Runner(self.engine.model)
                 self._forget()
-            self.messages.append({"role": "assistant", "content": job.result().text})
+            if session.generated or healthy:
+                answer = {"role": "assistant", "content": job.result().text}
+                self.messages = [*history, answer]

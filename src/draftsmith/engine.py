@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Dice, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
-from draftsmith.errors import OptionError, PromptError, UnknownName
+from draftsmith.errors import OptionError, PromptError, UnknownName, UnsupportedError
 from draftsmith.jobs import Job, Stream, partial_results, run
+from draftsmith.model import generation_config
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -26,7 +29,18 @@ BudgetSpec = int | Literal["auto", "drafter"]
 
 _SAMPLING = {f.name for f in dataclasses.fields(SamplingParams)}
 _CALL = {"drafter", "budget", "prediction", "chat_template_kwargs", "n"}
-_INHERITED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
+DRAFT_SEED = 0x9E3779B97F4A7C15
+"""Keeps a drafter's draws apart from the target's, also from those of seed + 1."""
+_INHERITED = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_new_tokens",
+    "max_new_tokens": "max_new_tokens",
+    "stop_strings": "stop",
+}
 """Options taken from the model's generation_config where the caller says nothing."""
 
 
@@ -48,6 +62,8 @@ class Engine:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
         self.max_batch = max_batch
         self.cost = CostCurve()
+        self.settings = generation_config.given(model.generation_config)
+        """What the model's author asks of every answer."""
 
     @classmethod
     def from_pretrained(
@@ -82,8 +98,8 @@ class Engine:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Why this model cannot be accelerated fully; empty if it can."""
-        return self.model.capabilities.reasons
+        """Why this model cannot be accelerated fully, or not be followed to the letter."""
+        return self.model.capabilities.reasons + generation_config.not_applied(self.settings)
 
     def generate(self, prompt: Any, *, n: int = 1, **options: Any) -> Any:
         """Answer a prompt, or a list of prompts in one ragged batch.
@@ -101,9 +117,11 @@ class Engine:
             raise OptionError(f"n={n!r} cannot work; it must be at least 1")
         call, params = self.prepare(options)
         seeds = [None if params.seed is None else params.seed + i for i in range(n)]
+        encoded = [call.encode(p) for p in prompts]
+        single = len(encoded) * n == 1
         jobs = [
-            call.job(ids, dataclasses.replace(params, seed=seed))
-            for ids in [call.encode(p) for p in prompts]
+            call.job(ids, dataclasses.replace(params if single else own(params), seed=seed))
+            for ids in encoded
             for seed in seeds
         ]
         with partial_results(jobs):
@@ -117,12 +135,17 @@ class Engine:
 
     def stream(self, prompt: text.Prompt, **options: Any) -> Stream:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
+        if "n" in options:
+            raise OptionError("n needs generate(): a stream is one answer")
         call, params = self.prepare(options)
         job = call.job(call.encode(prompt), params, streaming=True)
         return Stream(job, run([job], Runner(self.model), self.cost))
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""
+        if "n" in options:
+            raise OptionError("n needs generate(): a chat's turn has one answer")
+        self.prepare(options)  # so that a bad option is told now, not at the first message
         return Chat(self, system, options)
 
     def prepare(self, options: Mapping[str, Any]) -> tuple[Call, SamplingParams]:
@@ -152,15 +175,24 @@ class Engine:
             # One alone may be given bare: stop="\n", processors=my_processor.
             many = isinstance(value, Sequence) and not isinstance(value, str)
             merged[name] = tuple(value) if many else (value,)
-        return SamplingParams(**merged)
+        params = SamplingParams(**merged)
+        vocab = self.model.vocab_size
+        for name, ids in (
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            wrong = next((i for i in ids if not 0 <= i < vocab), None)
+            if wrong is not None:
+                raise OptionError(f"{name} names token id {wrong}; this model has 0…{vocab - 1}")
+        return params
 
     def _defaults(self) -> dict[str, Any]:
-        config = self.model.generation_config
-        # Only what the model's author set: transformers' own defaults (top_k=50) are not the
-        # model's.
-        given = config.to_diff_dict() if config is not None else {}
-        defaults = {k: given[k] for k in _INHERITED if given.get(k) is not None}
-        if not given.get("do_sample"):
+        defaults = {
+            ours: self.settings[theirs]
+            for theirs, ours in _INHERITED.items()
+            if self.settings.get(theirs) is not None
+        }
+        if not self.settings.get("do_sample"):
             defaults["temperature"] = 0.0
         else:
             defaults.setdefault("temperature", 1.0)
@@ -193,8 +225,14 @@ class Call:
         self.drafter = engine.drafter if drafter is None else parse(drafter)
         self.budget = engine.budget if budget is None else checked_budget(budget)
         self.template = template
+        if self.drafter.needs != Needs():
+            raise UnsupportedError(
+                f"{self.drafter.name} needs {self.drafter.needs}, which no target records yet"
+            )
         if isinstance(prediction, str):
             prediction = text.encode(engine.model.tokenizer, prediction)
+        elif prediction is not None and not all(isinstance(i, int) for i in prediction):
+            raise OptionError("prediction must be a text or a list of token ids")
         vocab = engine.model.vocab_size
         self.prediction = tuple(i for i in prediction or () if 0 <= i < vocab)
 
@@ -217,10 +255,15 @@ class Call:
     def job(self, ids: Sequence[int], params: SamplingParams, *, streaming: bool = False) -> Job:
         """A session ready to start."""
         engine, model = self.engine, self.engine.model
+        strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
         stream = None
-        if streaming or params.stop:
-            stream = text.TextStream(model.tokenizer, params.stop)
+        if streaming or strings:
+            stream = text.TextStream(model.tokenizer, strings)
         ends = [*engine.end_ids(), *params.stop_token_ids]
+        inherited = generation_config.config_processors(
+            engine.settings, len(ids), ends, model.device
+        )
+        params = dataclasses.replace(params, processors=(*inherited, *params.processors))
         room = model.context_length
         limit = params.max_new_tokens
         session = Session(
@@ -232,10 +275,13 @@ class Call:
             vocab_size=model.vocab_size,
             limit=limit if room is None else min(limit, room - len(ids)),
             # The text goes first: the token that ends an answer may also complete a stop string.
-            stop_rules=[*([stream] if stream is not None else []), EndTokens(ends)],
+            stop_rules=[
+                *([stream] if stream is not None else []),
+                EndTokens([*ends, *stop_ids]),
+            ],
             sampling=params,
             prediction=self.prediction,
-            draft_seed=None if params.seed is None else params.seed + 1,
+            draft_seed=None if params.seed is None else (params.seed ^ DRAFT_SEED) % 2**63,
             device=model.device,
         )
         if params.logprobs:
@@ -251,6 +297,20 @@ class Call:
         if self.budget == "auto":
             return AutoBudget(self.engine.cost, ceiling=width)
         return FixedBudget(width if self.budget == "drafter" else self.budget)
+
+
+def own(params: SamplingParams) -> SamplingParams:
+    """The same options with processors of their own: a stateful one must serve one sequence only.
+
+    Raises OptionError for a processor that cannot be copied.
+    """
+    try:
+        return dataclasses.replace(params, processors=copy.deepcopy(params.processors))
+    except Exception as error:
+        raise OptionError(
+            f"processors cannot be copied, which several answers in one call need ({error}); "
+            "ask for one answer per call"
+        ) from error
 
 
 def as_batch(prompt: Any) -> tuple[list[Any], bool]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.loop import start, step
-from draftsmith.core.result import GenerationResult, Step
+from draftsmith.core.result import TARGET, GenerationResult, Step
 from draftsmith.core.session import Session
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.model.runner import Runner
@@ -62,7 +62,10 @@ class Job:
         """What was generated so far."""
         session = self.session
         tokens = session.ids[session.prompt_length :]
+        # Tokens committed by a step that then failed have not been booked.
+        sources = self.sources + [TARGET] * (len(tokens) - len(self.sources))
         if self.stream is not None:
+            self.released += self.stream.take()
             text = "".join(self.released)
             if not session.finished:
                 text += self.stream.held()
@@ -73,7 +76,7 @@ class Job:
             text=text,
             finish_reason=session.finish_reason or "cancelled",
             stats=session.stats,
-            sources=self.sources,
+            sources=sources,
             logprobs=session.logprobs,
             prompt_tokens=session.ids[: session.prompt_length],
             notices=self.notices,
@@ -101,9 +104,8 @@ def run(
                 active.append(waiting.pop())
                 start(active[-1].session, runner)
             steps = step([job.session for job in active], runner, cost)
-            for job, done in zip(active, steps, strict=True):
-                pieces = job.take(done)
-                yield pieces
+            # All are booked before any is shown: the caller may stop at a yield.
+            yield from [job.take(done) for job, done in zip(active, steps, strict=True)]
             for job in [job for job in active if job.session.finished]:
                 active.remove(job)
                 if not keep:
@@ -126,9 +128,15 @@ def release(session: Session, runner: Runner) -> None:
 
 @contextmanager
 def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
-    """Turn a failure half-way into GenerationInterrupted, which holds what there is."""
+    """Turn a failure half-way into GenerationInterrupted, which holds what there is.
+
+    Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`.
+    """
     try:
         yield
+    except KeyboardInterrupt as stop:
+        stop.partial = [job.result() for job in jobs]  # type: ignore[attr-defined]
+        raise
     except Exception as error:
         done = sum(job.session.generated for job in jobs)
         if not done:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from draftsmith.core.draft import Draft
+from draftsmith.core.draft import ROOT, Draft, Proposal
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.registry import names, parse
 from draftsmith.errors import DrafterError
@@ -46,6 +48,46 @@ def test_sampled_drafters_are_checked_for_their_law() -> None:
     check_law(Scripted(honest))
     with pytest.raises(AssertionError, match="law differs"):
         check_law(Scripted(liar))
+
+
+Q = torch.tensor([0.2, 0.5, 0.1], dtype=torch.float64)
+"""Sums to 0.8: with probability 0.2 nothing is drawn."""
+
+
+def drawn(ctx: Context) -> int | None:
+    x = ctx.chance.draw(torch.cat([Q, 1 - Q.sum(0, keepdim=True)]))
+    return None if x == 3 else x
+
+
+def guess_beside_a_sample(ctx: Context) -> Draft:
+    """At the root a guess and a sample that may be nothing, the guess first."""
+    x = drawn(ctx)
+    if x is None:
+        return Draft((1,), (ROOT,), ("scripted",), {ROOT: Proposal(Q, None)})
+    return Draft((1, x), (ROOT, ROOT), ("scripted",) * 2, {ROOT: Proposal(Q, 1)})
+
+
+def sample_below_a_guess(ctx: Context) -> Draft:
+    """A guess, and below it a sample that may be nothing: overshoots the end of the answer."""
+    x = drawn(ctx)
+    if x is None:
+        return Draft((1,), (ROOT,), ("scripted",), {0: Proposal(Q, None)})
+    return Draft((1, x), (ROOT, 0), ("scripted",) * 2, {0: Proposal(Q, 1)})
+
+
+@pytest.mark.parametrize("propose", [guess_beside_a_sample, sample_below_a_guess])
+def test_nothing_drawn_is_judged_like_something_drawn(
+    propose: Callable[[Context], Draft],
+) -> None:
+    """On chain targets and at the end of an answer, cuts must be blind to what was drawn."""
+    check_law(Scripted(propose))
+
+
+def test_moved_positions_become_a_plain_branch_on_chain_targets() -> None:
+    probing = Draft((1, 2), (ROOT, ROOT), ("t",) * 2, probes=1, depths=(1, 2))
+    assert probing.first_branch() == Draft((1,), (ROOT,), ("t",))
+    moved = Draft((1, 2), (ROOT, 0), ("t",) * 2, depths=(1, 5))
+    assert moved.first_branch().tokens == (1,)
 
 
 def test_the_contract_can_fail() -> None:

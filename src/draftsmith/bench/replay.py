@@ -80,6 +80,9 @@ class ReplayTarget:
             outputs.append(RowOutput(_NO_LOGITS, choices))
         return outputs
 
+    def wait(self) -> None:
+        pass
+
     def commit(
         self,
         rows: Sequence[ReplayRow],

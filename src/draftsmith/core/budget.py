@@ -49,7 +49,9 @@ class CostCurve:
         """One pass whose widest draft had `width` nodes took `seconds`."""
         key = (self.rows, rung_for(width))
         old, count = self._seconds.get(key, (seconds, 0))
-        # A pass interrupted by other work on the machine is no news about its cost.
+        # A pass interrupted by other work on the machine is no news about its cost, and a slow
+        # first one (warming up, compiling) must not be remembered.
+        old = min(old, 2 * seconds)
         sample = min(seconds, 2 * old)
         rate = max(self.smoothing, 1 / (count + 1))
         self._seconds[key] = (old + rate * (sample - old), count + 1)

@@ -6,7 +6,7 @@ Legend used in the whole core: `n` draft nodes, `m` probe nodes, `V` vocabulary 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import torch
@@ -134,22 +134,36 @@ class Draft:
         return mask
 
     def first_branch(self) -> Draft:
-        """The leftmost branch alone, without probes: what a chain-only target can verify.
+        """One branch alone, without probes: what a chain-only target can verify.
 
-        The choice looks at structure only, never at token values, so sampled nodes stay lawful.
+        At a node with a proposal the sampled child is the branch, elsewhere the first child: the
+        choice looks at structure only, never at token values, so samples stay lawful.
         """
         keep: list[int] = []
-        node = ROOT
-        for child in range(self.size):
-            if self.parents[child] == node:
-                keep.append(child)
-                node = child
-        return self._select(keep)
+        node, depths = ROOT, self.node_depths()
+        while True:
+            child = self._next_in_branch(node)
+            if child is None or depths[child] != len(keep) + 1:
+                return self._select(keep)
+            keep.append(child)
+            node = child
+
+    def _next_in_branch(self, node: int) -> int | None:
+        proposal = self.proposals.get(node)
+        if proposal is not None and proposal.child is not None:
+            return proposal.child
+        later = range(node + 1, self.size)
+        return next((child for child in later if self.parents[child] == node), None)
 
     def clip(self, depth: int) -> Draft:
-        """Without the nodes deeper than `depth` (a rule blind to values, hence lawful)."""
+        """Without the nodes deeper than `depth`, and without the proposals that would lie there.
+
+        Blind to what was drawn: a proposal beyond the cut goes even if it drew nothing, else
+        "nothing" would be judged by another law than a token.
+        """
         depths = self.node_depths()
-        if not depths or max(depths) <= depth:
+        cut = {n for n in self.proposals if (0 if n == ROOT else depths[n]) >= depth}
+        if not cut and (not depths or max(depths) <= depth):
             return self
         keep: list[int] = []
         kept: set[int] = {ROOT}
@@ -157,23 +171,29 @@ class Draft:
             if d <= depth and self.parents[node] in kept:
                 kept.add(node)
                 keep.append(node)
-        return self._select(keep)
+        return self._select(keep, frozenset(cut))
 
-    def _select(self, keep: Sequence[int]) -> Draft:
+    def _select(self, keep: Sequence[int], without: frozenset[int] = frozenset()) -> Draft:
+        """The nodes `keep`, and their proposals but for those at `without`."""
         renumber = {ROOT: ROOT, **{old: new for new, old in enumerate(keep)}}
         proposals = {
             renumber[parent]: Proposal(p.q, None if p.child is None else renumber[p.child])
             for parent, p in self.proposals.items()
-            if parent in renumber and (p.child is None or p.child in renumber)
+            if parent not in without
+            and parent in renumber
+            and (p.child is None or p.child in renumber)
         }
-        return Draft(
+        natural = Draft(
             tuple(self.tokens[i] for i in keep),
             tuple(renumber[self.parents[i]] for i in keep),
             tuple(self.source[i] for i in keep),
             proposals,
             sum(i >= self.size for i in keep),
-            None if self.depths is None else tuple(self.depths[i] for i in keep),
         )
+        if self.depths is None:
+            return natural
+        depths = tuple(self.depths[i] for i in keep)
+        return natural if depths == natural.node_depths() else replace(natural, depths=depths)
 
     def check(self, vocab_size: int, budget: int) -> None:
         """Raise DrafterError unless the draft is well formed and costs at most `budget` nodes."""

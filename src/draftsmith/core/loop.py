@@ -13,6 +13,9 @@ from itertools import groupby
 from time import perf_counter
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Outcome
@@ -44,9 +47,12 @@ def step(
         cost.rows = len(sessions)
     rows = [session.row for session in sessions if session.row is not None]
     drafts = propose(sessions, target)
+    usual = all(len(row.pending) == 1 for row in rows)  # else the pass also carries a prompt
     drafted = perf_counter()
     outputs = target.forward(rows, drafts)
-    choices = [greedy_choices(s, d, o) for s, d, o in zip(sessions, drafts, outputs, strict=True)]
+    choices = greedy_choices(sessions, drafts, outputs)
+    if None in choices:
+        target.wait()  # the walk would wait anyway; so the pass is timed, not its launch
     passed = perf_counter()
     verdicts = [
         judge(session, draft, output, choice)
@@ -56,7 +62,7 @@ def step(
     target.commit(rows, [v.path for v in verdicts], [v.tokens for v in verdicts])
     for session, draft, output, verdict in zip(sessions, drafts, outputs, verdicts, strict=True):
         learn(session, draft, output, verdict)
-    if cost is not None:
+    if cost is not None and usual:
         cost.record(max(map(len, drafts)), passed - drafted)
     end = perf_counter()
 
@@ -103,14 +109,27 @@ def fit(draft: Draft, session: Session, target: Target[Any]) -> Draft:
     return draft.clip(context.depth)
 
 
-def greedy_choices(session: Session, draft: Draft, output: RowOutput) -> Sequence[int] | None:
-    """The arg-max of every row in one copy to the host; None if the law must see rows in order."""
-    law = session.law
-    if not law.greedy or law.lazy:
-        return None
-    if output.choices is not None:
-        return output.choices
-    choices: list[int] = output.logits[: 1 + draft.size].argmax(-1).tolist()
+def greedy_choices(
+    sessions: Sequence[Session], drafts: Sequence[Draft], outputs: Sequence[RowOutput]
+) -> list[Sequence[int] | None]:
+    """The arg-max of every row, in one copy to the host for the whole step.
+
+    None for a session whose law must see its rows in order.
+    """
+    choices: list[Sequence[int] | None] = [None] * len(sessions)
+    found: list[tuple[int, Tensor]] = []
+    for i, (session, draft, output) in enumerate(zip(sessions, drafts, outputs, strict=True)):
+        if not session.law.greedy or session.law.lazy:
+            continue
+        if output.choices is not None:
+            choices[i] = output.choices
+        else:
+            found.append((i, output.logits[: 1 + draft.size].argmax(-1)))
+    if found:
+        best = [chosen for _, chosen in found]
+        flat: list[int] = (best[0] if len(best) == 1 else torch.cat(best)).tolist()
+        for i, chosen in found:
+            choices[i], flat = flat[: len(chosen)], flat[len(chosen) :]
     return choices
 
 

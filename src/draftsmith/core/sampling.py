@@ -53,20 +53,32 @@ class SamplingParams:
     """Record the log-probability of every emitted token."""
 
     def __post_init__(self) -> None:
-        checks: list[tuple[str, bool, str]] = [
-            ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),
-            ("top_k", self.top_k >= 0, "at least 0 (0 keeps all)"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", 0 <= self.min_p < 1, "at least 0 and below 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
-            ("max_new_tokens", self.max_new_tokens >= 0, "at least 0"),
-            ("min_new_tokens", self.min_new_tokens >= 0, "at least 0"),
-            ("stop", all(self.stop), "non-empty strings"),
-        ]
-        for name, fits, allowed in checks:
+        for name, (kind, fits, allowed) in _ALLOWED.items():
             value = getattr(self, name)
-            if not fits or (isinstance(value, float) and math.isnan(value)):
+            if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
                 raise OptionError(f"{name}={value!r} cannot work; it must be {allowed}")
+        if self.seed is not None and type(self.seed) is not int:
+            raise OptionError(f"seed={self.seed!r} cannot work; it must be an integer or None")
+        for name, of in (("stop", str), ("stop_token_ids", int)):
+            for value in getattr(self, name):
+                if not isinstance(value, of) or value == "":
+                    raise OptionError(f"{name} has {value!r}; give {_NAMES[of]}")
+
+
+_NAMES: dict[type, str] = {str: "non-empty strings", int: "token ids"}
+_REAL, _WHOLE = (int, float), (int,)
+_ALLOWED: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "temperature": (_REAL, lambda v: 0 <= v < math.inf, "at least 0 (0 is greedy)"),
+    "top_k": (_WHOLE, lambda v: v >= 0, "an integer of at least 0 (0 keeps all)"),
+    "top_p": (_REAL, lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "min_p": (_REAL, lambda v: 0 <= v < 1, "at least 0 and below 1"),
+    "repetition_penalty": (_REAL, lambda v: 0 < v < math.inf, "above 0"),
+    "presence_penalty": (_REAL, math.isfinite, "a finite number"),
+    "frequency_penalty": (_REAL, math.isfinite, "a finite number"),
+    "max_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
+    "min_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
+}
+"""Option → its types, what else must hold, and how to say it."""
 
 
 def repetition_penalty(penalty: float) -> Processor:
@@ -111,7 +123,8 @@ def forbid_end(end_ids: Sequence[int], until: int) -> Processor:
     def apply(ids: Tensor, scores: Tensor) -> Tensor:
         if ids.shape[1] < until:
             scores = scores.clone()
-            scores[:, index] = -math.inf
+            # A config may name an id that this model's logits do not have.
+            scores[:, [i for i in index if i < scores.shape[1]]] = -math.inf
         return scores
 
     return apply
@@ -161,43 +174,57 @@ class Law:
     the exact tests.
     """
 
-    def __init__(self, processors: Sequence[Processor], *, greedy: bool, lazy: bool | None = None):
+    def __init__(
+        self,
+        processors: Sequence[Processor],
+        *,
+        greedy: bool,
+        lazy: bool | None = None,
+        needs_ids: bool = True,
+    ) -> None:
         self.processors = tuple(processors)
         self.greedy = greedy
         self.lazy = bool(self.processors) if lazy is None else lazy
         """Whether rows must be scored one by one, in order, with their own prefix."""
+        self.needs_ids = needs_ids and bool(self.processors)
+        """Whether some processor reads the prefix."""
 
     @classmethod
     def of(cls, params: SamplingParams, prompt_length: int, end_ids: Sequence[int]) -> Law:
         """The law that transformers' `generate` would use for the same options."""
-        p, chosen = params, []
-        if p.repetition_penalty != 1:
-            chosen.append(repetition_penalty(p.repetition_penalty))
-        if p.presence_penalty or p.frequency_penalty:
-            chosen.append(output_penalties(p.presence_penalty, p.frequency_penalty, prompt_length))
+        p = params
+        reading: list[Processor] = []  # these see the prefix
         if p.logit_bias:
-            chosen.append(logit_bias(p.logit_bias))
+            reading.append(logit_bias(p.logit_bias))
+        if p.repetition_penalty != 1:
+            reading.append(repetition_penalty(p.repetition_penalty))
+        if p.presence_penalty or p.frequency_penalty:
+            reading.append(output_penalties(p.presence_penalty, p.frequency_penalty, prompt_length))
         if p.min_new_tokens and end_ids:
-            chosen.append(forbid_end(end_ids, prompt_length + p.min_new_tokens))
-        chosen.extend(p.processors)
-        greedy = p.temperature == 0
-        if not greedy:
-            if p.temperature != 1:
-                chosen.append(temperature(p.temperature))
-            if p.top_k:
-                chosen.append(top_k(p.top_k))
-            if p.top_p < 1:
-                chosen.append(top_p(p.top_p))
-            if p.min_p:
-                chosen.append(min_p(p.min_p))
-        return cls(chosen, greedy=greedy, lazy=bool(chosen) or p.logprobs)
+            reading.append(forbid_end(end_ids, prompt_length + p.min_new_tokens))
+        reading.extend(p.processors)
+        cutting: list[Processor] = []
+        if p.temperature not in (0, 1):
+            cutting.append(temperature(p.temperature))
+        if p.temperature and p.top_k:
+            cutting.append(top_k(p.top_k))
+        if p.temperature and p.top_p < 1:
+            cutting.append(top_p(p.top_p))
+        if p.temperature and p.min_p:
+            cutting.append(min_p(p.min_p))
+        chosen = [*reading, *cutting]
+        return cls(
+            chosen,
+            greedy=p.temperature == 0,
+            lazy=bool(chosen) or p.logprobs,
+            needs_ids=bool(reading),
+        )
 
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
         """(V,) raw logits of one node → (1, V) processed scores; `ids` (1, T) is its prefix."""
-        scores = logits[None]
-        if scores.dtype != torch.float64:
-            # A copy: processors may write in place, and the raw row is also shown to drafters.
-            scores = scores.to(torch.float32, copy=True)
+        # A copy: processors may write in place, and the raw row is also shown to drafters.
+        exact = logits.dtype == torch.float64
+        scores = logits[None].to(torch.float64 if exact else torch.float32, copy=True)
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]
         return scores

@@ -83,7 +83,7 @@ class Session:
             vocab_size=vocab_size,
             sampling=sampling or SamplingParams(),
             # Kept apart from the target's draws, so that seeds mean the same with any drafter.
-            chance=Dice.seeded(draft_seed),
+            chance=Dice.seeded(draft_seed, self.device),
             prediction=tuple(prediction),
         )
         self.state: DrafterState | None = None

@@ -76,6 +76,9 @@ class Target(Protocol[RowT]):
     def forward(self, rows: Sequence[RowT], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass over each row's pending tokens and draft; the cache then awaits `commit`."""
 
+    def wait(self) -> None:
+        """Return when the last pass is really done; devices compute behind the program's back."""
+
     def commit(
         self,
         rows: Sequence[RowT],

@@ -57,7 +57,7 @@ def verify(
     nodes: list[int | None] = []
     node = ROOT
     while True:
-        scores = law.scores(prefix(), logits[node + 1])
+        scores = law.scores(prefix() if law.needs_ids else None, logits[node + 1])
         token = choose(scores, law, chance, draft, draft.proposals.get(node))
         child = children.get((node, token))
         tokens.append(token)

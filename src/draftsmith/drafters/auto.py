@@ -82,6 +82,8 @@ class _Matcher(DrafterState):
                 length = self._common_past(start)
                 if best is None or length > best[1]:
                     best = start, length
+                if length >= self.config.max:
+                    break  # none can be longer, and this is the most recent
             if best is not None:
                 return best
             if ctx.prediction and len(ctx.ids) == ctx.prompt_length:

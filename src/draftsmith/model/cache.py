@@ -100,7 +100,9 @@ class KVCache(Cache):  # type: ignore[misc]
             return
         if slots > self._slots:
             doubled = max(_FIRST_SLOTS, 1 << (slots - 1).bit_length())
-            slots = max(slots, min(doubled, self._limit or doubled))
+            # The model's context is a good last size, unless the caller goes beyond it.
+            beyond = self._limit is None or slots > self._limit
+            slots = doubled if beyond else max(slots, min(doubled, self._limit or doubled))
         self._slots = max(slots, self._slots)
         if rows > self._rows:
             self._rows = 1 << (rows - 1).bit_length()

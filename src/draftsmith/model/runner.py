@@ -130,6 +130,14 @@ class Runner:
                     self._refresh(row)
             return self._memory.verify(own, drafts)
 
+    def wait(self) -> None:
+        """Return when the device has finished the last pass."""
+        device = self.loaded.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
+
     def commit(
         self,
         rows: Sequence[Row],

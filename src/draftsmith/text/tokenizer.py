@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from draftsmith.core.session import Session
-from draftsmith.errors import LoadError, PromptError
+from draftsmith.errors import LoadError, OptionError, PromptError
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -87,6 +87,32 @@ def render_chat(
         raise PromptError(f"the model's chat template refused the messages: {error}") from error
     # The template writes its special tokens itself; the tokenizer must not add them again.
     return encode(tokenizer, text)
+
+
+def split_stops(tokenizer: Any, stop: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Stop strings to look for in the text, and ids of those that are special tokens.
+
+    Special tokens never show in the text, so they are recognised by their id. Raises OptionError
+    for a string that only contains one: it could never match.
+    """
+    if not stop or tokenizer is None:
+        return list(stop), []
+    added = tokenizer.get_added_vocab().items()
+    special = {token: i for token, i in added if _hidden(tokenizer, i)}
+    strings = [s for s in stop if s not in special]
+    for string in strings:
+        inside = next((t for t in special if t in string), None)
+        if inside is not None:
+            raise OptionError(
+                f"stop={string!r} contains the special token {inside!r}, which no text shows; "
+                f"stop at {inside!r} alone, or at the text before it"
+            )
+    return strings, [special[s] for s in stop if s in special]
+
+
+def _hidden(tokenizer: Any, token: int) -> bool:
+    """Whether an added token is left out of decoded text."""
+    return decode(tokenizer, [token]) == ""
 
 
 class StreamDecoder:

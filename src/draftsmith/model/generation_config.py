@@ -1,0 +1,66 @@
+"""What a model's generation_config asks of every answer, beyond temperature and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from draftsmith.core.sampling import Processor, forbid_end
+
+_NOT_APPLIED = (
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "watermarking_config",
+    "num_beams",
+    "penalty_alpha",
+    "dola_layers",
+    "max_time",
+)
+"""Settings that change what `generate` answers and that our own engine does not know."""
+
+
+def given(config: Any) -> dict[str, Any]:
+    """What the model's author set; transformers' own defaults (top_k=50) are not the model's."""
+    return {} if config is None else dict(config.to_diff_dict())
+
+
+def config_processors(
+    settings: Mapping[str, Any], prompt_length: int, end_ids: Sequence[int], device: torch.device
+) -> list[Processor]:
+    """transformers' own processors for the settings that need one, new for every sequence."""
+    ends = list(end_ids)
+    makers: dict[str, Callable[[Any], Processor]] = {
+        "sequence_bias": SequenceBiasLogitsProcessor,
+        "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
+        "bad_words_ids": lambda words: NoBadWordsLogitsProcessor(words, ends or None),
+        "min_length": lambda length: forbid_end(ends, length),
+        "suppress_tokens": lambda ids: SuppressTokensLogitsProcessor(ids, device=device),
+        "begin_suppress_tokens": lambda ids: SuppressTokensAtBeginLogitsProcessor(
+            ids, prompt_length, device=device
+        ),
+    }
+    return [make(settings[name]) for name, make in makers.items() if settings.get(name)]
+
+
+def not_applied(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """One sentence per setting that plain `generate` would follow and the engine does not."""
+    return tuple(
+        f"generation_config.{name}={settings[name]!r} is not applied; "
+        "pass processors=…, or use accelerate(model)"
+        for name in _NOT_APPLIED
+        if settings.get(name) not in (None, 1, 1.0, 0.0)
+    )
