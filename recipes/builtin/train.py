@@ -21,7 +21,7 @@ import common
 import numpy as np
 import torch
 import torch.nn.functional as functional
-from headstart import head_start
+from headstart import MATCH_LAYERS, Circuit, head_start
 from sampling import Markers, Sampler
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -75,15 +75,28 @@ class Config:
         return warm * max(0.02, min(1.0, fall))
 
 
+WRITTEN = tuple(f"model.layers.{n}.self_attn" for n in range(max(MATCH_LAYERS) + 1))
+"""The heads that `headstart` writes."""
+WRITTEN_RATE = 0.1
+
+
 def optimizers(network: TinyLlama, config: Config) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the network, AdamW for the embedding and the norms."""
-    matrices, others = [], []
+    """Muon for the matrices inside the network, AdamW for the embedding and the norms.
+
+    The heads that a head start has written already copy: they change more slowly than the rest,
+    or the first steps, meant for noise, would wash them out.
+    """
+    matrices, written, others = [], [], []
     for name, parameter in network.named_parameters():
         inner = parameter.dim() == 2 and "embed_tokens" not in name
-        (matrices if inner else others).append(parameter)
+        known = config.head_start and name.startswith(WRITTEN)
+        (written if inner and known else matrices if inner else others).append(parameter)
+    groups = [{"params": matrices, "scale": 1.0}]
+    if written:
+        groups.append({"params": written, "scale": WRITTEN_RATE})
     return [
         torch.optim.Muon(
-            matrices,
+            groups,
             lr=config.matrix_learning_rate,
             weight_decay=config.weight_decay,
             adjust_lr_fn="match_rms_adamw",
@@ -194,8 +207,10 @@ def main() -> None:
     device = torch.device(args.device)
     args.run.mkdir(parents=True, exist_ok=True)
     network = TinyLlama(config.shape)
+    circuit = None
     if config.head_start:
         head_start(network)
+        circuit = Circuit(network)
     network.to(device)
     count = sum(p.numel() for p in network.parameters())
     steppers = optimizers(network, config)
@@ -288,9 +303,11 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         for stepper, base in zip(steppers, base_rates, strict=True):
             for group in stepper.param_groups:
-                group["lr"] = base * rate
+                group["lr"] = base * rate * group.get("scale", 1.0)
             stepper.step()
             stepper.zero_grad(set_to_none=True)
+        if circuit is not None:
+            circuit.protect(network)
         step += 1
         tokens += rows * length
         seconds += time.monotonic() - since
