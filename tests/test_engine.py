@@ -175,7 +175,9 @@ def test_n_samples_use_following_seeds(engine: Engine) -> None:
 # -------------------------------------------------------------------------------- batches
 
 
-@pytest.mark.parametrize("drafter", [*names(), random_trees(3, nodes=6, probes=2)], ids=str)
+@pytest.mark.parametrize(
+    "drafter", [*names(), pytest.param(random_trees(3, nodes=6, probes=2), id="random trees")]
+)
 def test_ragged_batches_equal_single_runs(engine: Engine, drafter: Any) -> None:
     prompts = [[*range(5, 5 + n), *range(5, 5 + n // 2)] for n in (1, 4, 9, 30, 2, 17)]
     limits: dict[str, Any] = {"max_new_tokens": 25, "budget": 8}
