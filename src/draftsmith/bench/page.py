@@ -103,7 +103,8 @@ def _cards(section: Section, plots: Plots, cost: CostTable | None) -> list[str]:
     if cost is not None:
         contexts = [(f"a{1 + i % (COLOURS - 1)}", f"{c} cached tokens")
                     for i, c in enumerate(cost.contexts)]  # fmt: skip
-        note = f"{cost.model.rstrip('/').rsplit('/', 1)[-1]}, {cost.dtype}, threads: {cost.threads}."
+        name = cost.model.rstrip("/").rsplit("/", 1)[-1]
+        note = f"{name}, {cost.dtype}, threads: {cost.threads}."
         found.append(("Cost of a pass", note, cost_curve(cost), legend(contexts)))
     return [
         f'<section class="card"><h3>{escape(title)}</h3><p class="note">{escape(note)}</p>'
