@@ -20,7 +20,7 @@ from draftsmith.bench import suites
 from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.generations import ResultFile
 from draftsmith.bench.paired import in_turn, ratio
-from draftsmith.bench.run import Plan, asks, measure
+from draftsmith.bench.run import Plan, asks, encoded, measure
 from draftsmith.bench.settings import settings
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine import Engine
@@ -50,10 +50,12 @@ def main() -> None:
             with ResultFile(Path(folder) / "results.jsonl", common) as file:
                 measure(plan, file, common)
 
-    prompts = [(list(ask.ids), ask.limit) for _, ask in asks(plan)]
+    # From the same prompts: tokenizing them is no part of the bench's own share.
+    prompts = [(record, ask.limit) for record, ask in asks(plan)]
 
     def bare() -> None:
-        for ids, limit in prompts:
+        for record, limit in prompts:
+            ids = encoded(model, record)
             engine.generate(ids, max_new_tokens=limit, temperature=0.0)
 
     benched, plain = in_turn([with_bench, bare], args.pairs)
