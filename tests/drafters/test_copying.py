@@ -67,6 +67,12 @@ def test_auto_drafts_further_after_longer_matches() -> None:
     assert long[:5] == tuple(text[20:25])
 
 
+def test_auto_goes_on_into_its_own_copy() -> None:
+    got = drafted("auto", [9, 8] + [1, 2, 3] * 8)
+    assert len(got) > 10
+    assert got == tuple([1, 2, 3] * 30)[: len(got)]
+
+
 @pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
 def test_prediction_is_copied_from(spec: str) -> None:
     got = drafted(spec, [50, 51, 52, 3, 4, 5], prediction=(3, 4, 5, 6, 7, 8))

@@ -35,6 +35,14 @@ class History:
         piece = self.ids[start : start + most]
         return piece[: piece.index(SEAM)] if SEAM in piece else piece
 
+    def copy_onward(self, start: int, most: int) -> list[int]:
+        """The same, going on into the copy itself where the text ends: a loop stays a loop."""
+        piece, period = self.copy(start, most), len(self.ids) - start
+        if len(piece) == period:
+            while len(piece) < most:
+                piece.append(piece[-period])
+        return piece
+
 
 class NgramIndex:
     """Occurrences of every `n`-gram in a growing list, by a rolling hash, compared on a hit.
