@@ -62,7 +62,7 @@ class SamplingParams:
         for name, of in (("stop", str), ("stop_token_ids", int)):
             for value in getattr(self, name):
                 if not isinstance(value, of) or value == "":
-                    raise OptionError(f"{name} has {value!r}; give {_NAMES[of]}")
+                    raise OptionError(f"{name}={value!r} cannot work; give {_NAMES[of]}")
 
 
 _NAMES: dict[type, str] = {str: "non-empty strings", int: "token ids"}
