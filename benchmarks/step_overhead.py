@@ -204,7 +204,7 @@ def main() -> None:
     large = Engine.from_pretrained(random_llama())
     report("copyspec draft, 100,000 constant tokens", index_microseconds(), 20, " µs")
     report("plain / generate, built-in", plain_against_generate(small, 128, args.runs), 1.0)
-    report("plain / generate, 100M bf16", plain_against_generate(large, 32, args.runs), 1.0)
+    report("plain / generate, 100M bf16", plain_against_generate(large, 96, args.runs), 1.0)
     for width in (0, 7, 15):
         figure = step_against_forward(large, width, 2 * args.runs)
         report(f"step / bare forward of {width + 1}, 100M bf16", figure, 1.05)
