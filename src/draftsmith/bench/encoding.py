@@ -189,9 +189,9 @@ class _ModelTokenizer:
 
     def __init__(self, source: str, template: Template | None) -> None:
         # Imports transformers, which takes seconds and is not needed for bare files.
-        from draftsmith.model.load import _read_tokenizer
+        from draftsmith.model.load import read_tokenizer
 
-        self.tokenizer = _read_tokenizer(source, {})
+        self.tokenizer = read_tokenizer(source, {})
         self.template = template
 
     @property

@@ -15,8 +15,6 @@ from draftsmith.cli.options import Json, grouped
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
 
-_bar, _tell = bar, tell  # by these names bench_run.py takes them from here
-
 bench = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -177,7 +177,7 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings
     from draftsmith.bench.summary import sections
-    from draftsmith.cli.bench import _bar, _tell
+    from draftsmith.cli.bench_records import bar, tell
 
     chosen = {
         "temperature": plan.sampling.temperature,
@@ -187,7 +187,7 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
         "budgets": [arm.budget for arm in plan.arms],
     }
     common = settings(plan.model, plan.arms, plan.records, **chosen)
-    with ResultFile(out, common, resume) as file, _bar("answering", plan.size) as advance:
+    with ResultFile(out, common, resume) as file, bar("answering", plan.size) as advance:
         try:
             with quiet():
                 wrong = measure(plan, file, common, advance)
@@ -200,7 +200,7 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
         print_json({"file": str(out), "sections": [section.as_dict() for section in found]})
     else:
         show_sections(found)
-    _tell(wrong)
+    tell(wrong)
     note(f"{len(file.rows)} answers are in {out}")
 
 
@@ -236,13 +236,13 @@ def half(
     from draftsmith.bench.half import half as count
     from draftsmith.bench.report import HALF_HEADS, half_cells
     from draftsmith.bench.run import Plan
-    from draftsmith.cli.bench import _bar
+    from draftsmith.cli.bench_records import bar
 
     greedy = SamplingParams()
     full, low = (
         Plan(model, [], records, greedy, max_new_tokens=live.max_new_tokens) for model in models
     )
-    with _bar("answering", len(records)) as advance:
+    with bar("answering", len(records)) as advance:
         found = count(full, low, Spec(spec.name, spec.drafter, spec.budget), advance)
     if json_:
         print_json({"rows": [one.as_dict() for one in found]})

@@ -43,7 +43,7 @@ def load(
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = _read_model(source, options, dtype, device, device_map)
         if tokenizer is None:
-            tokenizer = _read_tokenizer(source, options)
+            tokenizer = read_tokenizer(source, options)
         name = source
     else:
         given = {"dtype": dtype, "device": device, "device_map": device_map, "revision": revision}
@@ -56,7 +56,7 @@ def load(
         live, name = model, type(model).__name__
         _check_live(live)
     if isinstance(tokenizer, str | Path):
-        tokenizer = _read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
+        tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
     return LoadedModel(live, tokenizer, probe(loaded), name)
 
@@ -161,7 +161,8 @@ def _check_folder(source: str) -> None:
         )
 
 
-def _read_tokenizer(source: str, options: dict[str, Any]) -> Any:
+def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a hub id or a folder; raises LoadError."""
     try:
         try:
             return AutoTokenizer.from_pretrained(source, **options)
