@@ -1,23 +1,25 @@
 """Initial weights under which the network copies before it has seen a single token.
 
-A network this small needs millions of tokens before heads that copy form by chance, and on two
-cores that is a large part of the whole run. The circuit is well known, so it is written down
-instead of waited for; it is only where training starts, and every weight of it stays trainable.
+A network this small needs millions of tokens before heads that copy form by chance, and what forms
+compares three tokens or so: too few to keep its place in a file of repeated lines. The circuit
+is well known, so it is written down instead of waited for. It finds the earlier place whose past
+is nearest to the present one, in Euclidean distance, and says what came next there:
 
 * In layer 0 three heads look one, two and three places back (a direction that all embeddings share,
-  turned by the rotary positions) and write a part of what stands there into spaces of their own.
+  turned by the rotary positions) and write a part of what stands there into spaces of their own. A
+  fourth averages the last few dozen tokens: a bag of words that says roughly where in a file it is.
 * In layer 1 one head looks three places back and copies those three spaces into three more, which
-  so hold the tokens four, five and six places back.
-* In layers 2 and 3 every head compares the present token and the five before it with the six
-  tokens before each place. Where they agree, the token at that place is what came next last time,
-  and is written out.
+  so hold the tokens four, five and six places back. Another sees whether the assistant's turn has
+  begun. The MLP squares the coordinates that will be compared and adds them up.
+* In layer 2 the key of every place holds the six tokens before it, its bag and half its squared
+  length; the query holds the present token, the five before it and the present bag. Their product
+  is then minus half the squared distance, but for a term that all keys have in common. Places
+  inside the answer start with a handicap, so that a copy does not follow its own repetitions.
 
 The comparison uses only the rotary pairs that turn slowly: with the others, what agrees would
-depend on how far away it is. Embeddings start without any part in the six spaces, so that what the
-heads write there is not blurred.
+depend on how far away it is. Nothing else may write into the circuit's spaces, see `protect`.
 
-Accuracy on the copied tokens of held-out edits before any training: 0.67 with three tokens that
-have to agree and embeddings everywhere, 0.85 with clean spaces, 0.94 with six tokens.
+What each part gives is in `docs/lab-notes.md`.
 """
 
 from __future__ import annotations
@@ -25,137 +27,295 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from common import ASSISTANT, FILE, SPECIALS
+from torch import Tensor, nn
 
 from model import Attention, TinyLlama
 
 HOP = 3  # tokens that layer 0 looks back, and that layer 1 looks further
-BACKS = 2 * HOP  # how many tokens have to agree
-FAST_PAIRS = 6  # rotary pairs that tell neighbouring places apart
-MATCH_LAYERS = (2, 3)
+BACKS = 2 * HOP  # how many single tokens are compared
+BAG_HEAD = HOP  # in layer 0, after those that look back
+MATCH = 2  # the layer that compares
+PAIRS = 6  # rotary pairs a look-back uses: the fastest; the bag uses as many slower ones
+PART = 0.1  # of a scalar among the hidden dimensions: small, so that it does not move the norm
 
 
 class Circuit:
-    """The gains (found by trying a few), and the directions that the circuit uses."""
+    """The gains (found by trying a few), the directions in use, and the weights that stay put."""
 
     sharp = 10.0  # how clearly a head looks at one place
-    written = 1.5  # size of what layer 0 writes
-    hop = 0.15  # of what layer 1 writes, whose input is larger
-    match = 2.8  # how clearly agreement wins
-    output = 2.5  # size of the answer
+    written = 1.5  # size of what layer 0 writes, of a single token
+    bag_written = 6.0  # and of a bag, which is an average and so smaller
+    bag_sharp = 2.0
+    bag_turn = 0.03  # radians a token of the fastest pair that forms the bag: about 30 tokens
+    weights = (2.2, 1.5, 1.0, 0.7, 0.5, 0.4)  # of the compared tokens, the newest first
+    share = 2 / 3  # of the compared dimensions that hold single tokens, the rest hold the bag
+    nearness = 200.0  # how clearly the nearest place wins
+    handicap = 10.0  # of places inside the answer
+    anchor = 2.0  # how much the marker before a file counts more than other tokens
+    turned = 0.3  # radians that a compared pair may turn over half the context
+    constant = 2.0  # size of what all embeddings share: steadies what the norms divide by
+    output = 6.0  # size of the answer
     logits = 3.0  # the last norm's gain: how sure the network is
 
     def __init__(self, network: TinyLlama) -> None:
         shape = network.shape
-        if shape.layers <= max(MATCH_LAYERS):
-            raise ValueError(f"head_start needs {max(MATCH_LAYERS) + 1} layers, not {shape.layers}")
-        random = torch.Generator().manual_seed(7)
-        basis = torch.linalg.qr(torch.randn(shape.hidden, shape.hidden, generator=random))[0].T
-        self.size = min(shape.head_dim // HOP - 1, shape.hidden // 12)
-        self.shared = basis[0]
-        spaces = basis[1 : 1 + BACKS * self.size]
-        self.spaces = spaces.view(BACKS, self.size, shape.hidden)
-        self.free = basis[1 + BACKS * self.size :]
-        self.content = self.free[: self.size]
-        self.gain = math.sqrt(shape.hidden / 2)  # what the first norm makes of the shared direction
         self.half = shape.head_dim // 2
+        self.each = shape.heads // shape.kv_heads
+        self.size = min(shape.head_dim // 4, shape.hidden // 16)
+        bag_size = 2 * self.size
+        if shape.layers <= MATCH or shape.heads <= BAG_HEAD or shape.kv_heads < 2:
+            raise ValueError(
+                f"head_start needs {MATCH + 1} layers, {BAG_HEAD + 1} heads and 2 groups of them, "
+                f"not {shape.layers}, {shape.heads} and {shape.kv_heads}"
+            )
+        self.random = torch.Generator().manual_seed(7)
+        normal = torch.randn(shape.hidden, shape.hidden, generator=self.random)
+        basis = torch.linalg.qr(normal)[0].T
+        widths = [1, *[self.size] * BACKS, bag_size, shape.kv_heads, 1, 1]
+        parts = basis.split([*widths, shape.hidden - sum(widths)])
+        self.shared = parts[0][0]
+        self.spaces = parts[1 : 1 + BACKS]
+        self.bag, self.lengths, mark, answered, self.free = parts[1 + BACKS :]
+        self.mark, self.answered = mark[0], answered[0]
+        self.taken = basis[1 : sum(widths) - 1]  # only the circuit writes here
+        self.content = self.free[: self.size]
+        self.words = self.free[self.size : self.size + bag_size]
         self.turns = [shape.rope_theta ** (-pair / self.half) for pair in range(self.half)]
-        self.random = random
+        self.common = torch.tensor(1.0)  # size of the shared direction
+        self.kept: list[tuple[nn.Parameter, tuple[slice, ...], Tensor]] = []
 
-    def slow_places(self, context: int) -> Tensor:
-        """Places of a head whose rotary pairs turn less than a radian over half the context."""
-        slow = [pair for pair, turn in enumerate(self.turns) if turn * context / 2 < 1.0]
-        places = torch.tensor([*slow, *(pair + self.half for pair in slow)])
-        return places[torch.randperm(len(places), generator=self.random)]
+    def keep(self, parameter: nn.Parameter, *part: slice) -> None:
+        """Let this part of a weight stay as it is now."""
+        place = part or (slice(None),)
+        self.kept.append((parameter, place, parameter.detach()[place].clone()))
+
+    @torch.no_grad()
+    def still(self) -> None:
+        """Take the gradients of what stays put, before they enter a step."""
+        for parameter, place, _ in self.kept:
+            if parameter.grad is not None:
+                parameter.grad[place] = 0.0
 
     @torch.no_grad()
     def protect(self, network: TinyLlama) -> None:
-        """Keep the spaces free of everything but what the circuit writes there."""
-        spaces = self.spaces.flatten(0, 1)
+        """Undo, after a step, what would blur the circuit."""
         table = network.model.embed_tokens.weight
-        table -= (table @ spaces.T) @ spaces
-        for layer in network.model.layers[: max(MATCH_LAYERS)]:
+        marked = table[MARKED].clone()
+        table -= (table @ self.taken.T) @ self.taken
+        table -= torch.outer(table @ self.mark, self.mark)
+        table += torch.outer(self.common - table @ self.shared, self.shared)
+        table[MARKED] += (marked @ self.mark) * self.mark
+        for layer in network.model.layers[:MATCH]:
             output = layer.mlp.down_proj.weight
-            output -= spaces.T @ (spaces @ output)
+            output -= self.taken.T @ (self.taken @ output)
+        for parameter, place, value in self.kept:
+            parameter[place] = value
 
-    def look_back(self, attention: Attention, head: int, back: int) -> None:
+    def to(self, device: torch.device) -> None:
+        for name in ("shared", "mark", "taken", "common"):
+            setattr(self, name, getattr(self, name).to(device))
+        self.kept = [(p, place, value.to(device)) for p, place, value in self.kept]
+
+    def look_back(self, attention: Attention, head: int, back: int, gain: float) -> None:
         """Make a head attend to the place `back` before."""
-        width = 2 * self.half
-        group = head * attention.shape.kv_heads // attention.shape.heads
-        key, query = torch.zeros(width), torch.zeros(width)
-        for pair in range(min(FAST_PAIRS, self.half)):
-            key[pair] = 1.0
+        fast = range(min(PAIRS, self.half))
+        query = torch.zeros(2 * self.half)
+        for pair in fast:
             # Turned so that it lines up with the key that many places earlier.
             query[pair] = math.cos(self.turns[pair] * back)
             query[pair + self.half] = -math.sin(self.turns[pair] * back)
-        query *= self.sharp * math.sqrt(width)
-        keys, queries = slice(group * width, (group + 1) * width), slice(head * width, None)
-        attention.k_proj.weight[keys] = torch.outer(key, self.shared) / self.gain
-        attention.q_proj.weight[queries][:width] = torch.outer(query, self.shared) / self.gain
+        self.point(attention, head, query * self.sharp, gain)
+
+    def point(self, attention: Attention, head: int, query: Tensor, gain: float) -> None:
+        """Give a head the same query everywhere, and a key that shows in the pairs it uses."""
+        width = 2 * self.half
+        group = head // self.each
+        keys = attention.k_proj.weight[group * width : (group + 1) * width]
+        used = query[: self.half].abs() + query[self.half :].abs() > 0
+        keys[: self.half][used] = self.shared / gain
+        queries = attention.q_proj.weight[head * width : (head + 1) * width]
+        queries.copy_(torch.outer(query * math.sqrt(width), self.shared) / gain)
+
+
+ANCHOR, MARKED = SPECIALS.index(FILE), SPECIALS.index(ASSISTANT)
 
 
 @torch.no_grad()
-def head_start(network: TinyLlama) -> None:
-    """Write the circuit into freshly made weights."""
-    shape, circuit = network.shape, Circuit(network)
-    width, size = shape.head_dim, circuit.size
-    typical = clear_embeddings(network, circuit)
+def scales(network: TinyLlama, sample: Tensor, layer: int) -> tuple[float, float]:
+    """What the two norms of a layer multiply by, on average over the sample (ids, [places])."""
+    cos, sin = network.positions(len(sample), torch.float32, sample.device)
+    x = network.model.embed_tokens(sample[None])
+    for before in network.model.layers[:layer]:
+        x = before(x, cos, sin)
+    here = network.model.layers[layer]
+    first = x.pow(2).mean(-1).rsqrt().mean()
+    x = x + here.self_attn(here.input_layernorm(x), cos, sin)
+    return float(first), float(x.pow(2).mean(-1).rsqrt().mean())
+
+
+@torch.no_grad()
+def head_start(network: TinyLlama, sample: Tensor) -> Circuit:
+    """Write the circuit into freshly made weights; a sample of text says how large things are."""
+    circuit = Circuit(network)
+    typical = write_embeddings(network, circuit)
     network.model.norm.weight.fill_(circuit.logits)
-
-    first, second = network.model.layers[0].self_attn, network.model.layers[1].self_attn
-    for group in range(shape.kv_heads):
-        values = first.v_proj.weight[group * width : (group + 1) * width]
-        values.zero_()
-        values[:size] = circuit.content * 2 / circuit.gain
-    for back in range(HOP):
-        circuit.look_back(first, back, back + 1)
-        output = first.o_proj.weight[:, back * width : (back + 1) * width]
-        output.zero_()
-        output[:, :size] = circuit.spaces[back].T * circuit.written
-
-    circuit.look_back(second, 0, HOP)
-    near, far = circuit.spaces[:HOP].flatten(0, 1), circuit.spaces[HOP:].flatten(0, 1)
-    second.v_proj.weight[:width].zero_()
-    second.v_proj.weight[: len(near)] = near
-    second.o_proj.weight[:, : width * shape.heads // shape.kv_heads].zero_()
-    second.o_proj.weight[:, : len(far)] = far.T * circuit.hop
-
-    for number, layer in enumerate(MATCH_LAYERS):
-        attention = network.model.layers[layer].self_attn
-        for group in range(shape.kv_heads):
-            write_match(attention, circuit, group, number * shape.kv_heads + group, typical)
+    layers = network.model.layers
+    for layer in layers[:MATCH]:
+        layer.mlp.down_proj.weight.sub_(
+            circuit.taken.T @ (circuit.taken @ layer.mlp.down_proj.weight)
+        )
+    write_past(network, circuit, scales(network, sample, 0)[0])
+    write_hop(network, circuit, scales(network, sample, 1)[0])
+    write_answered(network, circuit, scales(network, sample, 1)[0])
+    compared = choose(network, circuit)
+    write_lengths(network, circuit, compared, scales(network, sample, 1)[1])
+    write_match(network, circuit, compared, scales(network, sample, MATCH)[0], typical)
+    for layer in layers[:MATCH]:
+        for projection in layer.self_attn.children():
+            circuit.keep(projection.weight)
+        circuit.keep(layer.input_layernorm.weight)
+    circuit.keep(layers[MATCH - 1].post_attention_layernorm.weight)
+    circuit.keep(layers[MATCH].input_layernorm.weight)
+    circuit.keep(layers[MATCH].self_attn.q_proj.weight)
+    circuit.keep(layers[MATCH].self_attn.k_proj.weight)
+    return circuit
 
 
-def clear_embeddings(network: TinyLlama, circuit: Circuit) -> Tensor:
-    """Embeddings without a part in the spaces, with one direction in common; their typical norm."""
+def write_embeddings(network: TinyLlama, circuit: Circuit) -> float:
+    """Embeddings without a part in the circuit's spaces, with one direction in common; their norm.
+
+    The marker before a file has a larger part in what is compared, so that for a while after it the
+    nearest place is the one as far behind the other such marker.
+    """
     table = network.model.embed_tokens.weight
-    before = table.norm(dim=1).mean()
-    taken = torch.cat((circuit.shared[None], circuit.spaces.flatten(0, 1)))
-    table -= (table @ taken.T) @ taken
-    table *= before / table.norm(dim=1).mean()
+    typical = float(table.norm(dim=1).mean())
+    free = circuit.free
+    table.copy_((table @ free.T) @ free)
+    table *= typical / table.norm(dim=1, keepdim=True)
+    row = table[ANCHOR].clone()
+    compared = circuit.content.T @ (circuit.content @ row)
+    size = typical * circuit.anchor * math.sqrt(circuit.size / len(free))
+    rest = (row - compared) / (row - compared).norm()
+    table[ANCHOR] = compared / compared.norm() * size + rest * math.sqrt(typical**2 - size**2)
+    table[MARKED] = 0.6 * table[MARKED] + 0.8 * typical * circuit.mark
     # Adding the same vector to every row of a tied table changes no probability.
-    table += before * circuit.shared
-    return before
+    table += typical * circuit.constant * circuit.shared
+    circuit.common = torch.tensor(typical * circuit.constant)
+    return typical
+
+
+def write_past(network: TinyLlama, circuit: Circuit, scale: float) -> None:
+    """Layer 0: the three tokens before, and the bag."""
+    attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
+    for projection in attention.children():
+        projection.weight.zero_()
+    gain = float(circuit.common) * scale
+    for group in range(network.shape.kv_heads):
+        values = attention.v_proj.weight[group * width : (group + 1) * width]
+        values[:size] = circuit.content / scale
+        values[size : 3 * size] = circuit.words / scale
+    for back in range(HOP):
+        circuit.look_back(attention, back, back + 1, gain)
+        output = attention.o_proj.weight[:, back * width : (back + 1) * width]
+        output[:, :size] = circuit.spaces[back].T * circuit.written
+    first = next(pair for pair, turn in enumerate(circuit.turns) if turn < circuit.bag_turn)
+    query = torch.zeros(width)
+    query[first : min(first + PAIRS, circuit.half)] = circuit.bag_sharp
+    circuit.point(attention, BAG_HEAD, query, gain)
+    output = attention.o_proj.weight[:, BAG_HEAD * width : (BAG_HEAD + 1) * width]
+    output[:, size : 3 * size] = circuit.bag.T * circuit.bag_written
+
+
+def write_hop(network: TinyLlama, circuit: Circuit, scale: float) -> None:
+    """Layer 1, head 0: the tokens four to six back are what was one to three back three ago."""
+    attention = network.model.layers[1].self_attn
+    for projection in attention.children():
+        projection.weight.zero_()
+    circuit.look_back(attention, 0, HOP, float(circuit.common) * scale)
+    near, far = torch.cat(circuit.spaces[:HOP]), torch.cat(circuit.spaces[HOP:])
+    attention.v_proj.weight[: len(near)] = near / scale
+    attention.o_proj.weight[:, : len(far)] = far.T
+
+
+def write_answered(network: TinyLlama, circuit: Circuit, scale: float) -> None:
+    """Layer 1, the first head of the last group: whether the assistant's marker has been seen."""
+    attention, width = network.model.layers[1].self_attn, 2 * circuit.half
+    group = network.shape.kv_heads - 1
+    head, slowest = group * circuit.each, circuit.half - 1
+    strong = math.sqrt(20 * math.sqrt(width))
+    seen = circuit.mark / float(network.model.embed_tokens.weight[MARKED] @ circuit.mark) / scale
+    attention.k_proj.weight[group * width + slowest] = seen * strong
+    attention.q_proj.weight[head * width + slowest] = (
+        circuit.shared / (float(circuit.common) * scale) * strong
+    )
+    attention.v_proj.weight[group * width] = seen
+    attention.o_proj.weight[:, head * width] = circuit.answered * PART
+
+
+Compared = list[tuple[Tensor, Tensor]]  # keys and queries of a group, [width, hidden]
+
+
+def choose(network: TinyLlama, circuit: Circuit) -> Compared:
+    """Which coordinates every group of heads compares: others each, so that their errors differ."""
+    shape = network.shape
+    limit = circuit.turned / (shape.context / 2)
+    slow = [pair for pair, turn in enumerate(circuit.turns) if turn < limit][:-1]
+    places = torch.tensor([*slow, *(pair + circuit.half for pair in slow)])
+    tokens = round(circuit.share * len(places))
+    compared: Compared = []
+    for group in range(shape.kv_heads):
+        mixed = places[torch.randperm(len(places), generator=circuit.random)]
+        keys, queries = torch.zeros(2, 2 * circuit.half, shape.hidden)
+        for back, used in enumerate(mixed[:tokens].tensor_split(BACKS)):
+            chosen = (torch.arange(len(used)) + group * len(used) + back) % circuit.size
+            here = circuit.spaces[back - 1] if back else circuit.content * circuit.written
+            keys[used] = circuit.spaces[back][chosen] * circuit.weights[back]
+            queries[used] = here[chosen] * circuit.weights[back]
+        used = mixed[tokens:]
+        chosen = (torch.arange(len(used)) + group * len(used)) % len(circuit.bag)
+        keys[used] = queries[used] = circuit.bag[chosen]
+        compared.append((keys, queries))
+    return compared
+
+
+def write_lengths(network: TinyLlama, circuit: Circuit, compared: Compared, scale: float) -> None:
+    """Layer 1's MLP: the squared length of every key. silu(x) x + silu(-x) (-x) is x squared."""
+    mlp = network.model.layers[MATCH - 1].mlp
+    at = 0
+    for group, (keys, _) in enumerate(compared):
+        rows = keys[keys.abs().sum(1) > 0] / scale
+        units = slice(at, at + 2 * len(rows))
+        for projection in (mlp.gate_proj, mlp.up_proj):
+            projection.weight[units] = torch.cat((rows, -rows))
+            circuit.keep(projection.weight, units)
+        mlp.down_proj.weight[:, units] = circuit.lengths[group][:, None] * PART
+        circuit.keep(mlp.down_proj.weight, slice(None), units)
+        at = units.stop
 
 
 def write_match(
-    attention: Attention, circuit: Circuit, group: int, turn: int, typical: Tensor
+    network: TinyLlama, circuit: Circuit, compared: Compared, scale: float, typical: float
 ) -> None:
-    """Let one group of heads find the place where the last tokens agree, and write its token."""
-    shape, width = attention.shape, attention.shape.head_dim
-    keys, queries = torch.zeros(width, shape.hidden), torch.zeros(width, shape.hidden)
-    for back, used in enumerate(circuit.slow_places(shape.context).tensor_split(BACKS)):
-        # Every group of heads compares other dimensions, so that their errors differ.
-        chosen = (torch.arange(len(used)) + turn * len(used) + back) % circuit.size
-        here = circuit.spaces[back - 1] if back else circuit.content * 2 * circuit.written
-        keys[used], queries[used] = circuit.spaces[back][chosen], here[chosen]
-    free = circuit.free
-    values = free[turn * width % (len(free) - width + 1) :][:width]
-    rows = slice(group * width, (group + 1) * width)
-    attention.k_proj.weight[rows] = keys * circuit.match / circuit.written
-    attention.v_proj.weight[rows] = values / math.sqrt(shape.hidden)
-    each = shape.heads // shape.kv_heads
-    for head in range(group * each, (group + 1) * each):
-        rows = slice(head * width, (head + 1) * width)
-        attention.q_proj.weight[rows] = queries * circuit.match / circuit.written
-        attention.o_proj.weight[:, rows] = values.T * circuit.output * typical
+    """Layer 2: find the place with the nearest past, and write its token."""
+    attention, width = network.model.layers[MATCH].self_attn, 2 * circuit.half
+    slowest, free = circuit.half - 1, circuit.free
+    sharp = math.sqrt(circuit.nearness * math.sqrt(width)) / scale
+    always = circuit.shared / float(circuit.common)
+    for group, (keys, queries) in enumerate(compared):
+        keys[slowest] = -0.5 * circuit.lengths[group] / PART
+        queries[slowest] = always
+        keys[slowest + circuit.half] = (
+            -circuit.handicap / circuit.nearness * circuit.answered / PART
+        )
+        queries[slowest + circuit.half] = always
+        rows = slice(group * width, (group + 1) * width)
+        values = free[group * width % max(1, len(free) - width + 1) :][:width]
+        attention.k_proj.weight[rows] = keys * sharp
+        attention.v_proj.weight[rows] = 0.0
+        attention.v_proj.weight[rows][: len(values)] = values / math.sqrt(free.shape[1])
+        for head in range(group * circuit.each, (group + 1) * circuit.each):
+            rows = slice(head * width, (head + 1) * width)
+            attention.q_proj.weight[rows] = queries * sharp
+            attention.o_proj.weight[:, rows] = 0.0
+            attention.o_proj.weight[:, rows][:, : len(values)] = values.T * circuit.output * typical

@@ -28,10 +28,7 @@ class Shape:
     context: int = 4096
     rope_theta: float = 1_000_000.0
     norm_eps: float = 1e-5
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
+    head_dim: int = 64
 
 
 class Norm(nn.Module):

@@ -21,7 +21,7 @@ import common
 import numpy as np
 import torch
 import torch.nn.functional as functional
-from headstart import MATCH_LAYERS, Circuit, head_start
+from headstart import MATCH, head_start
 from sampling import Markers, Sampler
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -29,6 +29,7 @@ from torch import Tensor
 from model import Shape, SlicedLoss, TinyLlama
 
 SLICE = 1024  # places whose logits are held at a time
+SAMPLE = 2048  # tokens of text that say how large things are in fresh weights
 COLUMNS = [
     *("step", "tokens", "seconds", "progress", "rate", "length", "loss"),
     *("repeat_random", "text", "copied", "changed", "synth_copied", "synth_changed", "instruct"),
@@ -75,8 +76,8 @@ class Config:
         return warm * max(0.02, min(1.0, fall))
 
 
-WRITTEN = tuple(f"model.layers.{n}.self_attn" for n in range(max(MATCH_LAYERS) + 1))
-"""The heads that `headstart` writes."""
+WRITTEN = f"model.layers.{MATCH}.self_attn"
+"""Where `headstart` writes what may change: what the copying heads say."""
 WRITTEN_RATE = 0.1
 
 
@@ -207,10 +208,15 @@ def main() -> None:
     device = torch.device(args.device)
     args.run.mkdir(parents=True, exist_ok=True)
     network = TinyLlama(config.shape)
+    kinds = {kind for stage in config.stages for kind in stage.mixture}
+    present = {kind for kind in kinds if (args.data / f"{kind}.ids.npy").exists()}
+    plain = {"text", "infill", "repeat_text", "repeat_random"}
+    sampler = Sampler(args.data, markers(args.data), config.seed, present | plain)
     circuit = None
     if config.head_start:
-        head_start(network)
-        circuit = Circuit(network)
+        sample = torch.from_numpy(sampler.text.ids[:SAMPLE].astype(np.int64))
+        circuit = head_start(network, sample)
+        circuit.to(device)
     network.to(device)
     count = sum(p.numel() for p in network.parameters())
     steppers = optimizers(network, config)
@@ -225,10 +231,6 @@ def main() -> None:
         step, tokens, seconds = state["step"], state["tokens"], state["seconds"]
     print(f"{config.name}: {count / 1e6:.2f}M parameters, from step {step}", flush=True)
 
-    kinds = {kind for stage in config.stages for kind in stage.mixture}
-    present = {kind for kind in kinds if (args.data / f"{kind}.ids.npy").exists()}
-    plain = {"text", "infill", "repeat_text", "repeat_random"}
-    sampler = Sampler(args.data, markers(args.data), config.seed, present | plain)
     torch._dynamo.config.recompile_limit = 64
     body = network.model if args.no_compile else torch.compile(network.model, dynamic=False)
     tables = {}
@@ -299,6 +301,8 @@ def main() -> None:
             SLICE,
         )
         loss.backward()
+        if circuit is not None:
+            circuit.still()
         rate = stage.rate * config.rate(step, progress)
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         for stepper, base in zip(steppers, base_rates, strict=True):

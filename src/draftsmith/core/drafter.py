@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from torch import Tensor
+
 from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import Chance, SamplingParams
 from draftsmith.core.target import Needs, RowOutput
@@ -35,6 +37,16 @@ class Context:
     """Target positions this step may spend: draft and probe nodes together."""
     depth: int = 0
     """Nodes deeper than this cannot be emitted any more."""
+    hidden: Tensor | None = None
+    """(T-1, D) states of the layer in `Needs.hidden_layer`; row i belongs to `ids[i]`.
+
+    The last of the T ids has none yet: it was drawn after the pass that recorded the others.
+    """
+    attention: Tensor | None = None
+    """(heads, T-1) attention of the last id that has a state, over the ids up to itself.
+
+    One row for each of `Needs.attention_heads`, in that order.
+    """
 
 
 @dataclass(frozen=True, slots=True)
