@@ -17,7 +17,8 @@ is nearest to the present one, in Euclidean distance, and says what came next th
   inside the answer start with a handicap, so that a copy does not follow its own repetitions.
 
 The comparison uses only the rotary pairs that turn slowly: with the others, what agrees would
-depend on how far away it is. Nothing else may write into the circuit's spaces, see `protect`.
+depend on how far away it is. Training leaves all of this as it is, see `freeze` and `protect`: when
+the embeddings or the first layers move, what was exact becomes approximate and the copies derail.
 
 What each part gives is in `docs/lab-notes.md`.
 """
@@ -28,7 +29,7 @@ import math
 
 import torch
 from common import ASSISTANT, FILE, SPECIALS
-from torch import Tensor, nn
+from torch import Tensor
 
 from model import Attention, TinyLlama
 
@@ -41,7 +42,7 @@ PART = 0.1  # of a scalar among the hidden dimensions: small, so that it does no
 
 
 class Circuit:
-    """The gains (found by trying a few), the directions in use, and the weights that stay put."""
+    """The gains (found by trying a few), and the directions in use."""
 
     sharp = 10.0  # how clearly a head looks at one place
     written = 1.5  # size of what layer 0 writes, of a single token
@@ -83,39 +84,41 @@ class Circuit:
         self.words = self.free[self.size : self.size + bag_size]
         self.turns = [shape.rope_theta ** (-pair / self.half) for pair in range(self.half)]
         self.common = torch.tensor(1.0)  # size of the shared direction
-        self.kept: list[tuple[nn.Parameter, tuple[slice, ...], Tensor]] = []
-
-    def keep(self, parameter: nn.Parameter, *part: slice) -> None:
-        """Let this part of a weight stay as it is now."""
-        place = part or (slice(None),)
-        self.kept.append((parameter, place, parameter.detach()[place].clone()))
+        self.fixed = torch.empty(0)  # of every embedding, what stays as it is, (vocab, hidden)
+        self.moving = self.free[3 * self.size :]  # the directions in which embeddings may move
+        self.lengths_of_moving = torch.empty(0)
 
     @torch.no_grad()
-    def still(self) -> None:
-        """Take the gradients of what stays put, before they enter a step."""
-        for parameter, place, _ in self.kept:
-            if parameter.grad is not None:
-                parameter.grad[place] = 0.0
+    def freeze(self, network: TinyLlama) -> None:
+        """Let training change only what lies above the circuit, and what it says."""
+        table = network.model.embed_tokens.weight
+        parts = table @ self.moving.T
+        self.fixed = table - parts @ self.moving
+        self.lengths_of_moving = parts.norm(dim=1, keepdim=True)
+        match = network.model.layers[MATCH]
+        for module in (
+            *network.model.layers[:MATCH],
+            match.input_layernorm,
+            match.self_attn.q_proj,
+            match.self_attn.k_proj,
+        ):
+            module.requires_grad_(False)
 
     @torch.no_grad()
     def protect(self, network: TinyLlama) -> None:
-        """Undo, after a step, what would blur the circuit."""
+        """Undo what a step did to the parts of the embeddings that the circuit compares.
+
+        Their lengths stay as well: the first norms divide by them.
+        """
         table = network.model.embed_tokens.weight
-        marked = table[MARKED].clone()
-        table -= (table @ self.taken.T) @ self.taken
-        table -= torch.outer(table @ self.mark, self.mark)
-        table += torch.outer(self.common - table @ self.shared, self.shared)
-        table[MARKED] += (marked @ self.mark) * self.mark
-        for layer in network.model.layers[:MATCH]:
-            output = layer.mlp.down_proj.weight
-            output -= self.taken.T @ (self.taken @ output)
-        for parameter, place, value in self.kept:
-            parameter[place] = value
+        parts = table @ self.moving.T
+        parts *= self.lengths_of_moving / parts.norm(dim=1, keepdim=True)
+        table.copy_(self.fixed + parts @ self.moving)
 
     def to(self, device: torch.device) -> None:
-        for name in ("shared", "mark", "taken", "common"):
+        """Move what `protect` uses."""
+        for name in ("fixed", "moving", "lengths_of_moving"):
             setattr(self, name, getattr(self, name).to(device))
-        self.kept = [(p, place, value.to(device)) for p, place, value in self.kept]
 
     def look_back(self, attention: Attention, head: int, back: int, gain: float) -> None:
         """Make a head attend to the place `back` before."""
@@ -171,14 +174,7 @@ def head_start(network: TinyLlama, sample: Tensor) -> Circuit:
     compared = choose(network, circuit)
     write_lengths(network, circuit, compared, scales(network, sample, 1)[1])
     write_match(network, circuit, compared, scales(network, sample, MATCH)[0], typical)
-    for layer in layers[:MATCH]:
-        for projection in layer.self_attn.children():
-            circuit.keep(projection.weight)
-        circuit.keep(layer.input_layernorm.weight)
-    circuit.keep(layers[MATCH - 1].post_attention_layernorm.weight)
-    circuit.keep(layers[MATCH].input_layernorm.weight)
-    circuit.keep(layers[MATCH].self_attn.q_proj.weight)
-    circuit.keep(layers[MATCH].self_attn.k_proj.weight)
+    circuit.freeze(network)
     return circuit
 
 
@@ -288,9 +284,7 @@ def write_lengths(network: TinyLlama, circuit: Circuit, compared: Compared, scal
         units = slice(at, at + 2 * len(rows))
         for projection in (mlp.gate_proj, mlp.up_proj):
             projection.weight[units] = torch.cat((rows, -rows))
-            circuit.keep(projection.weight, units)
         mlp.down_proj.weight[:, units] = circuit.lengths[group][:, None] * PART
-        circuit.keep(mlp.down_proj.weight, slice(None), units)
         at = units.stop
 
 

@@ -108,9 +108,15 @@ class Body(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = Norm(shape.hidden, shape.norm_eps)
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-        x = self.embed_tokens(ids).to(dtype)
-        for layer in self.layers:
+    def forward(
+        self, ids: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype, still: int = 0
+    ) -> Tensor:
+        """`still` first layers do not train, and the embeddings learn only from what is said."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not still):
+            x = self.embed_tokens(ids).to(dtype)
+            for layer in self.layers[:still]:
+                x = layer(x, cos, sin)
+        for layer in self.layers[still:]:
             x = layer(x, cos, sin)
         return self.norm(x)
 

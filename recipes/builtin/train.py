@@ -89,6 +89,8 @@ def optimizers(network: TinyLlama, config: Config) -> list[torch.optim.Optimizer
     """
     matrices, written, others = [], [], []
     for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
         inner = parameter.dim() == 2 and "embed_tokens" not in name
         known = config.head_start and name.startswith(WRITTEN)
         (written if inner and known else matrices if inner else others).append(parameter)
@@ -217,6 +219,7 @@ def main() -> None:
         sample = torch.from_numpy(sampler.text.ids[:SAMPLE].astype(np.int64))
         circuit = head_start(network, sample)
         circuit.to(device)
+    still = MATCH if circuit is not None else 0
     network.to(device)
     count = sum(p.numel() for p in network.parameters())
     steppers = optimizers(network, config)
@@ -286,7 +289,7 @@ def main() -> None:
         if length not in tables:
             tables[length] = network.positions(length, torch.bfloat16, device)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            hidden = body(batch[:, :-1], *tables[length], torch.bfloat16)
+            hidden = body(batch[:, :-1], *tables[length], torch.bfloat16, still)
         weights = torch.tensor(stage.weights, device=device)[label]
         # Whole slices only: a new shape at every step would fill the matrix library's cache.
         used = weights.flatten().nonzero()[:, 0]
@@ -301,8 +304,6 @@ def main() -> None:
             SLICE,
         )
         loss.backward()
-        if circuit is not None:
-            circuit.still()
         rate = stage.rate * config.rate(step, progress)
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         for stepper, base in zip(steppers, base_rates, strict=True):
