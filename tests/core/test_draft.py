@@ -19,7 +19,9 @@ def drafts(draw: st.DrawFn) -> Draft:
     parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size)) + tuple(
         draw(st.integers(-1, node - 1)) for node in range(size, size + probes)
     )
-    return Draft(tokens, parents, ("t",) * len(tokens), probes=probes)
+    # Origins tell which node is which, whatever is cut.
+    origins = tuple(range(len(tokens))) if draw(st.booleans()) else None
+    return Draft(tokens, parents, ("t",) * len(tokens), probes=probes, origins=origins)
 
 
 def path(draft: Draft, node: int) -> list[int]:
@@ -45,8 +47,9 @@ def test_clip_keeps_whole_paths(draft: Draft, depth: int) -> None:
     clipped = draft.clip(depth)
     clipped.check(10, len(draft))
     assert all(d <= depth for d in clipped.node_depths())
-    wanted = sum(d <= depth for d in draft.node_depths())
-    assert len(clipped) == wanted
+    kept = [node for node, d in enumerate(draft.node_depths()) if d <= depth]
+    assert clipped.tokens == tuple(draft.tokens[node] for node in kept)
+    assert clipped.origins == (None if draft.origins is None else tuple(kept))
 
 
 @given(drafts())
@@ -55,6 +58,9 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
     chain = draft.first_branch()
     assert chain.is_chain
     assert chain.probes == 0
+    if draft.origins is not None:
+        assert chain.origins is not None
+        assert chain.tokens == tuple(draft.tokens[node] for node in chain.origins)
     if draft.size:
         assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
 
@@ -64,6 +70,16 @@ def test_trie_merges_common_prefixes_up_to_a_limit() -> None:
     assert draft.tokens == (1, 2, 3, 4, 5)
     assert draft.parents == (ROOT, 0, 1, 1, ROOT)
     assert Draft.trie([[1, 2, 3], [1, 2, 4], [5]], "t", limit=3).tokens == (1, 2, 3)
+
+
+def test_copies_keep_their_origins() -> None:
+    assert Draft.chain([1, 2], "t").origins is None
+    assert Draft.chain([1, 2], "t", origins=range(7, 9)).origins == (7, 8)
+    branches, origins = [[1, 2, 3], [1, 2, 4], [5]], [[7, 8, 9], [20, 21, 22], [-1]]
+    merged = Draft.trie(branches, "t", origins=origins)
+    assert merged.origins == (7, 8, 9, 22, -1)
+    assert Draft.trie(branches, "t", limit=2, origins=origins).origins == (7, 8)
+    merged.check(10, 8, length=23)
 
 
 def test_chain_is_recognised() -> None:
@@ -83,13 +99,16 @@ def test_chain_is_recognised() -> None:
         (Draft((1,) * 9, tuple(range(-1, 8)), ("t",) * 9), "exceeds the budget of 8"),
         (Draft((1,), (ROOT,), ("t",), probes=2), "2 probes among 1"),
         (Draft((1,), (ROOT,), ("t",), depths=(0,)), "at least 1"),
+        (Draft((1,), (ROOT,), ("t",), origins=()), "0 origins for 1 nodes"),
+        (Draft.chain([1, 2], "t", origins=(-2, 3)), "origins from -2 to 3"),
+        (Draft.chain([1, 2], "t", origins=(8, 9)), "origins from 8 to 9"),
         (Draft((1,), (ROOT,), ("t",), {ROOT: Proposal(torch.ones(3), 0)}), "q has shape"),
         (Draft((1, 2), (ROOT, ROOT), ("t",) * 2, {0: Proposal(torch.ones(10), 1)}), "not a child"),
     ],
 )
 def test_malformed_drafts_are_refused(draft: Draft, complaint: str) -> None:
     with pytest.raises(DrafterError, match=complaint):
-        draft.check(10, 8)
+        draft.check(10, 8, length=9)
 
 
 def test_lies_about_the_number_of_laws_are_refused() -> None:

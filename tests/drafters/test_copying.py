@@ -84,6 +84,39 @@ def test_prediction_never_spills_into_the_prompt() -> None:
     assert drafted("copyspec", [50, 51, 52, 7, 8, 9], prediction=(7, 8, 9)) == ()
 
 
+@pytest.mark.parametrize(
+    ("spec", "ids", "origins"),
+    [
+        ("copyspec(block=2)", [1, 2, 3, 10, 11, 1, 2, 3], (3, 4)),
+        ("copyspec(overlap=True)", [7] * 4, (3,)),
+        ("prompt_lookup(tokens=2)", [5, 9, 1, 2, 3, 4, 9, 2, 3], (5, 6)),
+        ("auto", [0, *range(1, 10), *range(1, 6)], (6, 7)),
+    ],
+)
+def test_copies_know_where_they_come_from(
+    spec: str, ids: list[int], origins: tuple[int, ...]
+) -> None:
+    ctx = context(ids)
+    found = parse(spec).open(ctx).draft(ctx).origins
+    assert found is not None
+    assert found[: len(origins)] == origins
+
+
+def test_a_loop_comes_from_its_last_round() -> None:
+    ctx = context([9, 8] + [1, 2, 3] * 8)
+    found = parse("auto").open(ctx).draft(ctx).origins
+    assert found is not None
+    assert found[:7] == (23, 24, 25, 23, 24, 25, 23)
+
+
+@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
+def test_a_copy_of_the_prediction_has_no_place_in_the_context(spec: str) -> None:
+    ctx = context([50, 51, 52, 3, 4, 5], prediction=(3, 4, 5, 6, 7, 8))
+    draft = parse(spec).open(ctx).draft(ctx)
+    assert draft.tokens[:2] == (6, 7)
+    assert draft.origins is None
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[int]:
     return draw(st.lists(st.integers(0, 3), min_size=1, max_size=60))
@@ -109,6 +142,34 @@ def test_index_equals_a_search(ids: list[int], n: int, cut: int) -> None:
     latest = len(seen) - n - 1
     assert index.first(latest) == (starts[0] if starts else None)
     assert index.recent(latest, most=100) == starts[::-1]
+
+
+COPIERS = ["copyspec(gamma=1, overlap=True)", "copyspec(match=last)", "prompt_lookup", "auto"]
+
+
+@given(
+    histories(),
+    st.lists(st.integers(0, 3), max_size=12),
+    st.sampled_from(COPIERS),
+    st.integers(0, 40),
+)
+@settings(max_examples=200, deadline=None)
+def test_origins_carry_the_tokens_they_claim(
+    ids: list[int], prediction: list[int], spec: str, cut: int
+) -> None:
+    """From a fresh state, and from one that was rewound."""
+    ctx = context(ids, prediction=tuple(prediction), budget=16)
+    state = parse(spec).open(ctx)
+    cut = min(cut, len(ids))
+    for now in (ids, ids[:cut] + ids[::-1]):
+        ctx.ids = now
+        draft = state.draft(ctx)
+        draft.check(ctx.vocab_size, ctx.budget, len(now))
+        if draft.origins is not None:
+            assert tuple(now[origin] for origin in draft.origins) == draft.tokens
+        elif draft.tokens:
+            assert prediction, "a copy of the context must say where it comes from"
+        state.truncate(cut)
 
 
 @pytest.mark.parametrize("spec", ["copyspec", "copyspec(match=last)", "prompt_lookup", "auto"])

@@ -60,27 +60,57 @@ class Draft:
     """m: how many of the last nodes are probes."""
     depths: tuple[int, ...] | None = None
     """(n+m,) distance in positions from the root, ROOT's children 1; None: the tree's own depth."""
+    origins: tuple[int, ...] | None = None
+    """(n+m,) position in the context's ids that each node was copied from; None: nothing was.
+
+    -1 for a node that was not: invented, say, or copied from the `prediction` text.
+    """
 
     @classmethod
-    def chain(cls, tokens: Iterable[int], source: str, q: Sequence[Tensor] | None = None) -> Draft:
-        """A single branch; with `q`, one law (V,) per token, the tokens were sampled from it."""
+    def chain(
+        cls,
+        tokens: Iterable[int],
+        source: str,
+        q: Sequence[Tensor] | None = None,
+        *,
+        origins: Iterable[int] | None = None,
+    ) -> Draft:
+        """A single branch; with `q`, one law (V,) per token, the tokens were sampled from it.
+
+        `origins` is where in the context each token was copied from: `range(j, j + n)`, say.
+        """
         ids = tuple(tokens)
         if q is not None and len(q) != len(ids):
             raise DrafterError(f"{source}: {len(ids)} sampled tokens but {len(q)} laws")
         proposals = {i - 1: Proposal(law, i) for i, law in enumerate(q or ())}
-        return cls(ids, tuple(range(-1, len(ids) - 1)), (source,) * len(ids), proposals)
+        return cls(
+            ids,
+            tuple(range(-1, len(ids) - 1)),
+            (source,) * len(ids),
+            proposals,
+            origins=None if origins is None else tuple(origins),
+        )
 
     @classmethod
     def trie(
-        cls, branches: Iterable[Sequence[int]], source: str, limit: int | None = None
+        cls,
+        branches: Iterable[Sequence[int]],
+        source: str,
+        limit: int | None = None,
+        *,
+        origins: Sequence[Sequence[int]] | None = None,
     ) -> Draft:
-        """Guessed branches merged by common prefixes, at most `limit` nodes, in branch order."""
+        """Guessed branches merged by common prefixes, at most `limit` nodes, in branch order.
+
+        `origins` has a sequence for each branch; a node keeps the one of the branch that made it.
+        """
         tokens: list[int] = []
         parents: list[int] = []
+        copied: list[int] = []
         index: dict[tuple[int, int], int] = {}
-        for branch in branches:
+        for number, branch in enumerate(branches):
             node = ROOT
-            for token in branch:
+            for depth, token in enumerate(branch):
                 child = index.get((node, token))
                 if child is None:
                     if limit is not None and len(tokens) >= limit:
@@ -88,8 +118,15 @@ class Draft:
                     child = index[node, token] = len(tokens)
                     tokens.append(token)
                     parents.append(node)
+                    if origins is not None:
+                        copied.append(origins[number][depth])
                 node = child
-        return cls(tuple(tokens), tuple(parents), (source,) * len(tokens))
+        return cls(
+            tuple(tokens),
+            tuple(parents),
+            (source,) * len(tokens),
+            origins=None if origins is None else tuple(copied),
+        )
 
     def __len__(self) -> int:
         """Target positions this draft costs: draft and probe nodes."""
@@ -189,14 +226,20 @@ class Draft:
             tuple(self.source[i] for i in keep),
             proposals,
             sum(i >= self.size for i in keep),
+            origins=None if self.origins is None else tuple(self.origins[i] for i in keep),
         )
         if self.depths is None:
             return natural
         depths = tuple(self.depths[i] for i in keep)
         return natural if depths == natural.node_depths() else replace(natural, depths=depths)
 
-    def check(self, vocab_size: int, budget: int) -> None:
-        """Raise DrafterError unless the draft is well formed and costs at most `budget` nodes."""
+    def check(self, vocab_size: int, budget: int, length: int | None = None) -> None:
+        """Raise DrafterError unless the draft is well formed and costs at most `budget` nodes.
+
+        `length` is how many ids the context has, if known: origins must lie within. Whether they
+        carry the tokens they claim is asked by `testing.check_drafter` only, because a wrong one
+        misleads but changes no output.
+        """
         who = self.source[0] if self.source else "a drafter"
         total = len(self.tokens)
         if not total == len(self.parents) == len(self.source):
@@ -209,6 +252,15 @@ class Draft:
             len(self.depths) != total or any(d < 1 for d in self.depths)
         ):
             raise DrafterError(f"{who}: depths must be {total} numbers of at least 1")
+        if self.origins is not None:
+            if len(self.origins) != total:
+                raise DrafterError(f"{who}: {len(self.origins)} origins for {total} nodes")
+            least, most = min(self.origins, default=-1), max(self.origins, default=-1)
+            if least < -1 or (length is not None and most >= length):
+                raise DrafterError(
+                    f"{who}: origins from {least} to {most}; positions in the context count from 0 "
+                    f"to its length{'' if length is None else f', {length},'} - 1, -1 is none"
+                )
         size = self.size
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
             if not 0 <= token < vocab_size:

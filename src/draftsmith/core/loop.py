@@ -103,7 +103,7 @@ def fit(draft: Draft, session: Session, target: Target[Any]) -> Draft:
     if not draft.tokens:
         return draft
     context = session.context
-    draft.check(context.vocab_size, context.budget)
+    draft.check(context.vocab_size, context.budget, len(context.ids))
     if target.shape == "chain" and not draft.is_chain:
         draft = draft.first_branch()
     return draft.clip(context.depth)

@@ -71,7 +71,9 @@ class _Matcher(DrafterState):
         start, length = match
         self._bucket = bucket = sum(length >= least for least in BUCKETS) - 1
         width = min(self.trust[bucket].width(), self.config.max, ctx.budget)
-        return Draft.chain(self.history.copy_onward(start, width), self.config.name)
+        copied = self.history.copy_onward(start, width)
+        origins = self.history.origins(start, len(copied))
+        return Draft.chain(copied, self.config.name, origins=origins)
 
     def _longest(self, ctx: Context) -> tuple[int, int] | None:
         """(where to copy from, length of the common past) of the best match."""

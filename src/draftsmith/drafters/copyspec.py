@@ -61,7 +61,9 @@ class _Copier(DrafterState):
             start = next(iter(self.index.recent(latest)), None)
         if start is None:
             return EMPTY
-        return Draft.chain(self.history.copy(start + c.gamma, min(c.block, ctx.budget)), c.name)
+        start += c.gamma
+        copied = self.history.copy(start, min(c.block, ctx.budget))
+        return Draft.chain(copied, c.name, origins=self.history.origins(start, len(copied)))
 
     def truncate(self, length: int) -> None:
         self.index.truncate(self.history.offset + length)

@@ -43,6 +43,18 @@ class History:
                 piece.append(piece[-period])
         return piece
 
+    def origins(self, start: int, count: int) -> Sequence[int] | None:
+        """Context positions of a copy of `count` ids from `start` on; None: of the prediction.
+
+        Where a copy goes on into itself, the positions come round again with it.
+        """
+        first, period = start - self.offset, len(self.ids) - start
+        if first < 0:
+            return None  # the seam keeps such a copy from reaching the context
+        if count <= period:
+            return range(first, first + count)
+        return [first + i % period for i in range(count)]
+
 
 class NgramIndex:
     """Occurrences of every `n`-gram in a growing list, by a rolling hash, compared on a hit.

@@ -66,9 +66,11 @@ class _Lookup(DrafterState):
             else:
                 start = next(iter(index.recent(index.latest)), None)
             if start is not None:
-                copied = self.history.copy(start + index.n, min(c.tokens, ctx.budget))
+                start += index.n
+                copied = self.history.copy(start, min(c.tokens, ctx.budget))
                 if copied:
-                    return Draft.chain(copied, c.name)
+                    origins = self.history.origins(start, len(copied))
+                    return Draft.chain(copied, c.name, origins=origins)
         return EMPTY
 
     def truncate(self, length: int) -> None:
