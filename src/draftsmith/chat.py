@@ -9,7 +9,7 @@ from draftsmith.core.drafter import Drafter, DrafterState, sync
 from draftsmith.core.result import GenerationResult
 from draftsmith.core.target import Row
 from draftsmith.jobs import Job, Piece, Stream, run
-from draftsmith.model.runner import Runner
+from draftsmith.model.runner import REST, Runner
 
 if TYPE_CHECKING:
     from draftsmith.engine import Engine
@@ -28,7 +28,7 @@ class Chat:
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._runner = Runner(engine.model)
+        self._runner = Runner(engine.model, rest=REST)
         self._state: DrafterState | None = None
         self._open: Stream | None = None
         self._forget()
@@ -106,7 +106,7 @@ class Chat:
                 self._row, self._state, self._ids = session.row, session.state, session.ids
             else:
                 # A failure inside a pass leaves the cache half-written: the next turn starts over.
-                self._runner = Runner(self.engine.model)
+                self._runner = Runner(self.engine.model, rest=REST)
                 self._forget()
             if session.generated or healthy:
                 answer = {"role": "assistant", "content": job.result().text}

@@ -21,7 +21,7 @@ from draftsmith.jobs import Job, Stream, partial_results, run
 from draftsmith.model import generation_config
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import Runner
+from draftsmith.model.runner import REST, Runner
 from draftsmith.text import tokenizer as text
 
 BudgetSpec = int | Literal["auto", "drafter"]
@@ -125,7 +125,9 @@ class Engine:
             for seed in seeds
         ]
         with partial_results(jobs):
-            for _ in run(jobs, Runner(self.model), self.cost, max_batch=self.batch_size()):
+            for _ in run(
+                jobs, Runner(self.model, rest=REST), self.cost, max_batch=self.batch_size()
+            ):
                 pass
         results = [job.result() for job in jobs]
         if n > 1:
@@ -139,7 +141,7 @@ class Engine:
             raise OptionError("n needs generate(): a stream is one answer")
         call, params = self.prepare(options)
         job = call.job(call.encode(prompt), params, streaming=True)
-        return Stream(job, run([job], Runner(self.model), self.cost))
+        return Stream(job, run([job], Runner(self.model, rest=REST), self.cost))
 
     def chat(self, system: str | None = None, **options: Any) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""

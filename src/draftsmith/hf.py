@@ -37,7 +37,7 @@ from draftsmith.drafters import registry
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import Runner
+from draftsmith.model.runner import REST, Runner
 
 _NO_LIMIT = 1 << 30
 
@@ -221,7 +221,7 @@ class Accelerated:
                 streamer=streamer, **inputs,
             )  # fmt: skip
         record = Record(stopping_criteria, streamer, generation_config)
-        target = Runner(self._loaded)
+        target = Runner(self._loaded, rest=REST)
         padding = [0] * len(input_ids) if mask is None else (mask == 0).sum(1).tolist()
         sessions = []
         for index, (row, pads) in enumerate(zip(input_ids, padding, strict=True)):

@@ -217,6 +217,27 @@ def test_an_empty_prompt_is_refused() -> None:
         runner.extend(runner.open([5]), [])
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_a_short_prompt_rides_with_the_first_drafts(name: str) -> None:
+    model = loaded(name)
+    runner, rng = Runner(model, chunk=6, rest=9), random.Random(name)
+    ids = [prompt(14), prompt(7, seed=1), prompt(1, seed=2)]
+    rows = [runner.open(one) for one in ids]
+    for row in rows:
+        runner.prefill(row)
+    assert [row.cached for row in rows] == [6, 0, 0]
+    for _ in range(2):
+        drafts = [random_draft(rng, "tree") for _ in rows]
+        outputs = runner.forward(rows, drafts)
+        chosen = [accept(rng, draft) for draft in drafts]
+        for one, draft, output in zip(ids, drafts, outputs, strict=True):
+            check_logits(model.model, one, draft, output.logits)
+        runner.commit(rows, [path for path, _ in chosen], [new for _, new in chosen])
+        for one, row, (_, new) in zip(ids, rows, chosen, strict=True):
+            one += new
+            check_cache(runner, row, one)
+
+
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
 def test_a_prompt_of_one_token(name: str) -> None:
     runner = Runner(loaded(name))

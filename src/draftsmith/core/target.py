@@ -68,7 +68,7 @@ class Target(Protocol[RowT]):
         """Add a sequence; nothing is computed yet. `ids` is not empty."""
 
     def prefill(self, row: RowT) -> None:
-        """Compute `row.pending` but for its last token, in chunks."""
+        """Compute `row.pending` but for its last token, or a short rest, in chunks."""
 
     def room(self, row: RowT) -> int:
         """How many positions beyond the root the next pass of this row may use (0: plain)."""

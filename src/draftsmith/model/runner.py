@@ -25,6 +25,9 @@ _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
 """A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
 
+REST = 64
+"""A prompt's end that may share the first step's pass: hardly dearer than that pass alone."""
+
 _WIDEST = 256
 """Slots that no pass is expected to exceed, its pending tokens included."""
 
@@ -32,8 +35,12 @@ _WIDEST = 256
 class Runner:
     """Runs one model over any number of sequences; cheap to make, shares nothing with others."""
 
-    def __init__(self, loaded: LoadedModel, chunk: int | None = None) -> None:
-        """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere)."""
+    def __init__(self, loaded: LoadedModel, chunk: int | None = None, rest: int = 1) -> None:
+        """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere).
+
+        `rest`: as many prompt tokens may stay for the first step's pass, which saves a pass; 1
+        leaves only the root.
+        """
         self.loaded = loaded
         self._abilities = loaded.capabilities
         self._context = loaded.context_length
@@ -41,6 +48,8 @@ class Runner:
         self._step = scaled_by_slot(loaded.config)
         on_cpu = loaded.device.type == "cpu"
         self._chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
+        # Only trees and batches have masks for a pass of several pending tokens and a draft.
+        self._rest = rest if self._abilities.shape == "tree" else 1
         self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
 
@@ -84,7 +93,7 @@ class Runner:
             self._memory.close(_own(row))
 
     def prefill(self, row: Row) -> None:
-        """Compute `row.pending` but for its last token, in chunks.
+        """Compute `row.pending` but for its last token, or a short rest, in chunks.
 
         Does nothing where the prompt and its root must share one pass (`forward` then feeds it
         whole): plain targets, and rotary angles that depend on the length of the pass.
@@ -95,7 +104,7 @@ class Runner:
         ):
             return
         with torch.inference_mode():
-            while len(own.pending) > 1:
+            while len(own.pending) > self._rest:
                 tokens = own.pending[: min(self._chunk, len(own.pending) - 1)]
                 self._memory.feed(own, tokens)
                 self._count(own, len(tokens))
