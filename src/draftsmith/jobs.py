@@ -61,6 +61,7 @@ class Job:
     def result(self) -> GenerationResult:
         """What was generated so far."""
         session = self.session
+        new = range(session.prompt_length, len(session.ids))
         tokens = session.ids[session.prompt_length :]
         # Tokens committed by a step that then failed have not been booked.
         sources = self.sources + [TARGET] * (len(tokens) - len(self.sources))
@@ -77,6 +78,7 @@ class Job:
             finish_reason=session.finish_reason or "cancelled",
             stats=session.stats,
             sources=sources,
+            origins=[session.origins.get(position) for position in new],
             logprobs=session.logprobs,
             prompt_tokens=session.ids[: session.prompt_length],
             notices=self.notices,

@@ -145,6 +145,7 @@ def judge(
 def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -> None:
     """Tell statistics, budget and drafter what became of the draft."""
     session.stats.record(draft, verdict)
+    session.trace(draft, verdict)
     if draft.size:
         session.budget.record(max(draft.node_depths()[: draft.size]), len(verdict.path))
     if session.state is not None:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.budget import Budget
+from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.result import Stats
 from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
 from draftsmith.core.target import Row
+from draftsmith.core.verify import Verdict
 
 
 class StopRule(Protocol):
@@ -74,6 +76,8 @@ class Session:
         self.row: Row | None = None
         self.finish_reason: str | None = None
         self.logprobs: list[float] | None = None
+        self.origins: dict[int, int] = {}
+        """Position in `ids` of an accepted copy → the position it was copied from."""
         self.stats = Stats(prompt_tokens=self.prompt_length)
         self._tensor: Tensor | None = None
         self._tensor_length = 0
@@ -121,3 +125,12 @@ class Session:
                 self.finish_reason = reason
                 return True
         return False
+
+    def trace(self, draft: Draft, verdict: Verdict) -> None:
+        """Note where the tokens of the last step were copied from."""
+        if draft.origins is None:
+            return
+        first = len(self.ids) - len(verdict.tokens)
+        for position, node in enumerate(verdict.nodes, first):
+            if node is not None and draft.origins[node] >= 0:
+                self.origins[position] = draft.origins[node]

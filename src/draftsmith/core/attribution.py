@@ -1,0 +1,81 @@
+"""Which parts of an answer were copied, and from where.
+
+Source: PLD+ (Somasundaram et al. 2024), appendix D: an accepted copy points to its source, so it
+attributes its tokens. Decisions where the paper is silent: a copy goes on, in both directions, as
+far as the text agrees with that around its source. So it includes the match that it was found by
+(in PLD+, the equal last token), the target's own token after a draft that was accepted whole, and
+what was decoded while drafting paused; where drafts happened to be cut makes no difference. The
+length is measured after that. On QuoteSum this comes closest to the paper's figures
+(`benchmarks/quotesum.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from draftsmith.errors import OptionError
+
+MIN_LENGTH = 2
+"""Tokens that a copy must have to count; the paper's best of 2, 5 and 8."""
+
+
+class Span(NamedTuple):
+    """Positions `start` to `end - 1` of prompt and output together."""
+
+    start: int
+    end: int
+
+
+class Copy(NamedTuple):
+    """A span of the output, and the span with the same tokens that it was copied from.
+
+    The source begins earlier; in a loop the two may overlap.
+    """
+
+    output: Span
+    source: Span
+
+
+def find_copies(
+    prompt: Sequence[int],
+    output: Sequence[int],
+    origins: Sequence[int | None],
+    min_length: int = MIN_LENGTH,
+) -> list[Copy]:
+    """The copies in `output` of at least `min_length` tokens, in order; they do not overlap.
+
+    `origins[i]` is the position in prompt and output that `output[i]` was copied from, None if it
+    was not. Raises OptionError for a `min_length` below 1.
+    """
+    if min_length < 1:
+        raise OptionError(f"min_length={min_length} cannot work; it must be at least 1")
+    where = spread(prompt, output, origins)
+    copies: list[Copy] = []
+    start = 0
+    for end in range(1, len(output) + 1):
+        origin = where[start]
+        if origin is not None and end < len(output) and where[end] == origin + end - start:
+            continue
+        if origin is not None and end - start >= min_length:
+            placed = Span(len(prompt) + start, len(prompt) + end)
+            copies.append(Copy(placed, Span(origin, origin + end - start)))
+        start = end
+    return copies
+
+
+def spread(
+    prompt: Sequence[int], output: Sequence[int], origins: Sequence[int | None]
+) -> list[int | None]:
+    """`origins`, also for the neighbours of copies that agree with the neighbours of the source."""
+    ids = [*prompt, *output]
+    where = list(origins)
+    for i in range(1, len(output)):
+        before = where[i - 1]
+        if where[i] is None and before is not None and ids[before + 1] == output[i]:
+            where[i] = before + 1
+    for i in range(len(output) - 2, -1, -1):
+        after = where[i + 1]
+        if where[i] is None and after and ids[after - 1] == output[i]:
+            where[i] = after - 1
+    return where

@@ -1,0 +1,216 @@
+"""Which parts of an answer are said to be copied, and from where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tiny
+from draftsmith.core.attribution import Copy, Span, find_copies, spread
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.session import Session
+from draftsmith.drafters.registry import parse
+from draftsmith.engine import Engine
+from draftsmith.errors import DrafterError, OptionError
+from draftsmith.testing import Scripted, ToyTarget, contract_prompts, decode, plain
+
+PROMPT = [10, 11, 12, 13, 14, 15]
+
+
+def copies(output: list[int], origins: list[int | None], min_length: int = 2) -> list[Copy]:
+    return find_copies(PROMPT, output, origins, min_length)
+
+
+def test_consecutive_origins_are_one_copy() -> None:
+    assert copies([90, 11, 12, 13, 91], [None, 1, 2, 3, None]) == [Copy(Span(7, 10), Span(1, 4))]
+
+
+def test_a_jump_begins_another_copy() -> None:
+    found = copies([10, 11, 14, 15], [0, 1, 4, 5])
+    assert found == [Copy(Span(6, 8), Span(0, 2)), Copy(Span(8, 10), Span(4, 6))]
+
+
+def test_a_copy_takes_in_neighbours_that_agree() -> None:
+    """The match it was found by, the target's own token after it, but nothing that differs."""
+    output = [90, 11, 12, 13, 14, 91]
+    assert copies(output, [None, None, 2, 3, None, None]) == [Copy(Span(7, 11), Span(1, 5))]
+    bonus = [10, 11, 12, 13]
+    assert copies(bonus, [0, 1, None, 3]) == [Copy(Span(6, 10), Span(0, 4))]
+
+
+def test_a_copy_does_not_reach_before_the_text() -> None:
+    assert spread(PROMPT, [15, 10, 11], [None, 0, 1]) == [None, 0, 1]
+
+
+def test_a_loop_points_to_the_round_before() -> None:
+    output = [80, 81, 80, 81, 80, 81]
+    assert [c.source for c in copies(output, [None, None, 6, 7, 6, 7])] == [Span(6, 8)] * 2
+    assert copies(output, [None, None, 6, 7, 8, 9]) == [Copy(Span(8, 12), Span(6, 10))]
+
+
+def test_short_copies_do_not_count() -> None:
+    output, origins = [90, 11, 12, 13, 91, 15], [None, 1, 2, 3, None, 5]
+    assert [c.output for c in copies(output, origins, 1)] == [Span(7, 10), Span(11, 12)]
+    assert [c.output for c in copies(output, origins, 3)] == [Span(7, 10)]
+    assert copies(output, origins, 4) == []
+    with pytest.raises(OptionError, match="min_length=0 cannot work"):
+        copies(output, origins, 0)
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=15),
+    st.lists(st.integers(0, 2), max_size=15),
+    st.integers(1, 4),
+    st.data(),
+)
+@settings(deadline=None)
+def test_copies_equal_their_sources(
+    prompt: list[int], output: list[int], least: int, data: st.DataObject
+) -> None:
+    ids = prompt + output
+    origins: list[int | None] = []
+    for position in range(len(prompt), len(ids)):
+        places = [p for p in range(position) if ids[p] == ids[position]]
+        origins.append(data.draw(st.sampled_from([None, *places])))
+    found = find_copies(prompt, output, origins, least)
+    done = len(prompt)
+    for copy in found:
+        assert ids[slice(*copy.output)] == ids[slice(*copy.source)]
+        assert copy.source.start < copy.output.start
+        assert done <= copy.output.start <= copy.output.end - least
+        done = copy.output.end
+    if least == 1:
+        covered = {p for copy in found for p in range(*copy.output)}
+        assert {len(prompt) + i for i, o in enumerate(origins) if o is not None} <= covered
+
+
+# ------------------------------------------------------------------------------ in the loop
+
+
+@pytest.mark.parametrize("spec", ["copyspec(gamma=1)", "prompt_lookup", "auto"])
+@pytest.mark.parametrize("shape", ["tree", "chain"])
+def test_accepted_copies_are_traced(spec: str, shape: Any) -> None:
+    target = ToyTarget(11, order=1, shape=shape)  # every answer ends in a loop
+    for prompt in contract_prompts(11):
+        session = decode(target, parse(spec), prompt, 40)
+        # Of these drafters every node is a copy, so what was accepted was copied.
+        assert len(session.origins) == session.stats.accepted > 0
+        for position, origin in session.origins.items():
+            assert len(prompt) <= position < len(session.ids)
+            assert origin < position
+            assert session.ids[origin] == session.ids[position]
+
+
+def test_invented_and_rejected_nodes_are_not_traced() -> None:
+    target, prompt = ToyTarget(11), [1, 2, 3]
+    answer = plain(target, prompt, 6)
+    wrong = (answer[2] + 1) % 11
+
+    def propose(ctx: Context) -> Draft:
+        if len(ctx.ids) > len(prompt):
+            return Draft()
+        return Draft.chain([*answer[:2], wrong], "scripted", origins=(2, -1, 1))
+
+    session = decode(target, Scripted(propose), prompt, 6)
+    assert session.stats.accepted == 2
+    assert session.origins == {3: 2}
+
+
+def test_the_loop_refuses_an_origin_outside_the_context() -> None:
+    lying = Scripted(lambda ctx: Draft.chain([1], "liar", origins=[len(ctx.ids)]))
+    with pytest.raises(DrafterError, match="liar: origins from 2 to 2"):
+        decode(ToyTarget(11), lying, [1, 2], 4)
+
+
+def test_every_row_of_a_batch_has_its_own_origins() -> None:
+    target = ToyTarget(11, order=1)
+    prompts = list(contract_prompts(11))[1:]
+
+    def session(prompt: list[int]) -> Session:
+        return Session(
+            prompt,
+            drafter=parse("copyspec(gamma=1)"),
+            budget=FixedBudget(6),
+            law=Law((), greedy=True),
+            chance=Dice.seeded(0),
+            vocab_size=11,
+            limit=20,
+        )
+
+    together = [session(prompt) for prompt in prompts]
+    alone = [session(prompt) for prompt in prompts]
+    for one in together:
+        start(one, target)
+    while not all(one.finished for one in together):
+        step([one for one in together if not one.finished], target)
+    for one in alone:
+        start(one, target)
+        while not one.finished:
+            step([one], target)
+    assert [s.origins for s in together] == [s.origins for s in alone]
+    assert any(s.origins for s in together)
+
+
+# ------------------------------------------------------------------------------ in the engine
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget=8)
+
+
+def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A law that says what followed the last id when it came first, now and then a 3."""
+    seen = ids[0].tolist()
+    wanted = 3 if len(seen) % 7 == 0 else seen[seen.index(seen[-1]) + 1 :][:1] or seen[:1]
+    scores[:, wanted] = 1000.0
+    return scores
+
+
+LONG: dict[str, Any] = {"max_new_tokens": 60, "processors": parrot}
+
+
+def test_a_result_attributes_its_tokens(engine: Engine) -> None:
+    result = engine.generate("hello world, hello world, hello", **LONG)
+    ids = result.prompt_tokens + result.tokens
+    assert len(result.origins) == len(result.attribution) == len(result.tokens)
+    assert result.attribution == result.attribute(2)
+    assert result.copies()
+    for copy in result.copies():
+        assert ids[slice(*copy.output)] == ids[slice(*copy.source)]
+        for position in range(*copy.output):
+            assert result.attribution[position - len(result.prompt_tokens)] == copy.source
+    told = sum(span is not None for span in result.attribution)
+    assert told == sum(len(range(*copy.output)) for copy in result.copies())
+    assert result.attribute(1000) == [None] * len(result.tokens)
+    assert engine.generate("hello world", drafter="none", **LONG).copies(1) == []
+
+
+def test_batches_and_streams_attribute_alike(engine: Engine) -> None:
+    prompts = ["hello world, hello world", "the quick brown fox", "foo(x): return x + 1"]
+    wanted = [engine.generate(prompt, **LONG) for prompt in prompts]
+    batch = engine.generate(prompts, **LONG)
+    assert [r.origins for r in batch] == [r.origins for r in wanted]
+    with engine.stream(prompts[0], **LONG) as stream:
+        for _ in range(30):
+            next(stream)
+    cut = stream.result
+    assert cut.origins == wanted[0].origins[: len(cut.tokens)]
+
+
+def test_a_chat_attributes_to_earlier_turns(engine: Engine) -> None:
+    chat = engine.chat(**LONG)
+    chat.send("hello world")
+    result = chat.send("hello world")
+    ids = result.prompt_tokens + result.tokens
+    assert result.copies()
+    for copy in result.copies():
+        assert ids[slice(*copy.output)] == ids[slice(*copy.source)]
