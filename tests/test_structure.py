@@ -18,6 +18,7 @@ ORDER = [
     {"core"},
     {"text"},
     {"model"},
+    {"corpus"},
     {"drafters"},
     {"jobs"},
     {"chat"},
