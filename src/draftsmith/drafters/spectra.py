@@ -1,0 +1,371 @@
+"""SPECTRA: guess with the n-grams that the target itself keeps predicting, beside the answer.
+
+"SPECTRA: Faster Large Language Model Inference with Optimized Internal and External Speculation",
+section 3.1 and algorithm 1. `docs/algorithms/spectra.md` lays the algorithm beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.target import Needs
+from draftsmith.drafters.options import at_least, one_of
+from draftsmith.errors import OptionError
+
+Guess = tuple[str, Sequence[int]]
+"""Who guesses, and what: tokens that may follow the last one."""
+
+BLOCK, GROUP = 128, 5
+"""Logits that share one maximum, and chains that share one buffer, in the search for tokens."""
+
+
+@dataclass(frozen=True, repr=False)
+class Spectra(Drafter):
+    """SPECTRA-CORE: up to `G` guesses from two dictionaries that a pool of `W` chains fills.
+
+    Every pass also carries the pool: W chains of N−1 probe nodes, whose next tokens the target
+    predicts. A pass may thus spend W·(N−1) nodes beside the guesses; under a smaller budget the
+    pool gets at most half, in whole chains that take turns, and whatever the guesses leave.
+
+    Decisions where the paper is silent: the backward guess goes first (`backward_first`); it stops
+    at the first miss; guesses are merged to a tree, the latest first; a key of the forward
+    dictionary keeps the W continuations recorded last, and a dictionary the `memory` keys recorded
+    last; chains start from random tokens of the prompt; `keep` keeps the dictionaries from one turn
+    of a chat to the next. Ablations of its table 2: `forward`, `backward`, `sub_ngrams`.
+    """
+
+    N: int = 5
+    """Tokens of a chain: the longest n-gram."""
+    W: int = 15
+    """Chains in the pool, and continuations per key of the forward dictionary."""
+    G: int = 15
+    """Guesses (sequences, not nodes) per step."""
+    tau: float = 0.1
+    """Share of predictions that may repeat a known key; the others take the best unseen token."""
+    forward: bool = True
+    backward: bool = True
+    sub_ngrams: bool = True
+    backward_first: bool = True
+    positions: Literal["own", "staggered"] = "own"
+    """Chain i begins right after the root (own), or i positions later (staggered)."""
+    keep: bool = True
+    memory: int = 65_536
+    seed: int = 0
+    """Of the drafter's own draws: where the chains start, and the r that is held against tau."""
+
+    name: ClassVar[str] = "spectra"
+    summary: ClassVar[str] = "n-grams that the target predicts beside the answer (SPECTRA)"
+    needs: ClassVar[Needs] = Needs(logits=True)
+
+    def __post_init__(self) -> None:
+        at_least(self, "N", 2)
+        for option in ("W", "G", "memory"):
+            at_least(self, option, 1)
+        at_least(self, "seed", 0)
+        one_of(self, "positions", ("own", "staggered"))
+        if not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:
+            raise OptionError(
+                f"{self.name}: tau={self.tau!r} cannot work; give a share from 0 to 1"
+            )
+        if not (self.forward or self.backward):
+            raise OptionError(
+                f"{self.name}: forward=False and backward=False leave nothing to guess with; "
+                "turn one of them on"
+            )
+
+    def preferred_width(self) -> int:
+        """The whole pool, and all guesses were they to share nothing."""
+        sizes = [self.N] * self.backward + [self.N - 1] * (self.G * self.forward)
+        return self.W * (self.N - 1) + sum(sizes[: self.G])
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Pool(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Lookahead(Drafter):
+    """Lookahead-like guesses: SPECTRA with full n-grams, looked up forward, most probable tokens.
+
+    True Lookahead (Fu et al. 2024) lets the columns of its window see one another; here chains are
+    isolated.
+    """
+
+    N: int = 5
+    W: int = 15
+    G: int = 15
+    positions: Literal["own", "staggered"] = "own"
+    seed: int = 0
+
+    name: ClassVar[str] = "lookahead"
+    summary: ClassVar[str] = "full n-grams that the target predicts beside the answer (Lookahead)"
+    needs: ClassVar[Needs] = Needs(logits=True)
+
+    def __post_init__(self) -> None:
+        at_least(self, "N", 2)
+        for option in ("W", "G"):
+            at_least(self, option, 1)
+        at_least(self, "seed", 0)
+        one_of(self, "positions", ("own", "staggered"))
+
+    def preferred_width(self) -> int:
+        return self.spectra().preferred_width()
+
+    def spectra(self) -> Spectra:
+        """The special case of SPECTRA that this is."""
+        return Spectra(
+            self.N, self.W, self.G, tau=1.0, backward=False, sub_ngrams=False,
+            positions=self.positions, seed=self.seed,
+        )  # fmt: skip
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Pool(self.spectra(), self.name)
+
+
+class _Pool(DrafterState):
+    """The candidate pool of one sequence, and the dictionaries it fills."""
+
+    def __init__(self, config: Spectra, name: str | None = None) -> None:
+        self.config = config
+        self.name = name or config.name
+        self.ngrams = Ngrams(config.W, config.memory, config.sub_ngrams)
+        self.predictor: Predictor | None = None
+        self.chains: list[tuple[int, ...]] = []
+        """W chains of N−1 tokens; empty until the first step shows the prompt."""
+        self._dice = Random(config.seed)
+        self._prompt_length = 0
+        self._start_length = 0
+        self._turn = 0  # the chain that has waited longest
+        self._running: list[int] = []  # chains in the pass under way
+
+    # ------------------------------------------------------------------------------- drafting
+
+    def draft(self, ctx: Context) -> Draft:
+        self._begin(ctx)
+        c, length = self.config, self.config.N - 1
+        fitting = self._fitting(ctx.depth)
+        reserved = min(len(fitting), ctx.budget // 2 // length) * length
+        tokens, parents, source = merge(self.guesses(ctx.ids), ctx.budget - reserved, ctx.depth)
+        size = len(tokens)
+        self._running = fitting[: (ctx.budget - size) // length]
+        for i in self._running:
+            parents += (ROOT, *range(len(tokens), len(tokens) + length - 1))
+            tokens += self.chains[i]
+        probes = len(tokens) - size
+        if not tokens:
+            return EMPTY
+        source += [f"{self.name}.pool"] * probes
+        draft = Draft(tuple(tokens), tuple(parents), tuple(source), probes=probes)
+        if c.positions == "own":
+            return draft
+        later = [i + j for i in self._running for j in range(1, c.N)]
+        depths = (*draft.node_depths()[:size], *later)
+        return Draft(draft.tokens, draft.parents, draft.source, probes=probes, depths=depths)
+
+    def guesses(self, ids: Sequence[int]) -> list[Guess]:
+        """At most G guesses of what follows `ids` (algorithm 1, lines 7 to 17)."""
+        c = self.config
+        found: list[Guess] = []
+        if c.forward:
+            found = [(f"{self.name}.forward", guess) for guess in self.ngrams.forward(ids[-1])]
+        if c.backward:
+            guess = self.ngrams.backward(ids[1 - c.N :], c.N)
+            found.insert(0 if c.backward_first else len(found), (f"{self.name}.backward", guess))
+        return found[: c.G]
+
+    def _begin(self, ctx: Context) -> None:
+        if ctx.prompt_length != self._prompt_length:  # a new turn
+            if not self.config.keep:
+                self.ngrams.clear()
+                self.predictor = None
+            self._prompt_length = ctx.prompt_length
+        if not self.chains:
+            self._dice = Random(self.config.seed)
+            prompt = self._start_length = min(ctx.prompt_length, len(ctx.ids))
+            self.chains = [
+                tuple(ctx.ids[self._dice.randrange(prompt)] for _ in range(1, self.config.N))
+                for _ in range(self.config.W)
+            ]
+
+    def _fitting(self, depth: int) -> list[int]:
+        """The chains that end within `depth`, the one that has waited longest first."""
+        c = self.config
+        room = depth - (c.N - 1)
+        order = [*range(self._turn, c.W), *range(self._turn)]
+        return [i for i in order if (i if c.positions == "staggered" else 0) <= room]
+
+    # ------------------------------------------------------------------------------- learning
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
+        running, self._running = self._running, []
+        c, probes = self.config, outcome.draft.probes
+        if not running or probes != len(running) * (c.N - 1):
+            return  # a target that verifies one branch only left the pool out
+        rows = outcome.output.logits[-probes:][c.N - 2 :: c.N - 1]
+        fresh = [self._dice.random() > c.tau for _ in running]
+        if self.predictor is None:
+            self.predictor = Predictor(rows)
+        for i, token in zip(running, self.predictor(rows, fresh), strict=True):
+            chain = (*self.chains[i], token)
+            self.ngrams.record(chain)
+            self.chains[i] = chain[1:]
+        self._turn = (running[-1] + 1) % c.W
+        self.predictor.update(self.ngrams.changed_keys())
+
+    def truncate(self, length: int) -> None:
+        """Dictionaries stay, for they hold no positions; chains from a prompt that went do not."""
+        self._running = []
+        if length < self._start_length:
+            self.chains = []
+            self._turn = 0
+
+
+class Ngrams:
+    """The two dictionaries of algorithm 1: what the pool has shown to follow what."""
+
+    def __init__(self, per_key: int, memory: int, sub_ngrams: bool) -> None:
+        self.per_key = per_key
+        self.memory = memory
+        self.sub_ngrams = sub_ngrams
+        # Python's dictionaries remember the order of insertion: writing anew at the end and
+        # deleting the first is all that "least recently" takes.
+        self._forward: dict[int, dict[tuple[int, ...], None]] = {}
+        self._backward: dict[tuple[int, ...], int] = {}
+        self._changed: dict[int, bool] = {}
+
+    def record(self, chain: tuple[int, ...]) -> None:
+        """Enter one chain of N tokens (lines 36 to 41); without sub-n-grams, only the whole."""
+        ends = range(1, len(chain)) if self.sub_ngrams else (len(chain) - 1,)
+        for end in ends:
+            key = chain[:end]
+            self._backward.pop(key, None)
+            self._backward[key] = chain[end]
+        starts = range(len(chain) - 1) if self.sub_ngrams else (0,)
+        for start in starts:
+            token, rest = chain[start], chain[start + 1 :]
+            entries = self._forward.pop(token, None)
+            if entries is None:
+                entries = {}
+                self._changed[token] = True
+            entries.pop(rest, None)
+            entries[rest] = None
+            if len(entries) > self.per_key:
+                del entries[next(iter(entries))]
+            self._forward[token] = entries
+        while len(self._backward) > self.memory:
+            del self._backward[next(iter(self._backward))]
+        while len(self._forward) > self.memory:
+            token = next(iter(self._forward))
+            del self._forward[token]
+            self._changed[token] = False
+
+    def forward(self, token: int) -> Iterable[tuple[int, ...]]:
+        """Continuations of `token`, the latest first."""
+        return reversed(self._forward.get(token, {}))
+
+    def backward(self, past: Sequence[int], length: int) -> list[int]:
+        """Up to `length` tokens after `past`, each by the longest key found (lines 8 to 14)."""
+        text = list(past)
+        while len(text) < len(past) + length:
+            for start in range(max(0, len(text) - len(past)), len(text)):
+                token = self._backward.get(tuple(text[start:]))
+                if token is not None:
+                    text.append(token)
+                    break
+            else:
+                break
+        return text[len(past) :]
+
+    def changed_keys(self) -> dict[int, bool]:
+        """Keys that came (True) or went (False) since the last call."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._forward.clear()
+        self._backward.clear()
+        self._changed.clear()
+
+
+def merge(
+    guesses: Iterable[Guess], limit: int, depth: int
+) -> tuple[list[int], list[int], list[str]]:
+    """Guesses as one tree of at most `limit` nodes down to `depth`: tokens, parents, source.
+
+    A node that several guesses share belongs to the first of them.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    source: list[str] = []
+    index: dict[tuple[int, int], int] = {}
+    for name, guess in guesses:
+        node = ROOT
+        for token in guess[:depth]:
+            child = index.get((node, token))
+            if child is None:
+                if len(tokens) >= limit:
+                    break
+                child = index[node, token] = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+                source.append(name)
+            node = child
+    return tokens, parents, source
+
+
+class Predictor:
+    """Picks the next token of every chain from its logits (algorithm 1, lines 26 to 34)."""
+
+    def __init__(self, like: Tensor) -> None:
+        """`like`: logits (…, V) such as will come: their vocabulary, type and device."""
+        self.vocab = like.shape[-1]
+        self.penalty = like.new_zeros(self.vocab)
+        """(V,) -inf for the keys of the forward dictionary, 0 for unseen tokens."""
+        # A few chains at a time, so that the sums stay in the processor's cache.
+        self._buffer = like.new_full((GROUP, -(-self.vocab // BLOCK) * BLOCK), -torch.inf)
+        self._inside = torch.arange(BLOCK, device=like.device)
+
+    def update(self, keys: dict[int, bool]) -> None:
+        """Keys that came (True) or went (False)."""
+        if keys:
+            device = self.penalty.device
+            known = torch.tensor(list(keys.values()), device=device)
+            values = torch.where(known, -torch.inf, 0.0).to(self.penalty.dtype)
+            self.penalty[torch.tensor(list(keys), device=device)] = values
+
+    def __call__(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
+        """The most probable token for each of rows (C, V); where `fresh`, of those unseen.
+
+        Where every possible token was seen, the most probable all the same.
+        """
+        # An arg-max over the vocabulary costs several times a maximum: so the maximum of every
+        # block is taken, then the arg-max of those, then the arg-max within that one block.
+        tops = rows.new_empty((len(fresh), self._buffer.shape[1] // BLOCK))
+        for i in range(0, len(fresh), GROUP):
+            self._block_maxima(rows[i : i + GROUP], any(fresh), tops[i : i + GROUP])
+        for i, choosy in enumerate(fresh):
+            if not choosy and any(fresh):
+                self._block_maxima(rows[i : i + 1], False, tops[i : i + 1])
+        top, block = tops.max(1, keepdim=True)
+        tokens = (block * BLOCK + self._inside).clamp_max(self.vocab - 1)
+        asked = torch.tensor(fresh, device=rows.device)[:, None]
+        scores = rows.gather(1, tokens) + self.penalty[tokens].where(asked, 0)
+        best = tokens.gather(1, scores.argmax(1, keepdim=True))
+        ids: list[int] = best.where(top > -torch.inf, -1)[:, 0].tolist()
+        return [int(rows[i].argmax()) if token < 0 else token for i, token in enumerate(ids)]
+
+    def _block_maxima(self, rows: Tensor, unseen: bool, out: Tensor) -> None:
+        buffer = self._buffer[: len(rows)]
+        if unseen:
+            torch.add(rows, self.penalty, out=buffer[:, : self.vocab])
+        else:
+            buffer[:, : self.vocab] = rows
+        torch.amax(buffer.view(len(rows), -1, BLOCK), -1, out=out)
