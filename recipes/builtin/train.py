@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--tokens", type=float, required=True, help="where the schedule ends")
     parser.add_argument("--hours", type=float, help="end by then at the latest")
-    parser.add_argument("--stop-at", type=float, help="stop at these tokens, to be resumed")
+    parser.add_argument("--stop-at", type=float, help="stop here, to be resumed; 0: at once")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--checkpoint-minutes", type=float, default=5.0)
@@ -275,7 +275,7 @@ def main() -> None:
         progress = tokens / args.tokens
         if args.hours:
             progress = max(progress, seconds / 3600 / args.hours)
-        if progress >= 1 or (args.stop_at and tokens >= args.stop_at):
+        if progress >= 1 or (args.stop_at is not None and tokens >= args.stop_at):
             break
         stage = config.stage(progress)
         lengths = sorted(stage.lengths, key=int)

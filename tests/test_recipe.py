@@ -1,0 +1,70 @@
+"""The training recipe: initial weights that copy, and a step that leaves them able to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "builtin"
+REPEATED = 300
+WHERE = torch.device("cpu")
+
+
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """`headstart` and `model`, imported as the recipe's own scripts import them."""
+    import importlib
+
+    monkeypatch.syspath_prepend(str(RECIPE))
+    return importlib.import_module("headstart"), importlib.import_module("model")
+
+
+def copied(network: Any, ids: torch.Tensor) -> float:
+    """Share of the second repetition that is said right."""
+    table = network.positions(ids.shape[1], torch.float32, WHERE)
+    with torch.no_grad():
+        states = network.model(ids, *table, torch.float32)[0, REPEATED:-1]
+    guess = (states @ network.model.embed_tokens.weight.T).argmax(-1)
+    return float((guess == ids[0, REPEATED + 1 :]).float().mean())
+
+
+def started(recipe: tuple[ModuleType, ModuleType], **sizes: int) -> tuple[Any, Any, torch.Tensor]:
+    headstart, model = recipe
+    torch.manual_seed(0)
+    network = model.TinyLlama(model.Shape(vocab=1000, rope_theta=1e13, **sizes))
+    span = torch.randint(42, 1000, (1, REPEATED))
+    circuit = headstart.head_start(network, torch.randint(42, 1000, (500,)))
+    return network, circuit, torch.cat((span, span), dim=1)
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 8, "kv_heads": 4}, {"heads": 4, "kv_heads": 2}])
+def test_the_start_copies(recipe: tuple[ModuleType, ModuleType], sizes: dict[str, int]) -> None:
+    network, _, ids = started(recipe, **sizes)
+    assert copied(network, ids) > 0.97
+
+
+def test_steps_leave_the_circuit_alone(recipe: tuple[ModuleType, ModuleType]) -> None:
+    network, circuit, ids = started(recipe, heads=8, kv_heads=4)
+    moving = [p for p in network.parameters() if p.requires_grad]
+    first = network.model.embed_tokens.weight.clone()
+    circuit.protect(network)
+    torch.testing.assert_close(network.model.embed_tokens.weight, first)
+    with torch.no_grad():
+        network.model.embed_tokens.weight += 0.1 * torch.randn(first.shape)
+    circuit.protect(network)
+    table = network.model.embed_tokens.weight
+    torch.testing.assert_close(table.norm(dim=1), first.norm(dim=1))
+    assert not any(
+        p.requires_grad for layer in network.model.layers[:2] for p in layer.parameters()
+    )
+    assert len(moving) > 10
+    assert copied(network, ids) > 0.97
+
+
+def test_a_network_without_room_is_refused(recipe: tuple[ModuleType, ModuleType]) -> None:
+    with pytest.raises(ValueError, match="head_start needs 3 layers, 4 heads"):
+        started(recipe, heads=2, kv_heads=2)
