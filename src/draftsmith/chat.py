@@ -78,7 +78,7 @@ class Chat:
         """Give the new turn's session the cache and the state of the last turn."""
         ids = job.session.ids
         if self._row is not None:
-            self._runner.extend(self._row, ids)
+            self._runner.extend(self._row, ids, job.session.needs)
         if self._state is not None and self._made_by == (drafter, prediction):
             sync(self._state, self._ids, ids)
         else:

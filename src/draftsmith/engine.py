@@ -14,14 +14,14 @@ from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Dice, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
-from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
-from draftsmith.errors import OptionError, PromptError, UnknownName, UnsupportedError
+from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.jobs import Job, Stream, partial_results, run
 from draftsmith.model import generation_config
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
+from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
 
 BudgetSpec = int | Literal["auto", "drafter"]
@@ -227,10 +227,7 @@ class Call:
         self.drafter = engine.drafter if drafter is None else parse(drafter)
         self.budget = engine.budget if budget is None else checked_budget(budget)
         self.template = template
-        if self.drafter.needs != Needs():
-            raise UnsupportedError(
-                f"{self.drafter.name} needs {self.drafter.needs}, which no target records yet"
-            )
+        self.needs = needs_of(self.drafter, engine.model)
         if isinstance(prediction, str):
             prediction = text.encode(engine.model.tokenizer, prediction)
         elif prediction is not None and not all(isinstance(i, int) for i in prediction):
@@ -283,6 +280,7 @@ class Call:
             ],
             sampling=params,
             prediction=self.prediction,
+            needs=self.needs,
             draft_seed=None if params.seed is None else (params.seed ^ DRAFT_SEED) % 2**63,
             device=model.device,
         )
@@ -290,7 +288,8 @@ class Call:
             session.logprobs = []
         if session.limit <= 0:
             session.finish_reason = "length"
-        return Job(session, model.tokenizer, stream, engine.notices, self.began)
+        notices = engine.notices + ((self.needs.why,) if self.needs.why else ())
+        return Job(session, model.tokenizer, stream, notices, self.began)
 
     def _budget(self) -> Budget:
         width = self.drafter.preferred_width()

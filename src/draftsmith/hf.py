@@ -32,12 +32,13 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.result import Stats, total
 from draftsmith.core.sampling import Dice, Law, Processor, SamplingParams
 from draftsmith.core.session import Session
-from draftsmith.core.target import Target
+from draftsmith.core.target import NO_NEEDS, Needs, Target
 from draftsmith.drafters import registry
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
+from draftsmith.model.taps import needs_of
 
 _NO_LIMIT = 1 << 30
 
@@ -76,7 +77,8 @@ def accelerate(
     Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
     batch jointly and we one by one, so there only the distribution is the same.
     Raises UnknownName or OptionError for options that do not exist, OptionError for a model in
-    training mode, LoadError for what is no transformers model.
+    training mode, LoadError for what is no transformers model, UnsupportedError for a drafter that
+    needs what this model cannot record.
     """
     chosen = registry.parse(drafter)
     if budget != "auto" and (type(budget) is not int or budget < 0):
@@ -88,7 +90,8 @@ def accelerate(
     reason, loaded = _why_not(own), None
     if reason is None:
         loaded, reason = _load(own)
-    handle = own.generate = Accelerated(own, loaded, chosen, budget)
+    needs = NO_NEEDS if loaded is None else needs_of(chosen, loaded)
+    handle = own.generate = Accelerated(own, loaded, chosen, budget, needs)
     if reason is not None:
         handle.refuse(reason)
     return handle
@@ -110,7 +113,12 @@ class Accelerated:
     """What stands in for `model.generate`, and the handle that `accelerate` returns."""
 
     def __init__(
-        self, model: Any, loaded: LoadedModel | None, drafter: Drafter, budget: int | str
+        self,
+        model: Any,
+        loaded: LoadedModel | None,
+        drafter: Drafter,
+        budget: int | str,
+        needs: Needs = NO_NEEDS,
     ) -> None:
         # Not its annotations or attributes: they need not be picklable, and the model may be saved.
         functools.update_wrapper(self, model.generate, ("__name__", "__qualname__", "__doc__"), ())
@@ -121,6 +129,8 @@ class Accelerated:
         self.drafter = drafter
         self.budget = budget if isinstance(budget, int) else None
         """Guessed tokens a pass may carry; None: as many as pay."""
+        self.needs = needs
+        """What the drafter asks of this model; `why` in it says where its choices come from."""
         self.model_reason: str | None = None
         """Why no call of this model can be accelerated, if so."""
         self.stats: Stats | None = None
@@ -243,6 +253,7 @@ class Accelerated:
         fixed, ceiling = self.budget, self.drafter.preferred_width()
         return {
             "drafter": self.drafter,
+            "needs": self.needs,
             "budget": FixedBudget(fixed) if fixed is not None else AutoBudget(self._cost, ceiling),
             "draft_seed": _draft_seed(device, index) if self.drafter.sampled else None,
             "device": device,

@@ -22,7 +22,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law, SamplingParams
 from draftsmith.core.session import Session, StopRule
-from draftsmith.core.target import RowOutput, Shape
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, ModelFacts, Needs, RowOutput, Shape, Taps
 
 T = TypeVar("T", bound=Hashable)
 
@@ -36,6 +36,7 @@ class ToyRow:
 
     pending: list[int]
     ids: list[int] = field(default_factory=list)
+    needs: Needs = NO_NEEDS
 
     @property
     def cached(self) -> int:
@@ -45,8 +46,11 @@ class ToyRow:
 class ToyTarget:
     """A target whose law is a function of the last `order` ids, given or random; exact in float64.
 
-    It checks the loop while serving it: a token is only ever fed after its own prefix.
+    It checks the loop while serving it: a token is only ever fed after its own prefix. Its taps are
+    functions of the prefix, too: see `toy_taps`.
     """
+
+    facts = ModelFacts(layers=2, heads=2)
 
     def __init__(
         self,
@@ -82,8 +86,8 @@ class ToyTarget:
         """(V,) log-probabilities; -inf where the law is zero."""
         return self.law(prefix).log()
 
-    def open(self, ids: Sequence[int]) -> ToyRow:
-        return ToyRow(list(ids))
+    def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
+        return ToyRow(list(ids), needs=needs)
 
     def prefill(self, row: ToyRow) -> None:
         row.ids += row.pending[:-1]
@@ -101,6 +105,9 @@ class ToyTarget:
             prefixes.append([*prefixes[parent + 1], token])
         return RowOutput(torch.stack([self.logits(prefix) for prefix in prefixes]))
 
+    def taps(self, row: ToyRow) -> Taps:
+        return toy_taps([*row.ids, *row.pending], row.needs)
+
     def wait(self) -> None:
         pass
 
@@ -116,8 +123,8 @@ class ToyTarget:
             row.ids += [*row.pending, *emitted[:-1]]
             row.pending = [emitted[-1]]
 
-    def extend(self, row: ToyRow, ids: Sequence[int]) -> int:
-        kept = 0
+    def extend(self, row: ToyRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
+        kept, row.needs = 0, needs
         while kept < min(len(row.ids), len(ids) - 1) and row.ids[kept] == ids[kept]:
             kept += 1
         row.ids, row.pending = list(ids[:kept]), list(ids[kept:])
@@ -125,6 +132,27 @@ class ToyTarget:
 
     def close(self, row: ToyRow) -> None:
         row.ids.clear()
+
+
+def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
+    """Hidden states and attention rows of all ids but the last: functions of the ids before them.
+
+    A state mixes the last three ids, so that equal pasts have equal states; a head attends to
+    positions in proportion to how much their state resembles the last one.
+    """
+    states = len(ids) - 1
+    if not states:
+        return NO_TAPS
+    now = torch.tensor(ids[:states], dtype=torch.float64)
+    waves = torch.arange(1, 5, dtype=torch.float64)
+    hidden = torch.zeros(states, 4, dtype=torch.float64)
+    for back in range(min(3, states)):
+        hidden[back:] += torch.sin((now[: states - back, None] + 1 + back) * waves) / (1 + back)
+    likeness = torch.cosine_similarity(hidden, hidden[-1:], dim=-1)
+    rows = [(likeness * (2 + layer + head)).softmax(-1) for layer, head in needs.attention_heads]
+    return Taps(
+        hidden if needs.hidden_layer is not None else None, torch.stack(rows) if rows else None
+    )
 
 
 # ------------------------------------------------------------------------ exact enumeration
@@ -305,6 +333,7 @@ def decode(
         limit=length,
         stop_rules=stop_rules,
         sampling=SamplingParams(temperature=0.0 if greedy else 1.0, max_new_tokens=length),
+        needs=drafter.needs_of(target.facts),
         draft_seed=seed + 1,
     )
     start(session, target)
@@ -395,6 +424,7 @@ def _sampled_answer(
         vocab_size=target.vocab_size,
         limit=length,
         sampling=SamplingParams(temperature=1.0, max_new_tokens=length),
+        needs=drafter.needs_of(target.facts),
     )
     session.context.chance = chance
     start(session, target)
@@ -420,16 +450,17 @@ def check_rewind(drafter: Drafter) -> None:
         if len(prompt) < 8:
             continue
         kept, replacement = prompt[: len(prompt) // 2], [3, 3, 5, *prompt[:6]]
-        used, fresh = _context(prompt), _context([*kept, *replacement])
+        used, fresh = _context(drafter, prompt), _context(drafter, [*kept, *replacement])
         state = drafter.open(used)
         state.draft(used)
         state.truncate(len(kept))
-        used.ids = [*kept, *replacement]
+        used.ids, used.hidden, used.attention = fresh.ids, fresh.hidden, fresh.attention
         again, expected = state.draft(used), drafter.open(fresh).draft(fresh)
         assert again.tokens == expected.tokens, f"{drafter} drafts from a past that was rewound"
 
 
-def _context(ids: Sequence[int]) -> Context:
+def _context(drafter: Drafter, ids: Sequence[int]) -> Context:
+    taps = toy_taps(ids, drafter.needs_of(ToyTarget.facts))
     return Context(
         ids=list(ids),
         prompt_length=len(ids),
@@ -438,4 +469,6 @@ def _context(ids: Sequence[int]) -> Context:
         chance=Dice.seeded(0),
         budget=16,
         depth=16,
+        hidden=taps.hidden,
+        attention=taps.attention,
     )

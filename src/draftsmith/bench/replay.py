@@ -19,7 +19,7 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.result import Stats
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import MaxNewTokens, Session
-from draftsmith.core.target import Needs, RowOutput, Shape
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
 from draftsmith.errors import UnsupportedError
 
 _NO_LOGITS = torch.empty((0, 0))
@@ -59,7 +59,7 @@ class ReplayTarget:
         self.vocab_size = vocab_size
         self.passes: Passes = Counter()
 
-    def open(self, ids: Sequence[int]) -> ReplayRow:
+    def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ReplayRow:  # noqa: ARG002
         return ReplayRow(list(ids))
 
     def prefill(self, row: ReplayRow) -> None:
@@ -94,7 +94,10 @@ class ReplayTarget:
             row.answered += len(emitted)
             row.pending = [emitted[-1]]
 
-    def extend(self, row: ReplayRow, ids: Sequence[int]) -> int:
+    def taps(self, row: ReplayRow) -> Taps:  # noqa: ARG002
+        return NO_TAPS  # `check` has refused whoever asks for some.
+
+    def extend(self, row: ReplayRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:  # noqa: ARG002
         row.cached, row.pending = 0, list(ids)
         return 0
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import Chance, SamplingParams
-from draftsmith.core.target import Needs, RowOutput
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput
 from draftsmith.core.verify import Verdict
 
 
@@ -40,12 +40,13 @@ class Context:
     hidden: Tensor | None = None
     """(T-1, D) states of the layer in `Needs.hidden_layer`; row i belongs to `ids[i]`.
 
-    The last of the T ids has none yet: it was drawn after the pass that recorded the others.
+    The last of the T ids has none yet: it was drawn after the pass that recorded the others. None
+    where the target has recorded none. A view, valid until the next pass.
     """
     attention: Tensor | None = None
     """(heads, T-1) attention of the last id that has a state, over the ids up to itself.
 
-    One row for each of `Needs.attention_heads`, in that order.
+    One row for each of `Needs.attention_heads`, in that order; None as for `hidden`.
     """
 
 
@@ -83,7 +84,8 @@ class Drafter(ABC):
     """What one types: `copyspec`."""
     summary: ClassVar[str] = ""
     """One line for `draftsmith drafters`."""
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Needs] = NO_NEEDS
+    """What it asks the target to record; where that depends on options, an example of it."""
     sampled: ClassVar[bool] = False
     """Whether its drafts carry laws (`proposals`); guess drafters keep same-seed equality."""
     width: ClassVar[int] = 16
@@ -92,6 +94,13 @@ class Drafter(ABC):
     @abstractmethod
     def open(self, ctx: Context) -> DrafterState:
         """State for a new sequence whose ids so far are `ctx.ids`."""
+
+    def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
+        """What it asks of this very model; overridden where options or calibration decide.
+
+        Raises OptionError where the options do not fit the model.
+        """
+        return self.needs
 
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
         """Drafts for the sequences of one step; overridden where one model call serves all."""

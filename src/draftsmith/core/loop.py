@@ -29,7 +29,7 @@ def start(session: Session, target: Target[Any]) -> None:
     """Give a new session its row and drafter state, and compute its prompt."""
     begin = perf_counter()
     if session.row is None:
-        session.row = target.open(session.ids)
+        session.row = target.open(session.ids, session.needs)
     session.stats.reused_tokens = session.row.cached
     target.prefill(session.row)
     session.stats.seconds.prefill += perf_counter() - begin
@@ -87,6 +87,9 @@ def propose(sessions: Sequence[Session], target: Target[Any]) -> list[Draft]:
         context.depth = min(session.limit - session.generated - 1, target.room(session.row))
         allowed = session.budget.next() if context.depth > 0 and target.shape != "plain" else 0
         context.budget = allowed
+        if session.needs.taps:
+            taps = target.taps(session.row)
+            context.hidden, context.attention = taps.hidden, taps.attention
     drafts: dict[int, Draft] = {}
     wanting = [i for i, session in enumerate(sessions) if session.context.budget > 0]
     for _, group in groupby(wanting, key=lambda i: id(sessions[i].drafter)):

@@ -13,7 +13,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.result import Stats
 from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
-from draftsmith.core.target import Row
+from draftsmith.core.target import NO_NEEDS, Needs, Row
 from draftsmith.core.verify import Verdict
 
 
@@ -60,6 +60,7 @@ class Session:
         stop_rules: Sequence[StopRule] = (),
         sampling: SamplingParams | None = None,
         prediction: Sequence[int] = (),
+        needs: Needs = NO_NEEDS,
         draft_seed: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
@@ -71,6 +72,8 @@ class Session:
         self.chance = chance
         self.limit = limit
         """Most new tokens; drafts never reach beyond it."""
+        self.needs = needs
+        """What the target records for the drafter: its `needs_of` this target's model."""
         self.stop_rules: tuple[StopRule, ...] = (*stop_rules, MaxNewTokens(limit))
         self.device = torch.device(device)
         self.row: Row | None = None

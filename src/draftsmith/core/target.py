@@ -19,11 +19,45 @@ class Needs:
     """What a drafter asks the target to record besides logits; the target records only that."""
 
     hidden_layer: int | None = None
-    """Output of this block, counted from 1, for every position."""
+    """Output of this block, counted from 1, for every position; before any final norm."""
     attention_heads: tuple[tuple[int, int], ...] = ()
     """(layer, head) pairs, both from 0: the attention row of the last accepted position."""
     logits: bool = False
     """Logits of the root, the draft nodes and the probes."""
+    why: str = field(default="", compare=False)
+    """Where these choices come from, in a sentence for the user; empty: nothing to tell."""
+
+    @property
+    def taps(self) -> bool:
+        """Whether anything beside logits must be recorded."""
+        return self.hidden_layer is not None or bool(self.attention_heads)
+
+
+NO_NEEDS = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a drafter may know of a model before anything runs."""
+
+    layers: int
+    heads: int
+    """Query heads per layer."""
+    name: str = ""
+    """Hub id or folder that its weights came from; empty for a model made in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """What a target recorded for one row of T committed ids, the last of which has no state yet."""
+
+    hidden: Tensor | None = None
+    """(T-1, D); None: not asked for, or nothing was computed yet."""
+    attention: Tensor | None = None
+    """(heads, T-1) of the last position that has a state, over the positions up to itself."""
+
+
+NO_TAPS = Taps()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +70,6 @@ class RowOutput:
     """(1+n) arg-max of each row, where the target knows it without computing logits."""
     hidden: Tensor | None = None
     """(1+n+m, D) of the layer asked for."""
-    attention: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """(layer, head) → (1+n+m, T) attention over the row's T cached positions and the pass."""
 
 
 class Row(Protocol):
@@ -64,7 +96,7 @@ class Target(Protocol[RowT]):
     @property
     def shape(self) -> Shape: ...
 
-    def open(self, ids: Sequence[int]) -> RowT:
+    def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> RowT:
         """Add a sequence; nothing is computed yet. `ids` is not empty."""
 
     def prefill(self, row: RowT) -> None:
@@ -75,6 +107,9 @@ class Target(Protocol[RowT]):
 
     def forward(self, rows: Sequence[RowT], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass over each row's pending tokens and draft; the cache then awaits `commit`."""
+
+    def taps(self, row: RowT) -> Taps:
+        """What this row's needs recorded; views, valid until its next pass."""
 
     def wait(self) -> None:
         """Return when the last pass is really done; devices compute behind the program's back."""
@@ -90,10 +125,11 @@ class Target(Protocol[RowT]):
         `tokens[i]` are the tokens emitted by the step: one per node on `paths[i]`, and one more.
         """
 
-    def extend(self, row: RowT, ids: Sequence[int]) -> int:
+    def extend(self, row: RowT, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
         """Make `ids` the row's committed tokens, keeping the cache of the longest common prefix.
 
-        Returns how many cached positions were kept.
+        Positions whose taps `needs` asks for, and nobody recorded, are not kept. Returns how many
+        cached positions were.
         """
 
     def close(self, row: RowT) -> None:

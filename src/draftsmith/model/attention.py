@@ -10,8 +10,10 @@ the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twic
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from draftsmith.errors import UnsupportedError
 
 NAME = "draftsmith"
 """What `config._attn_implementation` says while one of our passes runs."""
@@ -53,6 +57,7 @@ def grouped_attention(
     """
     groups = query.shape[1] // key.shape[1]
     queries, keys = query.shape[2], key.shape[2]
+    look = _watched.get(module)
     if (
         is_causal is False
         or dropout
@@ -60,6 +65,11 @@ def grouped_attention(
         or (attention_mask is not None and attention_mask.shape[1] != 1)
         or any(kwargs.get(name) is not None for name in _UNKNOWN)
     ):
+        if look is not None:
+            raise UnsupportedError(
+                f"{type(module).__name__} attends in a way that only transformers' own function "
+                "knows, so its attention cannot be recorded; rank by hidden states instead"
+            )
         return _transformers_sdpa(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs
         )
@@ -68,6 +78,8 @@ def grouped_attention(
         mask = None  # "everything is visible", see masks.everything
     elif mask is None and queries > 1 and queries != keys:
         mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
+    if look is not None:
+        look(Seen(query, key, mask, scaling, softcap, s_aux))
     if softcap is not None or s_aux is not None:
         if mask is None and queries > 1:
             mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
@@ -131,6 +143,83 @@ def _explicit(
         weights = weights[..., :-1]
     out = weights.reshape(batch, key.shape[1], groups * queries, -1) @ value
     return out.view(batch, heads, queries, -1).transpose(1, 2).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one layer's attention was computed from: enough for any row of its weights, later."""
+
+    query: Tensor
+    """(B, H, Q, D), after rotary embedding."""
+    key: Tensor
+    """(B, K, S, D), likewise; usually a view of the cache."""
+    mask: Tensor | None
+    """(B or 1, 1, Q, S) bool, or float to be added; None: everything before a query."""
+    scaling: float | None
+    softcap: float | None
+    sinks: Tensor | None
+
+    def last(self) -> Seen:
+        """The last query alone, without the memory of the others."""
+        mask = None if self.mask is None else self.mask[:, :, -1:].clone()
+        return replace(self, query=self.query[:, :, -1:].clone(), mask=mask)
+
+    def attention(
+        self, row: int, query: int, heads: Sequence[int], slots: slice | Tensor
+    ) -> Tensor:
+        """(heads, slots) float32 weights of one query, which may look at no slot but `slots`."""
+        at = min(query, self.query.shape[2] - 1)  # one query alone is the last one
+        groups = self.query.shape[1] // self.key.shape[1]
+        scale = self.query.shape[3] ** -0.5 if self.scaling is None else self.scaling
+        # Key head by key head: indexing them all at once would copy the cache.
+        order = sorted(range(len(heads)), key=lambda i: heads[i] // groups)
+        scores, done = [], 0
+        while done < len(order):
+            kv = heads[order[done]] // groups
+            mine = [heads[i] for i in order[done:] if heads[i] // groups == kv]
+            keys = self.key[row, kv]
+            keys = keys[slots] if isinstance(slots, slice) else keys
+            scores.append(self.query[row, mine, at] @ keys.T)
+            done += len(mine)
+        found = torch.cat(scores) * scale
+        if isinstance(slots, Tensor):
+            found = found[:, slots.to(found.device)]
+        if len(order) > 1:
+            found = found[torch.tensor(order, device=found.device).argsort()]
+        if self.softcap is not None:
+            found = torch.tanh(found / self.softcap) * self.softcap
+        if self.mask is not None:
+            line = self.mask[min(row, len(self.mask) - 1), 0, at]
+            line = line[slots] if isinstance(slots, slice) else line[slots.to(line.device)]
+            additive = line.is_floating_point()
+            found = found + line if additive else found.masked_fill(~line, float("-inf"))
+        if self.sinks is None:
+            return softmax(found, dim=-1, dtype=torch.float32)
+        column = self.sinks.to(found.dtype)[list(heads), None]
+        return softmax(torch.cat([found, column], dim=-1), dim=-1, dtype=torch.float32)[:, :-1]
+
+
+Look = Callable[[Seen], None]
+
+_watched: dict[torch.nn.Module, Look] = {}
+"""Attention modules of a pass that is running now; their models are locked meanwhile."""
+
+
+@contextmanager
+def watch(
+    modules: Mapping[torch.nn.Module, int], look: Callable[[int, Seen], None]
+) -> Iterator[None]:
+    """Tell `look(layer, seen)` what each of these modules attends with, for one pass.
+
+    Only inside `AttentionScope.use`, whose lock keeps other threads out of the model.
+    """
+    for module, layer in modules.items():
+        _watched[module] = partial(look, layer)
+    try:
+        yield
+    finally:
+        for module in modules:
+            _watched.pop(module, None)
 
 
 # The mask is registered too: without it, transformers builds none for a name it does not know, and

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.attention import AttentionScope
+
+if TYPE_CHECKING:
+    from draftsmith.model.taps import PassTaps
 
 
 class Forward:
@@ -42,11 +46,12 @@ class Forward:
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
         last: int,
+        taps: PassTaps | None = None,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions.
 
         `mask`: None lets the model make a causal one. `cache`: None lets it make a cache of its
-        own, False asks for none.
+        own, False asks for none. `taps` records what drafters need.
         """
         both = torch.tensor([tokens, positions], device=self.device)
         options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
@@ -61,9 +66,8 @@ class Forward:
             options["cache_position"] = both[1, 0]
         if self._keep is not None:
             options[self._keep] = last
-        if self._attention is None:
-            return self._model(**options)
-        with self._scope.use(self._attention):
+        attention = nullcontext() if self._attention is None else self._scope.use(self._attention)
+        with attention, nullcontext() if taps is None else taps.recording():
             return self._model(**options)
 
     def prepared_cache(self, tokens: Sequence[int]) -> Any:

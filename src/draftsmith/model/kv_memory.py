@@ -12,6 +12,7 @@ from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
 from draftsmith.model.rope import RopeBoundary
 from draftsmith.model.rows import SequenceRow
+from draftsmith.model.taps import record
 
 
 class KVMemory:
@@ -24,12 +25,14 @@ class KVMemory:
         batch: bool,
         boundary: RopeBoundary | None = None,
         slots_limit: int | None = None,
+        blocks: Any = None,
     ) -> None:
         self.cache = KVCache(slots_limit)
         self._forward = forward
         self._masks = masks
         self._batch = batch and masks is not None
         self._boundary = boundary
+        self._blocks = blocks
         self._rows: list[SequenceRow] = []
 
     def open(self, row: SequenceRow) -> None:
@@ -51,7 +54,8 @@ class KVMemory:
         span = Span(row.cached, len(tokens))
         mask = self._masks([span]) if self._masks is not None and row.cached else None
         self.cache.begin(row.slot, [row.cached], span.width)
-        self._forward([tokens], [span.positions], mask, self.cache, 1)
+        taps = record([row.taps], self._blocks, last_only=True)
+        self._forward([tokens], [span.positions], mask, self.cache, 1, taps)
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per group of neighbouring rows."""
@@ -111,9 +115,13 @@ class KVMemory:
             # Learned position tables have no entry beyond their end: padding stays at the start.
             positions.append(span.positions + [span.cached] * padding)
         self.cache.begin(rows[0].slot, [s.cached for s in spans], width)
-        logits = self._forward(tokens, positions, mask, self.cache, last).logits
+        taps = record([row.taps for row in rows], self._blocks)
+        logits = self._forward(tokens, positions, mask, self.cache, last, taps).logits
         skipped = width - logits.shape[1]
         return [
-            RowOutput(logits[i, s.pending - 1 - skipped : s.width - skipped])
-            for i, s in enumerate(spans)
+            RowOutput(
+                logits[i, s.pending - 1 - skipped : s.width - skipped],
+                hidden=row.hidden_of_pass(s.pending - 1, s.width),
+            )
+            for i, (row, s) in enumerate(zip(rows, spans, strict=True))
         ]

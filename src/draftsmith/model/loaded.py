@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.forward import Forward
 
@@ -60,6 +61,29 @@ class LoadedModel:
         names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
         lengths = (getattr(self.config, name, None) for name in names)
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What drafters may know of it."""
+        config = self.config
+        heads = getattr(config, "num_attention_heads", 0)
+        return ModelFacts(
+            layers=int(getattr(config, "num_hidden_layers", 0)),
+            # Where every layer has its own number, ask for heads that all layers have.
+            heads=min(heads) if isinstance(heads, list | tuple) else int(heads or 0),
+            name=str(getattr(self.model.config, "_name_or_path", "") or ""),
+        )
+
+    @cached_property
+    def blocks(self) -> torch.nn.ModuleList | None:
+        """The decoder blocks in order: the outermost module list with one entry per layer."""
+        layers = self.facts.layers
+        found = [
+            (name.count("."), module)
+            for name, module in self.model.named_modules()
+            if isinstance(module, torch.nn.ModuleList) and len(module) == layers
+        ]
+        return min(found, key=lambda pair: pair[0])[1] if found else None
 
     @property
     def generation_config(self) -> Any:

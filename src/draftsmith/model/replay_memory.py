@@ -17,6 +17,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import Forward
 from draftsmith.model.rows import SequenceRow
+from draftsmith.model.taps import PassTaps, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
 """Attributes of transformers 5's cache layers that a pass overwrites; the rest it replaces."""
@@ -38,8 +39,9 @@ def recurrent_cache(config: Any) -> Any | None:
 class ReplayMemory:
     """One cache per sequence: of `config`'s kind if it is to be undone, else the model's own."""
 
-    def __init__(self, forward: Forward, config: Any, undoes: bool) -> None:
+    def __init__(self, forward: Forward, config: Any, undoes: bool, blocks: Any = None) -> None:
         self._forward = forward
+        self._blocks = blocks
         self._config = config
         self._undoes = undoes
         self._prepared = False
@@ -56,7 +58,7 @@ class ReplayMemory:
         """One pass over tokens that follow the cached ones."""
         self._undo(row)
         row.unfinished = None, 0
-        self._pass(row, tokens, 1)
+        self._pass(row, tokens, 1, taps=record([row.taps], self._blocks, last_only=True))
         row.unfinished = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
@@ -67,8 +69,10 @@ class ReplayMemory:
             # A plain step is expected to be kept: no copy is made for it.
             row.unfinished = snapshot(row.state) if len(draft) else None, len(draft)
             last = 1 + len(draft)
-            logits = self._pass(row, [*row.pending, *draft.tokens], last)
-            outputs.append(RowOutput(logits[-last:]))
+            tokens = [*row.pending, *draft.tokens]
+            logits = self._pass(row, tokens, last, taps=record([row.taps], self._blocks))
+            hidden = row.hidden_of_pass(len(row.pending) - 1, len(tokens))
+            outputs.append(RowOutput(logits[-last:], hidden=hidden))
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
@@ -99,19 +103,26 @@ class ReplayMemory:
             if row.ids:
                 self._pass(row, row.ids, 1, start=0)
 
-    def _pass(self, row: SequenceRow, tokens: Sequence[int], last: int, start: int = -1) -> Tensor:
+    def _pass(
+        self,
+        row: SequenceRow,
+        tokens: Sequence[int],
+        last: int,
+        start: int = -1,
+        taps: PassTaps | None = None,
+    ) -> Tensor:
         start = row.cached if start < 0 else start
         positions = [list(range(start, start + len(tokens)))]
         if row.state is None and self._prepared:
             row.state = self._forward.prepared_cache(tokens)
-        output = self._forward([tokens], positions, None, row.state, last)
+        output = self._forward([tokens], positions, None, row.state, last, taps)
         if row.state is None:
             row.state = output.get("past_key_values", output.get("cache_params"))
         if row.state is None:
             # Some models of transformers 4 fill a cache but leave making it to generate().
             self._prepared = True
             row.state = self._forward.prepared_cache(tokens)
-            output = self._forward([tokens], positions, None, row.state, last)
+            output = self._forward([tokens], positions, None, row.state, last, taps)
         logits: Tensor = output.logits
         return logits[0]
 

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
+from draftsmith.model.taps import RowTaps
 
 
 @dataclass(eq=False, slots=True)
@@ -22,6 +25,8 @@ class SequenceRow:
     """Its own cache, for models that keep one per sequence."""
     unfinished: Any = None
     """What undoes a pass over `state` that was not committed; None if there is none."""
+    taps: RowTaps | None = None
+    """What drafters asked to record; None if nothing."""
 
     @property
     def cached(self) -> int:
@@ -32,6 +37,10 @@ class SequenceRow:
     def root(self) -> int:
         """Position of the last committed token."""
         return len(self.ids) + len(self.pending) - 1
+
+    def hidden_of_pass(self, first: int, end: int) -> Tensor | None:
+        """(end - first, D) states that the last pass recorded; None if it recorded none."""
+        return None if self.taps is None else self.taps.of_pass(first, end)
 
 
 class Memory(Protocol):

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.target import Row, RowOutput, Shape
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Row, RowOutput, Shape, Taps
 from draftsmith.errors import DrafterError, PromptError
 from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
@@ -20,6 +20,7 @@ from draftsmith.model.masks import MaskBuilder, layer_windows
 from draftsmith.model.replay_memory import NoMemory, ReplayMemory
 from draftsmith.model.rope import rope_boundary, scaled_by_slot
 from draftsmith.model.rows import Memory, SequenceRow
+from draftsmith.model.taps import RowTaps, check
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
@@ -58,7 +59,8 @@ class Runner:
         if abilities.cache == "none":
             return NoMemory(forward)
         if abilities.cache == "replay":
-            return ReplayMemory(forward, loaded.config, undoes=abilities.shape == "chain")
+            undoes = abilities.shape == "chain"
+            return ReplayMemory(forward, loaded.config, undoes, loaded.blocks)
         masks = None
         if abilities.shape == "tree":
             masks = MaskBuilder(
@@ -67,7 +69,8 @@ class Runner:
                 additive=loaded.dtype if abilities.attention == "eager" else None,
                 broadcasts=abilities.attention == "draftsmith",
             )
-        return KVMemory(forward, masks, abilities.batch, self._boundary, self._context)
+        batch, blocks = abilities.batch, loaded.blocks
+        return KVMemory(forward, masks, batch, self._boundary, self._context, blocks)
 
     @property
     def vocab_size(self) -> int:
@@ -79,13 +82,28 @@ class Runner:
         """Drafts that `forward` can verify."""
         return self._abilities.shape
 
-    def open(self, ids: Sequence[int]) -> SequenceRow:
-        """Add a sequence; nothing is computed yet. Raises PromptError if `ids` is empty."""
+    def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> SequenceRow:
+        """Add a sequence; nothing is computed yet.
+
+        Raises PromptError if `ids` is empty, OptionError or UnsupportedError for `needs` that this
+        model cannot fulfil.
+        """
         if not ids:
             raise PromptError("the prompt has no tokens; a model needs at least one to continue")
-        row = SequenceRow(pending=[int(i) for i in ids])
+        row = SequenceRow(pending=[int(i) for i in ids], taps=self._new_taps(needs))
         self._memory.open(row)
         return row
+
+    def _new_taps(self, needs: Needs) -> RowTaps | None:
+        if not needs.taps or self._abilities.shape == "plain":  # which drafts nothing anyway
+            return None
+        check(needs, self.loaded, "a drafter")
+        return RowTaps(needs)
+
+    def taps(self, row: Row) -> Taps:
+        """What was recorded of this row; nothing before its prompt was computed."""
+        own = _own(row)
+        return NO_TAPS if own.taps is None else own.taps.show(own.root)
 
     def close(self, row: Row) -> None:
         """Drop a sequence and its cache."""
@@ -104,9 +122,12 @@ class Runner:
         ):
             return
         with torch.inference_mode():
-            while len(own.pending) > self._rest:
+            # The first draft needs taps of the whole prompt, its rest included.
+            while len(own.pending) > (self._rest if own.taps is None else 1):
                 tokens = own.pending[: min(self._chunk, len(own.pending) - 1)]
                 self._memory.feed(own, tokens)
+                if own.taps is not None:
+                    own.taps.keep(own.cached, len(tokens))
                 self._count(own, len(tokens))
 
     def room(self, row: Row) -> int:
@@ -156,15 +177,17 @@ class Runner:
         """Keep the nodes on each path; `tokens[i]` are one per node and one more, now pending."""
         with torch.inference_mode():
             for row, path, emitted in zip(map(_own, rows), paths, tokens, strict=True):
+                if row.taps is not None:  # while the keys of the pass are still in their places
+                    row.taps.keep(row.cached, len(row.pending), path)
                 kept = self._memory.keep(row, path)
                 row.pending.extend(emitted)
                 self._count(row, kept)
 
-    def extend(self, row: Row, ids: Sequence[int]) -> int:
+    def extend(self, row: Row, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
         """Make `ids` the row's tokens; returns how many cached positions could be kept.
 
-        At least the last token stays pending, even where the cache has it. Raises PromptError if
-        `ids` is empty.
+        At least the last token stays pending, even where the cache has it. Positions whose taps
+        `needs` asks for, and that were computed without, are computed again. Raises as `open`.
         """
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
@@ -174,8 +197,14 @@ class Runner:
             if old != wanted:
                 break
             common += 1
+        if own.taps is None or own.taps.needs != needs:
+            own.taps = self._new_taps(needs)
+        if own.taps is not None:
+            common = own.taps.reusable(common, len(new) - 1)
         with torch.inference_mode():
             kept = self._memory.truncate(own, self._reusable(own, common, len(new) - 1))
+        if own.taps is not None:
+            own.taps.truncate(kept)
         own.ids, own.pending = new[:kept], new[kept:]
         return kept
 

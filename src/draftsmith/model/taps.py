@@ -1,0 +1,213 @@
+"""What drafters may see beside logits: one layer's hidden states, chosen heads' attention.
+
+A pass only keeps references: the output of one block (a hook for the length of the pass), and the
+queries and keys that our attention function was called with. On commit each row copies the hidden
+states of its accepted positions behind those it has, and computes the softmax of the last accepted
+position, of the chosen heads only. What was rejected is never copied, so nothing is rolled back.
+
+Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key heads, `D` width.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleList
+
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Taps
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.attention import Seen, watch
+from draftsmith.model.loaded import LoadedModel
+
+_FIRST_ROWS = 256
+
+
+def needs_of(drafter: Drafter, loaded: LoadedModel) -> Needs:
+    """What `drafter` asks of this model, checked; nothing where nothing would be drafted anyway.
+
+    Raises OptionError for a layer or a head that the model has not, UnsupportedError for what
+    cannot be recorded with the way this model is run.
+    """
+    if loaded.capabilities.shape == "plain":
+        return NO_NEEDS
+    needs = drafter.needs_of(loaded.facts)
+    check(needs, loaded, drafter.name)
+    return needs
+
+
+def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
+    """Raise OptionError or UnsupportedError unless this model can give what `who` needs."""
+    facts, layer = loaded.facts, needs.hidden_layer
+    if layer is not None and not 1 <= layer <= facts.layers:
+        raise OptionError(f"{who}: layer={layer}, but {loaded.name} has layers 1…{facts.layers}")
+    for block, head in needs.attention_heads:
+        if not (0 <= block < facts.layers and 0 <= head < facts.heads):
+            raise OptionError(
+                f"{who}: head {(block, head)} does not exist; {loaded.name} has layers 0…"
+                f"{facts.layers - 1} with heads 0…{facts.heads - 1}"
+            )
+    abilities = loaded.capabilities
+    if needs.attention_heads and abilities.attention != "draftsmith":
+        reason = next((f" ({r})" for r in abilities.reasons if "draftsmith attention" in r), "")
+        raise UnsupportedError(
+            f"{who} wants attention rows, which only our own attention function records, and "
+            f"{loaded.name} runs with {abilities.attention!r}{reason}; "
+            "rank by hidden states instead"
+        )
+    if needs.taps and loaded.blocks is None:
+        raise UnsupportedError(
+            f"{who} wants to look into {loaded.name}, but none of its module lists has as many "
+            f"blocks as the model has layers ({facts.layers})"
+        )
+
+
+class PassTaps:
+    """Records, during one pass, what any of its rows asks for."""
+
+    def __init__(self, needs: Sequence[Needs], blocks: ModuleList, last_only: bool = False) -> None:
+        """`last_only`: attention is wanted of the last position alone (a prompt's chunk)."""
+        self.hidden: dict[int, Tensor] = {}
+        """Layer, from 1 → (B, Q, D)."""
+        self.seen: dict[int, Seen] = {}
+        """Layer, from 0 → what its attention was computed from."""
+        self._blocks = blocks
+        self._last_only = last_only
+        self._hidden_layers = {n.hidden_layer for n in needs if n.hidden_layer is not None}
+        self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Listen to the model's blocks for the length of a pass."""
+        with ExitStack() as stack:
+            for layer in self._hidden_layers:
+                hook = self._blocks[layer - 1].register_forward_hook(self._hook(layer))
+                stack.callback(hook.remove)
+            watched = {
+                module: layer
+                for layer in self._attention_layers
+                for module in self._blocks[layer].modules()
+                if hasattr(module, "layer_idx")
+            }
+            if watched:
+                stack.enter_context(watch(watched, self._look))
+            yield
+
+    def _hook(self, layer: int) -> Any:
+        thread = threading.get_ident()
+
+        def keep(_module: Module, _inputs: Any, output: Any) -> None:
+            # Another thread may run the same model meanwhile.
+            if threading.get_ident() == thread:
+                self.hidden[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return keep
+
+    def _look(self, layer: int, seen: Seen) -> None:
+        self.seen[layer] = seen.last() if self._last_only else seen
+
+
+@dataclass(slots=True)
+class RowTaps:
+    """What is kept for one row: hidden states of its positions, attention of the last of them."""
+
+    needs: Needs
+    length: int = 0
+    """Positions that have been recorded."""
+    _rows: Tensor | None = None
+    """(C, D), C ≥ length; grows with the context in use."""
+    _attention: Tensor | None = None
+    """(heads, length)."""
+    _pass: tuple[PassTaps, int] | None = field(default=None, repr=False)
+    """The pass that awaits `keep`, and this row's place in it."""
+
+    def joins(self, taps: PassTaps, index: int) -> None:
+        """The next pass records into `taps`, this row being its row `index`."""
+        self._pass = taps, index
+
+    def of_pass(self, first: int, end: int) -> Tensor | None:
+        """(end - first, D) hidden states of the last pass from its position `first` on."""
+        if self._pass is None or self.needs.hidden_layer is None:
+            return None
+        taps, index = self._pass
+        return taps.hidden[self.needs.hidden_layer][index, first:end]
+
+    def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
+        """Of the last pass, which began at position `start`, keep `pending` tokens and a path."""
+        if self._pass is None:
+            return
+        (taps, index), self._pass = self._pass, None
+        picked = [*range(pending), *(pending + node for node in path)]
+        if self.needs.hidden_layer is not None:
+            self._append(taps.hidden[self.needs.hidden_layer][index], start, picked)
+        if self.needs.attention_heads:
+            self._attention = self._row(taps, index, start, picked)
+        self.length = start + len(picked)
+
+    def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
+        end = start + len(picked)
+        if self._rows is None or end > len(self._rows):
+            size = max(_FIRST_ROWS, 1 << (end - 1).bit_length())
+            grown = states.new_empty((size, states.shape[-1]))
+            if self._rows is not None:
+                grown[:start] = self._rows[:start]
+            self._rows = grown
+        chosen = states[: len(picked)] if _in_place(picked) else states[picked]
+        self._rows[start:end] = chosen
+
+    def _row(self, taps: PassTaps, index: int, start: int, picked: list[int]) -> Tensor:
+        """(heads, T) attention of the last picked position over the T positions kept."""
+        slots: slice | Tensor = slice(start + len(picked))
+        if not _in_place(picked):
+            slots = torch.tensor([*range(start), *(start + node for node in picked)])
+        by_layer: dict[int, list[int]] = {}
+        for layer, head in self.needs.attention_heads:
+            by_layer.setdefault(layer, []).append(head)
+        found: dict[tuple[int, int], Tensor] = {}
+        for layer, heads in by_layer.items():
+            weights = taps.seen[layer].attention(index, picked[-1], heads, slots)
+            found.update({(layer, head): row for head, row in zip(heads, weights, strict=True)})
+        rows = [found[pair] for pair in self.needs.attention_heads]
+        return torch.stack([row.to(rows[0].device) for row in rows])
+
+    def reusable(self, common: int, root: int) -> int:
+        """Of `common` cached positions, those whose taps are there for a sequence up to `root`."""
+        known = min(common, self.length) if self.needs.hidden_layer is not None else common
+        # One position must be computed again where its attention row is asked for and gone.
+        has_row = self._attention is not None and self._attention.shape[1] == root
+        again = bool(self.needs.attention_heads) and known == root > 0 and not has_row
+        return known - again
+
+    def truncate(self, length: int) -> None:
+        """Forget the positions at and beyond `length`."""
+        self.length, self._pass = min(self.length, length), None
+
+    def show(self, states: int) -> Taps:
+        """What there is for a sequence with so many states; nothing if some are missing."""
+        if self.length != states or not states:
+            return NO_TAPS
+        hidden = None if self._rows is None else self._rows[:states]
+        row = self._attention
+        return Taps(hidden, row if row is not None and row.shape[1] == states else None)
+
+
+def record(rows: Sequence[RowTaps | None], blocks: Any, last_only: bool = False) -> PassTaps | None:
+    """The recorder of a pass over these rows; None if none of them asks for anything."""
+    asking = [(i, row) for i, row in enumerate(rows) if row is not None]
+    if not asking:
+        return None
+    taps = PassTaps([row.needs for _, row in asking], blocks, last_only)
+    for index, row in asking:
+        row.joins(taps, index)
+    return taps
+
+
+def _in_place(picked: list[int]) -> bool:
+    """Whether the picked positions are the first ones of the pass."""
+    return picked[-1] == len(picked) - 1

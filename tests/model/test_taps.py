@@ -1,0 +1,252 @@
+"""Taps against transformers' own `output_hidden_states` and eager `output_attentions`."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from replica import accept, check_cache, loaded, random_draft
+from torch import Tensor
+
+from architectures import ALL, TREES, build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.target import Needs
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.runner import Runner
+
+TOLERANCE = 1e-5
+HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
+"""Not in order, and not all heads of a group."""
+CAN_ATTEND = [name for name in TREES if name != "falcon"]  # it never asks for an attention function
+
+
+def reference(model: LoadedModel, ids: list[int], attentions: bool = False) -> Any:
+    """The bare model over all ids at once, without a cache of ours; eager for attentions."""
+    bare = model.model
+    if attentions:
+        bare = copy.deepcopy(bare)
+        bare.set_attn_implementation("eager")
+    with torch.inference_mode():
+        return bare(
+            torch.tensor([ids]),
+            output_hidden_states=True,
+            output_attentions=attentions,
+            use_cache=True,
+        )
+
+
+def check_taps(model: LoadedModel, runner: Runner, row: Any, ids: list[int], needs: Needs) -> None:
+    """Hidden rows and the attention row equal the bare model's, for every id but the last."""
+    taps, states = runner.taps(row), len(ids) - 1
+    expected = reference(model, ids[:states], bool(needs.attention_heads))
+    if needs.hidden_layer is not None:
+        assert taps.hidden is not None
+        # Mamba 2 does not list the embeddings before its blocks.
+        first = 0 if model.config.model_type == "mamba2" else 1
+        wanted = expected.hidden_states[needs.hidden_layer - 1 + first][0]
+        torch.testing.assert_close(taps.hidden, wanted, rtol=0, atol=TOLERANCE)
+    if needs.attention_heads:
+        assert taps.attention is not None
+        rows = [expected.attentions[layer][0, head, -1] for layer, head in needs.attention_heads]
+        torch.testing.assert_close(taps.attention, torch.stack(rows), rtol=0, atol=TOLERANCE)
+
+
+def needs_for(model: LoadedModel) -> Needs:
+    attention = model.capabilities.attention == "draftsmith"
+    return Needs(hidden_layer=1, attention_heads=HEADS if attention else ())
+
+
+def step(
+    runner: Runner, rng: random.Random, rows: list[Any], ids: list[list[int]]
+) -> tuple[list[Draft], list[Any]]:
+    """One pass with random drafts and random acceptance; `ids` grow."""
+    shapes = [runner.shape if runner.room(row) else "plain" for row in rows]
+    drafts = [random_draft(rng, shape, most=6) for shape in shapes]
+    outputs = runner.forward(rows, drafts)
+    accepted = [accept(rng, draft) for draft in drafts]
+    runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
+    for own, (_, emitted) in zip(ids, accepted, strict=True):
+        own += emitted
+    return drafts, outputs
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_prompt_accepted_and_rejected_rows(name: str) -> None:
+    model = loaded(name)
+    if model.capabilities.shape == "plain":
+        pytest.skip("nothing is drafted, so nothing is recorded")
+    needs = needs_for(model)
+    if name in CAN_ATTEND:
+        assert needs.attention_heads, model.capabilities
+    runner, rng, ids = Runner(model, chunk=7), random.Random(name), prompt(17)
+    row = runner.open(ids, needs)
+    assert runner.taps(row).hidden is None
+    runner.prefill(row)
+    check_taps(model, runner, row, ids, needs)
+    for _ in range(5):
+        step(runner, rng, [row], [ids])
+        check_taps(model, runner, row, ids, needs)
+        if model.capabilities.cache == "rows":
+            check_cache(runner, row, ids)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "qwen3", "deepseek_v3"])
+def test_ragged_rows(name: str) -> None:
+    """Three rows of one pass, each with needs of its own, one of them with none."""
+    model, rng = loaded(name), random.Random(name)
+    runner = Runner(model)
+    needs = [
+        Needs(hidden_layer=1, attention_heads=HEADS),
+        Needs(),
+        Needs(attention_heads=HEADS[:1]),
+    ]
+    ids = [prompt(n, seed=n) for n in (16, 5, 11)]
+    rows = [runner.open(own, need) for own, need in zip(ids, needs, strict=True)]
+    for row in rows:
+        runner.prefill(row)
+    for _ in range(5):
+        step(runner, rng, rows, ids)
+        for row, own, need in zip(rows, ids, needs, strict=True):
+            check_taps(model, runner, row, own, need)
+    runner.close(rows.pop(0))
+    step(runner, rng, rows, ids[1:])
+    check_taps(model, runner, rows[1], ids[2], needs[2])
+
+
+def test_the_output_of_a_pass_has_the_hidden_states_of_its_nodes() -> None:
+    model, ids = loaded("llama"), prompt(9)
+    runner = Runner(model)
+    row = runner.open(ids, Needs(hidden_layer=2))
+    runner.prefill(row)
+    draft = Draft((5, 6, 7), (-1, 0, -1), ("test",) * 3)
+    hidden = runner.forward([row], [draft])[0].hidden
+    assert hidden is not None
+    assert hidden.shape == (4, 64)
+    norm = model.model.model.norm
+    for node, path in enumerate(([], [5], [5, 6], [7])):
+        last = reference(model, [*ids, *path]).hidden_states[2][0, -1]
+        # transformers' last entry is after the final norm, ours is the block's own output.
+        torch.testing.assert_close(norm(hidden[node]), last, rtol=0, atol=TOLERANCE)
+
+
+def test_the_buffer_grows_with_the_context() -> None:
+    model = loaded("gpt2")
+    ids = prompt(30)
+    runner, needs = Runner(model), Needs(hidden_layer=1)
+    row = runner.open(ids, needs)
+    runner.prefill(row)
+    while len(ids) < 250:
+        draft = Draft.chain(prompt(8, seed=len(ids)), "test")
+        runner.forward([row], [draft])
+        runner.commit([row], [range(8)], [[*draft.tokens, 9]])
+        ids += [*draft.tokens, 9]
+    check_taps(model, runner, row, ids, needs)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "lfm2", "bloom"])
+def test_a_changed_conversation(name: str) -> None:
+    """After `extend` taps fit the new ids, whatever was recorded before."""
+    model = loaded(name)
+    if model.capabilities.shape == "plain":
+        pytest.skip("; ".join(model.capabilities.reasons))
+    runner, ids, needs = Runner(model), prompt(20), needs_for(loaded(name))
+    row = runner.open(ids)  # the first turn had another drafter: nothing was recorded
+    runner.prefill(row)
+    runner.forward([row], [EMPTY])
+    runner.commit([row], [[]], [[7]])
+    assert runner.taps(row).hidden is None
+    for new in (
+        [*ids, 7, 8, 9],  # a continuation
+        [*ids[:10], 50, 51],  # another branch
+        [*ids[:10], 50, 51],  # nothing new
+        ids[:6],  # a shorter one, all of it cached
+        prompt(8, seed=9),  # nothing in common
+    ):
+        kept = runner.extend(row, new, needs)
+        assert kept <= len(new) - 1
+        runner.prefill(row)
+        check_taps(model, runner, row, new, needs)
+        runner.forward([row], [EMPTY])
+        runner.commit([row], [[]], [[5]])
+        check_taps(model, runner, row, [*new, 5], needs)
+    reused = runner.extend(row, [*new, 5, 6], needs)
+    assert reused == (len(new) if model.capabilities.cache == "rows" else row.cached)
+    assert runner.extend(row, [*new, 5, 6, 7]) >= 0  # and one without needs keeps what there is
+    assert row.taps is None
+
+
+def test_a_pass_that_is_not_committed_leaves_no_trace() -> None:
+    model, ids, needs = loaded("gemma2"), prompt(12), Needs(1, HEADS)
+    runner = Runner(model)
+    row = runner.open(ids, needs)
+    runner.prefill(row)
+    for tokens in ([5, 6, 7], []):
+        runner.forward([row], [Draft.chain(tokens, "test")])
+    check_taps(model, runner, row, ids, needs)
+    runner.forward([row], [Draft.chain([9, 8], "test")])
+    runner.commit([row], [[0]], [[9, 4]])
+    check_taps(model, runner, row, [*ids, 9, 4], needs)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, ids = loaded("llama"), prompt(12)
+    runner = Runner(model)
+    row = runner.open(ids, Needs(1, HEADS))
+    runner.prefill(row)
+    runner.forward([row], [EMPTY])
+    assert not any(module._forward_hooks for module in model.model.modules())
+    from draftsmith.model.attention import _watched
+
+    assert not _watched
+
+
+def sdpa_only() -> LoadedModel:
+    from dataclasses import replace
+
+    model = loaded("llama")
+    why = ("trees with draftsmith attention: it differs",)
+    return replace(model, capabilities=replace(model.capabilities, attention="sdpa", reasons=why))
+
+
+def test_refusals_say_why() -> None:
+    with pytest.raises(UnsupportedError, match=r"runs with 'sdpa' .*it differs.*hidden states"):
+        Runner(sdpa_only()).open([5], Needs(attention_heads=HEADS))
+    with pytest.raises(OptionError, match=r"layer=3, but .* has layers 1…2"):
+        Runner(loaded("llama")).open([5], Needs(hidden_layer=3))
+    with pytest.raises(OptionError, match=r"head \(0, 4\) does not exist"):
+        Runner(loaded("llama")).open([5], Needs(attention_heads=((0, 4),)))
+
+
+def test_hidden_states_where_attention_is_not_ours() -> None:
+    model, ids, needs = sdpa_only(), prompt(12), Needs(hidden_layer=1)
+    runner = Runner(model)
+    row = runner.open(ids, needs)
+    runner.prefill(row)
+    check_taps(model, runner, row, ids, needs)
+
+
+def test_a_plain_target_records_nothing() -> None:
+    runner = Runner(loaded("mamba"))
+    row = runner.open(prompt(5), Needs(hidden_layer=1))
+    runner.prefill(row)
+    runner.forward([row], [EMPTY])
+    runner.commit([row], [[]], [[5]])
+    assert runner.taps(row).hidden is None
+
+
+def test_half_precision_keeps_the_models_type() -> None:
+    from draftsmith.model.load import load
+
+    model = load(build("llama").to(torch.bfloat16))
+    runner, ids = Runner(model), prompt(20)
+    row = runner.open(ids, Needs(1, HEADS))
+    runner.prefill(row)
+    taps = runner.taps(row)
+    assert isinstance(taps.hidden, Tensor)
+    assert taps.hidden.dtype == torch.bfloat16
+    assert taps.attention is not None
+    torch.testing.assert_close(taps.attention.sum(-1), torch.ones(4), rtol=0, atol=1e-3)
