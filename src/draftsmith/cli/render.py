@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from draftsmith.jobs import Piece
 
 TARGET = "target"
-_COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
+COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -36,7 +36,7 @@ class Palette:
 
     def __getitem__(self, source: str) -> str:
         count = len(self._styles) - 1
-        return self._styles.setdefault(source, _COLOURS[count % len(_COLOURS)])
+        return self._styles.setdefault(source, COLOURS[count % len(COLOURS)])
 
     def legend(self, sources: Iterable[str]) -> Text:
         """Who guessed how many tokens, each in its colour."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftsmith import builtin
+from draftsmith.cli.attribution import AttributionOptions, copies_as_json, show_copies, write_page
 from draftsmith.cli.loading import is_builtin, load_engine
 from draftsmith.cli.options import Json, ModelOptions, OutputOptions, SamplingOptions
 from draftsmith.cli.render import AnswerPrinter, show_stats
@@ -84,6 +85,7 @@ def run(
     model: ModelOptions,
     sampling: SamplingOptions,
     output: OutputOptions,
+    attribution: AttributionOptions,
     n: Annotated[
         int,
         typer.Option("-n", metavar="N", help="Answers, sampled with seeds seed, seed+1, …"),
@@ -101,15 +103,20 @@ def run(
     git diff | draftsmith run -m Qwen/Qwen3-0.6B "Write a commit message" -f - --stats
 
     draftsmith run -m ./my-model -d "copyspec(gamma=3)" --show-drafts "…"
+
+    draftsmith run -m ./my-model -f report.txt "Summarize this" --attribute-html sources.html
     """
     if n < 1:
         raise OptionError(f"n={n} cannot work; it must be at least 1")
     options = sampling.given()
+    attribution.check(output.show_drafts)
     request = read(prompt)
     engine = load_engine(model)
     options |= prompt_options(request, engine, options)
     say_notices(engine)
-    printer = None if as_json else AnswerPrinter(output.show_drafts)
+    # Where a copy begins is known when the answer is complete, so it is not shown as it comes.
+    late = as_json or attribution.attribute
+    printer = None if late else AnswerPrinter(output.show_drafts)
     try:
         answer(engine, request, options, n, printer)
     except Exception as error:
@@ -118,7 +125,11 @@ def run(
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (request.answers or request.error is None):
-            show_json(engine, request)
+            show_json(engine, request, attribution)
+        elif attribution.attribute:
+            show_attributed(engine, request, attribution, options)
+        if attribution.attribute_html is not None and request.answers:
+            write_page(engine, request.answers, attribution)
         if printer is not None:
             printer.legend([source for result in request.answers for source in result.sources])
         if output.stats:
@@ -273,7 +284,18 @@ def say_end(result: GenerationResult, options: dict[str, Any]) -> None:
         note("note: cut because the model's context is full")
 
 
-def show_json(engine: Engine, request: Request) -> None:
+def show_attributed(
+    engine: Engine, request: Request, attribution: AttributionOptions, options: dict[str, Any]
+) -> None:
+    """The answers with their copies marked."""
+    for number, result in enumerate(request.answers, 1):
+        if len(request.answers) > 1:
+            note(f"--- answer {number} of {len(request.answers)} ---")
+        show_copies(engine, result, attribution)
+        say_end(result, options)
+
+
+def show_json(engine: Engine, request: Request, attribution: AttributionOptions) -> None:
     """One JSON object on stdout."""
     answers = [
         {
@@ -281,6 +303,7 @@ def show_json(engine: Engine, request: Request) -> None:
             "finish_reason": result.finish_reason,
             "tokens": result.tokens,
             "sources": result.sources,
+            "copies": copies_as_json(engine, result, attribution),
             "stats": result.stats.as_dict(),
         }
         for result in request.answers

@@ -1,0 +1,215 @@
+"""A page that shows an answer beside its prompt; pointing at a copy lights up its source.
+
+One file without external resources. A colour is a place: hues run through the prompt from its
+beginning to its end, so a copy's colour tells where it came from; copies of the answer's own
+earlier words are grey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from draftsmith.cli.render import visible
+
+if TYPE_CHECKING:
+    from draftsmith.core.attribution import Copy, Span
+
+_FIRST_HUE, _LAST_HUE = 205, -35
+"""From blue over green and yellow to pink, in degrees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is shown of one answer."""
+
+    prompt: Sequence[str]
+    """Text of each token."""
+    output: Sequence[str]
+    copies: Sequence[Copy]
+
+    @property
+    def texts(self) -> list[str]:
+        return [*self.prompt, *self.output]
+
+    def hue(self, start: int, end: int) -> int | None:
+        """The colour of a place in degrees; None: it lies in the answer."""
+        if start >= len(self.prompt):
+            return None
+        middle = min(1.0, (start + end) / 2 / len(self.prompt))
+        return round(_FIRST_HUE + middle * (_LAST_HUE - _FIRST_HUE)) % 360
+
+
+def page(answers: Sequence[Answer], model: str, drafter: str) -> str:
+    """The whole page."""
+    title = "Where the answer came from" if len(answers) == 1 else "Where the answers came from"
+    return _PAGE.format(
+        title=title,
+        css=_CSS,
+        script=_SCRIPT,
+        facts=f"{escape(model)} · {escape(drafter)}",
+        body="\n".join(_section(answer, n, len(answers)) for n, answer in enumerate(answers, 1)),
+    )
+
+
+def _section(answer: Answer, number: int, count: int) -> str:
+    copied = sum(copy.output.end - copy.output.start for copy in answer.copies)
+    own = len(answer.output) - copied
+    told = f"{copied} of {copied + own} tokens copied, in {_many(len(answer.copies), 'span')}"
+    heading = f"<h2>Answer {number} of {count}</h2>" if count > 1 else ""
+    begin, end = len(answer.prompt), len(answer.prompt) + len(answer.output)
+    return (
+        f'{heading}<p class="told">{told}</p>\n<div class="pair">\n'
+        f'<section><h3>Answer</h3><div class="text">{_marked(answer, begin, end)}</div></section>\n'
+        f'<section><h3>Prompt</h3><div class="text">{_marked(answer, 0, begin)}</div></section>\n'
+        "</div>"
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _marked(answer: Answer, begin: int, end: int) -> str:
+    """The text of the positions `begin` to `end - 1`, cut wherever a copy or a source ends."""
+    edges = {edge for copy in answer.copies for span in copy for edge in span}
+    cuts = sorted({begin, end, *(edge for edge in edges if begin < edge < end)})
+    texts = answer.texts
+    return "".join(
+        _piece(answer, start, stop, "".join(texts[start:stop])) for start, stop in pairwise(cuts)
+    )
+
+
+def _piece(answer: Answer, start: int, stop: int, text: str) -> str:
+    """A text that is, as a whole, part of the same copy and the source of the same copies."""
+    shown = escape(visible(text))
+    made = next(_holding(answer, start, "output"), None)
+    sources = list(_holding(answer, start, "source"))
+    if made is None and not sources:
+        return shown
+    place = (start, stop) if made is None else answer.copies[made].source
+    colour = answer.hue(*place)
+    attributes = ['class="own"' if colour is None else f'style="--h:{colour}"']
+    if made is not None:
+        told = _place(answer, answer.copies[made].source)
+        attributes += [f'data-copy="{made}"', f'title="{told}"', 'tabindex="0"']
+    if sources:
+        attributes.append('data-source="{}"'.format(" ".join(map(str, sources))))
+    return f"<span {' '.join(attributes)}>{shown}</span>"
+
+
+def _holding(answer: Answer, position: int, which: str) -> Iterator[int]:
+    """Numbers of the copies whose output or source holds a position."""
+    for number, copy in enumerate(answer.copies):
+        span: Span = getattr(copy, which)
+        if span.start <= position < span.end:
+            yield number
+
+
+def _place(answer: Answer, span: Span) -> str:
+    where = "prompt" if span.start < len(answer.prompt) else "answer"
+    return f"copied from the {where}, tokens {span.start}–{span.end - 1}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{css}
+</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p class="facts">{facts}</p>
+{body}
+<p class="facts">Point at a coloured passage of the answer to see its source, or at a source to see
+what was made of it. A colour is a place in the prompt; grey was copied from the answer itself.</p>
+</main>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+_CSS = """
+:root {
+  color-scheme: light dark;
+  --paper: #fbfbf9; --card: #ffffff; --ink: #1b1c1e; --soft: #5d6167; --rule: #e3e3de;
+  --tint: 88%; --lit: 70%; --line: 52%; --strength: 78%;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #131416; --card: #1b1d20; --ink: #ebecee; --soft: #a0a5ad; --rule: #31343a;
+    --tint: 21%; --lit: 36%; --line: 55%; --strength: 48%;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+}
+main { max-width: 1400px; margin: 0 auto; padding: 28px 24px 40px; }
+h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 2px; letter-spacing: -0.01em; }
+h2 { font-size: 1.2rem; margin: 32px 0 0; }
+h3 { font-size: 0.8rem; font-weight: 600; color: var(--soft); margin: 0; padding: 10px 16px;
+  border-bottom: 1px solid var(--rule); }
+.facts { color: var(--soft); font-size: 0.85rem; margin: 0; overflow-wrap: anywhere; }
+.told { font-size: 1.05rem; margin: 14px 0; }
+.pair { display: grid; grid-template-columns: 1fr 1fr; gap: 20px; margin: 0 0 18px; }
+section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
+  overflow: hidden; min-width: 0; }
+.text { padding: 14px 16px; white-space: pre-wrap; overflow-wrap: anywhere; overflow-y: auto;
+  position: relative; max-height: calc(100vh - 230px); min-height: 8em;
+  font: 13.5px/1.7 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+.text span { --s: var(--strength); border-radius: 3px; transition: background-color 0.12s;
+  -webkit-box-decoration-break: clone; box-decoration-break: clone; }
+.text .own { --h: 0; --s: 0%; }
+[data-copy] { background: hsl(var(--h) var(--s) var(--tint)); padding: 2px 0; cursor: default; }
+.text [data-source]:not([data-copy]) { padding: 2px 0; border-radius: 0;
+  box-shadow: inset 0 -2px hsl(var(--h) var(--s) var(--line)); }
+.text span:focus-visible { outline: 2px solid hsl(var(--h) var(--s) var(--line)); }
+.text span.lit { background: hsl(var(--h) var(--s) var(--lit)); }
+@media (max-width: 760px) {
+  main { padding: 20px 14px 32px; }
+  .pair { grid-template-columns: 1fr; gap: 14px; }
+  .text { max-height: 44vh; }
+}
+""".strip()
+
+_SCRIPT = """
+for (const pair of document.querySelectorAll(".pair")) {
+  const show = event => {
+    const at = event.target.closest("[data-copy], [data-source]");
+    for (const old of pair.querySelectorAll(".lit")) old.classList.remove("lit");
+    if (!at) return;
+    const numbers = at.dataset.copy !== undefined ? [at.dataset.copy]
+      : at.dataset.source.split(" ");
+    const here = at.closest(".text");
+    const moved = new Set([here]);
+    for (const number of numbers) {
+      const found = pair.querySelectorAll(
+        `[data-copy="${number}"], [data-source~="${number}"]`);
+      for (const part of found) {
+        part.classList.add("lit");
+        const box = part.closest(".text");
+        if (moved.has(box)) continue;
+        moved.add(box);
+        const top = part.offsetTop, bottom = top + part.offsetHeight;
+        if (top < box.scrollTop || bottom > box.scrollTop + box.clientHeight)
+          box.scrollTo({top: top - box.clientHeight / 3, behavior: "smooth"});
+      }
+    }
+  };
+  pair.addEventListener("mouseover", show);
+  pair.addEventListener("mouseleave", show);
+  pair.addEventListener("focusin", show);
+}
+""".strip()

@@ -1,0 +1,203 @@
+"""What `run --attribute`, `--attribute-html` and `--json` show of copies."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tiny
+from draftsmith.cli import app, attribution
+from draftsmith.cli.attribution_page import Answer, page
+from draftsmith.core.attribution import Copy, Span
+from draftsmith.engine import Engine
+from draftsmith.text.pieces import token_texts
+
+PROMPT = "hello world, <b>the quick & brown fox</b> jumps over the lazy dog"
+
+
+def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A law that repeats the prompt, with a stranger now and then."""
+    length = ids.shape[1]
+    seen = ids[0].tolist()
+    prompt = tiny.tokenizer()(PROMPT)["input_ids"]
+    said = length - len(prompt)
+    token = 40 if said % 9 == 8 else seen[said]
+    scores[:, token] = 1000.0
+    return scores
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model whose answers are copies."""
+    folder = tmp_path / "model"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    stream = Engine.stream
+
+    def repeating(self: Engine, prompt: Any, **options: Any) -> Any:
+        return stream(self, prompt, **options, processors=parrot)
+
+    monkeypatch.setattr(Engine, "stream", repeating)
+    return str(folder)
+
+
+def call(model: str, *args: str) -> Any:
+    common = ["run", "-m", model, PROMPT, "--raw", "--max-new-tokens", "24", "--budget", "8"]
+    return CliRunner().invoke(app, [*common, *args])
+
+
+def test_plain_markers(model: str) -> None:
+    plain, marked = call(model), call(model, "--attribute")
+    assert marked.exit_code == 0, marked.output
+    found = re.findall(r"⟦(.*?)⟧\[(\d+):(\d+)\]", marked.stdout, re.DOTALL)
+    assert found
+    ids = tiny.tokenizer()(PROMPT)["input_ids"]
+    whole = PROMPT + plain.stdout
+    for text, start, end in found:
+        before, past = (tiny.tokenizer().decode(ids[: int(at)]) for at in (start, end))
+        assert whole.startswith(before + text)
+        assert text == past[len(before) :] or int(end) > len(ids)
+    assert re.sub(r"⟦|⟧\[\d+:\d+\]", "", marked.stdout) == plain.stdout
+    copied = sum(int(end) - int(start) for _, start, end in found)
+    assert f"copied: {copied} of 24 tokens in {len(found)} spans" in marked.stderr
+    assert f"the answer goes on from {len(ids)}" in marked.stderr
+    assert "cut after 24 tokens" in marked.stderr
+
+
+def test_colours_in_a_terminal(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    def terminal() -> Console:
+        return Console(force_terminal=True, color_system="standard", highlight=False, width=2000)
+
+    monkeypatch.setattr(attribution, "stdout", terminal)
+    shown = call(model, "--attribute").stdout
+    assert "⟦" not in shown
+    assert "\x1b[4;32m" in shown  # underlined and green
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
+    assert re.sub(r"\[\d+:\d+\]", "", plain) == call(model).stdout
+
+
+def test_json_lists_copies(model: str) -> None:
+    answer = json.loads(call(model, "--json").stdout)["answers"][0]
+    ids = [*tiny.tokenizer()(PROMPT)["input_ids"], *answer["tokens"]]
+    assert answer["copies"]
+    for copy in answer["copies"]:
+        assert ids[slice(*copy["output"])] == ids[slice(*copy["source"])]
+        assert copy["text"] in answer["text"]
+    least = json.loads(call(model, "--json", "--min-copy", "9").stdout)["answers"][0]
+    assert all(copy["output"][1] - copy["output"][0] >= 9 for copy in least["copies"])
+    assert len(least["copies"]) < len(answer["copies"])
+
+
+def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
+    for args, wanted in (
+        (["--attribute", "--show-drafts"], "both colour the answer"),
+        (["--min-copy", "0"], "min_copy=0 cannot work"),
+        (["--attribute-html", str(tmp_path / "no" / "page.html")], "does not exist"),
+    ):
+        result = call(model, *args)
+        assert result.exit_code == 2
+        assert wanted in result.stderr
+        assert result.stdout == ""
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """The texts of a page's panes, and the attributes of the marked parts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.panes: list[str] = []
+        self.parts: list[dict[str, str | None]] = []
+        self.tags: list[str] = []
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "div" and ("class", "text") in attrs:
+            self.panes.append("")
+            self._inside = True
+        elif tag == "span":
+            self.parts.append(dict(attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "div":
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.panes[-1] += data
+
+
+def test_the_page_shows_answer_and_prompt_untouched(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    result = call(model, "--attribute-html", str(path))
+    assert result.exit_code == 0, result.output
+    assert result.stdout == call(model).stdout  # the answer still comes as it is made
+    assert f"wrote {path}" in result.stderr
+    text = path.read_text(encoding="utf-8")
+    read = Reader(text)
+    assert read.panes == [result.stdout.removesuffix("\n"), PROMPT]
+    assert "b" not in read.tags
+    assert "http" not in text
+    assert unescape("&lt;b&gt;") in read.panes[1]
+
+
+def test_the_page_ties_copies_to_their_sources() -> None:
+    answer = Answer(
+        ["<s>", "a", "<i>", "b", "&", "c"],
+        ["x", "<i>", "b", "a", "\x1b", "b", "a"],
+        [Copy(Span(7, 9), Span(2, 4)), Copy(Span(11, 13), Span(8, 10))],
+    )
+    text = page([answer], "org/<model>", "auto")
+    read = Reader(text)
+    assert "org/&lt;model&gt;" in text
+    assert read.panes == ["x<i>ba␛ba", "<s>a<i>b&c"]
+    copies = [(a["data-copy"], a.get("title")) for a in read.parts if "data-copy" in a]
+    assert copies == [
+        ("0", "copied from the prompt, tokens 2–3"),
+        ("0", "copied from the prompt, tokens 2–3"),
+        ("1", "copied from the answer, tokens 8–9"),
+    ]
+    # One part is both: made by the first copy, copied by the second.
+    assert [(a.get("data-copy"), a["data-source"]) for a in read.parts if "data-source" in a] == [
+        ("0", "1"),
+        (None, "1"),
+        (None, "0"),
+    ]
+    assert "4 of 7 tokens copied, in 2 spans" in text
+
+
+def test_several_answers_share_a_page(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    call(model, "--attribute-html", str(path), "-n", "2", "--json")
+    text = path.read_text(encoding="utf-8")
+    assert "Answer 2 of 2" in text
+    assert len(Reader(text).panes) == 4
+
+
+# --- text of tokens ----------------------------------------------------------------------------
+
+
+def test_token_texts_join_to_the_text() -> None:
+    tokenizer = tiny.tokenizer()
+    for text in ("", "hello wörld ☃ 𝄞", PROMPT):
+        ids = tokenizer(text)["input_ids"]
+        assert "".join(token_texts(tokenizer, ids)) == text
+        assert len(token_texts(tokenizer, ids)) == len(ids)
+    ids = tokenizer("<s>hello</s>")["input_ids"]
+    assert "".join(token_texts(tokenizer, ids)) == "hello"
+    assert token_texts(tokenizer, ids, special=True)[0] == "<s>"
+    assert token_texts(tokenizer, ids[:1]) == [""]
