@@ -1,0 +1,96 @@
+"""What `draftsmith tune pld-plus` found out about a model: a small JSON file in the user's cache.
+
+The folder is `$DRAFTSMITH_CACHE`, else `$XDG_CACHE_HOME/draftsmith`, else `~/.cache/draftsmith`.
+A calibration changes how well drafts are chosen, never what is generated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.core.target import ModelFacts
+from draftsmith.errors import LoadError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The best layer, heads and draft length of PLD+ for one model. Source: PLD+, section 5.5."""
+
+    model: str
+    layers: int
+    heads_per_layer: int
+    layer: int
+    """Counted from 1: its hidden states gave the longest accepted drafts."""
+    heads: tuple[tuple[int, int, int], ...]
+    """(layer, head, count), both from 0, best first: how often its attention peaked at the copy."""
+    K: dict[str, int]
+    """Draft length with the longest accepted drafts, by rank: hidden, attention."""
+    accepted: dict[str, dict[str, float]]
+    """Mean accepted length, bonus token included: by layer at K=10, and by K for each rank."""
+    prompts: int
+    tokens: int
+
+    def save(self) -> Path:
+        """Write it where `load` finds it; returns the file. Raises LoadError if it cannot."""
+        path = file_of(self.model)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", "utf-8")
+            new.replace(path)
+        except OSError as error:
+            raise LoadError(f"{path} cannot be written: {error.strerror}") from error
+        return path
+
+
+def cache_folder() -> Path:
+    """Where draftsmith keeps what it has learnt on this machine."""
+    own = os.environ.get("DRAFTSMITH_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+
+
+def file_of(model: str) -> Path:
+    """The file about a model, named after its hub id or folder."""
+    folder = Path(model).expanduser()
+    identity = str(folder.resolve()) if folder.is_dir() else model
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    readable = re.sub(r"[^\w.-]+", "-", Path(identity).name)[:60]
+    return cache_folder() / "pld_plus" / f"{readable}-{digest}.json"
+
+
+def load(model: ModelFacts) -> Calibration | None:
+    """What is known about a model; None if it has no name or was never calibrated.
+
+    Raises LoadError for a file that is damaged, or about a model of another shape.
+    """
+    path = file_of(model.name) if model.name else None
+    if path is None or not path.is_file():
+        return None
+    remedy = "delete it, or run `draftsmith tune pld-plus` again"
+    try:
+        found = _read(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{path} is no calibration of PLD+ ({error}); {remedy}") from error
+    if (found.layers, found.heads_per_layer) != (model.layers, model.heads):
+        raise LoadError(
+            f"{path} is about a model of {found.layers} layers with {found.heads_per_layer} heads, "
+            f"not {model.layers} with {model.heads}; {remedy}"
+        )
+    return found
+
+
+def _read(entry: dict[str, Any]) -> Calibration:
+    if entry.pop("format") != FORMAT:
+        raise ValueError("another version wrote it")
+    heads = tuple((int(layer), int(head), int(count)) for layer, head, count in entry.pop("heads"))
+    return Calibration(heads=heads, **entry)

@@ -1,0 +1,329 @@
+"""PLD+ on hand-made taps, then on models: what it copies, what it asks for, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from architectures import build, prompt
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.drafters import calibration
+from draftsmith.drafters.calibration import Calibration
+from draftsmith.drafters.pld_plus import PldPlus, state_before
+from draftsmith.drafters.registry import parse
+from draftsmith.engine import Engine
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.hf import accelerate
+from draftsmith.testing import check_drafter, check_law
+
+FACTS = ModelFacts(layers=32, heads=32)
+
+
+def context(
+    ids: list[int], hidden: Tensor | None = None, attention: Tensor | None = None, budget: int = 99
+) -> Context:
+    return Context(
+        ids=ids,
+        prompt_length=len(ids),
+        vocab_size=100,
+        sampling=SamplingParams(),
+        chance=Dice.seeded(0),
+        budget=budget,
+        depth=99,
+        hidden=hidden,
+        attention=attention,
+    )
+
+
+def states(ids: list[int], like: dict[int, float]) -> Tensor:
+    """(T-1, 2) states; the one before t is (1, 0), the others turn away by the given cosines."""
+    rows = torch.zeros(len(ids) - 1, 2)
+    rows[:, 1] = 1
+    for position, cosine in like.items():
+        rows[position] = 3 * torch.tensor([cosine, (1 - cosine**2) ** 0.5])  # length is no likeness
+    rows[-1] = torch.tensor([1.0, 0.0])
+    return rows
+
+
+def drafted(drafter: PldPlus, ctx: Context) -> tuple[list[int], list[int] | None]:
+    draft = drafter.open(ctx).draft(ctx)
+    return list(draft.tokens), None if draft.origins is None else list(draft.origins)
+
+
+#             0  1  2  3  4  5  6  7  8  9 10 11
+IDS = [7, 20, 21, 7, 30, 31, 7, 40, 41, 9, 50, 7]
+"""7 stands at 0, 3, 6 and last."""
+
+
+def test_the_most_alike_past_is_copied() -> None:
+    near3 = states(IDS, {2: 0.9, 5: 0.5})
+    assert drafted(PldPlus(K=2), context(IDS, near3)) == ([30, 31], [4, 5])
+    near6 = states(IDS, {2: 0.5, 5: 0.9})
+    assert drafted(PldPlus(K=2), context(IDS, near6)) == ([40, 41], [7, 8])
+
+
+def test_ties_go_to_the_most_recent() -> None:
+    ctx = context(IDS, states(IDS, {2: 0.5, 5: 0.5}))
+    assert drafted(PldPlus(K=1), ctx) == ([40], [7])
+
+
+def test_the_first_position_ranks_last() -> None:
+    ids = [7, 1, 7, 2, 7]
+    ctx = context(ids, states(ids, {1: -1.0}))
+    assert drafted(PldPlus(K=1), ctx) == ([2], [3])
+    weights = torch.tensor([[0.9, 0.0, 0.1, 0.0]])  # an attention sink is no copy
+    assert drafted(PldPlus(rank="attention", K=1), context(ids, attention=weights)) == ([2], [3])
+
+
+def test_one_candidate_is_not_scored_and_none_drafts_nothing() -> None:
+    assert drafted(PldPlus(K=3), context([7, 1, 2, 7])) == ([1, 2, 7], [1, 2, 3])
+    assert drafted(PldPlus(), context([1, 2, 3])) == ([], None)
+    assert drafted(PldPlus(), context(IDS)) == ([], None)  # several, and nothing was recorded
+
+
+def test_a_copy_ends_with_the_last_known_token_and_with_the_budget() -> None:
+    assert drafted(PldPlus(), context([1, 1])) == ([1], [1])
+    ctx = context(IDS, states(IDS, {5: 0.9}))
+    assert drafted(PldPlus(), ctx) == ([40, 41, 9, 50, 7], [7, 8, 9, 10, 11])
+    ctx.budget = 2
+    assert drafted(PldPlus(), ctx)[0] == [40, 41]
+
+
+def test_a_threshold_drops_what_is_not_alike() -> None:
+    ctx = context(IDS, states(IDS, {2: 0.3, 5: -0.2}))
+    assert drafted(PldPlus(K=1, threshold=0.0), ctx)[0] == [30]
+    assert drafted(PldPlus(K=1, threshold=0.35), ctx)[0] == []
+    alone = [3, 7, 1, 7]
+    assert drafted(PldPlus(threshold=0.0), context(alone, states(alone, {0: -0.5})))[0] == []
+    assert drafted(PldPlus(threshold=0.0), context([7, 1, 7], torch.ones(2, 2)))[0] == []
+
+
+def test_heads_by_maximum_and_by_sum() -> None:
+    weights = torch.zeros(3, len(IDS) - 1)
+    weights[0, 3] = 0.6
+    weights[1:, 6] = 0.4
+    ctx = context(IDS, attention=weights)
+    assert drafted(PldPlus(rank="attention", K=1), ctx)[0] == [30]
+    assert drafted(PldPlus(rank="attention", combine="sum", K=1), ctx)[0] == [40]
+
+
+def test_means_over_several_states() -> None:
+    hidden = torch.tensor([[2.0], [4.0], [9.0], [2.0]])
+    at = torch.tensor([4, 2, 1, 0])
+    assert state_before(hidden, at, 1).flatten().tolist() == [2, 4, 2, 0]
+    assert state_before(hidden, at, 3).flatten().tolist() == [5, 3, 2, 0]
+
+
+def test_states_that_overflowed_do_not_stop_it() -> None:
+    hidden = torch.full((len(IDS) - 1, 2), float("inf"))
+    assert drafted(PldPlus(K=1), context(IDS, hidden))[0] == [40]
+
+
+def test_needs_follow_the_model() -> None:
+    assert PldPlus().needs_of(FACTS) == Needs(hidden_layer=9)
+    assert PldPlus().needs_of(ModelFacts(2, 4)) == Needs(hidden_layer=1)
+    assert PldPlus(layer=4).needs_of(FACTS) == Needs(hidden_layer=4)
+    pairs = ((3, 1), (0, 2))
+    assert PldPlus(rank="attention", heads=pairs).needs_of(FACTS) == Needs(attention_heads=pairs)
+    layer = PldPlus(rank="attention", heads="layer", layer=2).needs_of(ModelFacts(4, 3))
+    assert layer.attention_heads == ((1, 0), (1, 1), (1, 2))
+    assert len(PldPlus(rank="attention", heads="all").needs_of(FACTS).attention_heads) == 1024
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": "logits"}, "'hidden' or 'attention'"),
+        ({"combine": "mean"}, "'max' or 'sum'"),
+        ({"K": 0}, "K=0"),
+        ({"layer": 0}, "layer=0"),
+        ({"average": 0}, "average=0"),
+        ({"heads": 0}, "heads=0"),
+        ({"heads": "most"}, r"\(layer, head\) pairs"),
+        ({"heads": ((1, 2, 3),)}, "heads="),
+        ({"heads": ()}, "heads="),
+        ({"threshold": 2.0}, "no cosine"),
+        ({"rank": "attention", "threshold": 0.0}, "rank='hidden'"),
+        ({"rank": "attention", "average": 2}, "rank='hidden'"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        PldPlus(**options)
+
+
+SETTINGS = [
+    "pld_plus(K=1)",
+    "pld_plus(threshold=0.0)",
+    "pld_plus(average=3)",
+    "pld_plus(rank=attention, heads=((0, 1), (1, 0)))",
+    "pld_plus(rank=attention, heads=all, combine=sum)",
+    "pld_plus(rank=attention, heads=layer, layer=2)",
+]
+
+
+@pytest.mark.parametrize("spec", SETTINGS)
+def test_contract(spec: str) -> None:
+    check_drafter(parse(spec))
+
+
+@pytest.mark.parametrize("spec", ["pld_plus", SETTINGS[3]])
+def test_exact_law(spec: str) -> None:
+    check_law(parse(spec))
+
+
+# ----------------------------------------------------------------------------- calibrations
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def calibrated(**changes: Any) -> Calibration:
+    fields: dict[str, Any] = {
+        "model": "some/model",
+        "layers": 32,
+        "heads_per_layer": 32,
+        "layer": 11,
+        "heads": ((5, 1, 40), (7, 2, 30), (1, 0, 2)),
+        "K": {"hidden": 70, "attention": 40},
+        "accepted": {"layer": {"11": 3.5}},
+        "prompts": 8,
+        "tokens": 900,
+    }
+    return Calibration(**fields | changes)
+
+
+def test_a_calibration_is_found_by_name(cache: Path) -> None:
+    facts = ModelFacts(32, 32, "some/model")
+    assert calibration.load(facts) is None
+    path = calibrated().save()
+    assert path.parent == cache / "pld_plus"
+    assert calibration.load(facts) == calibrated()
+    assert calibration.load(ModelFacts(32, 32)) is None  # a model made in memory has no name
+    needs = PldPlus().needs_of(facts)
+    assert needs == Needs(hidden_layer=11)
+    assert "layer 11 from its calibration on 8 prompts" in needs.why
+    assert "K=" not in needs.why
+    attention = PldPlus(rank="attention", heads=2).needs_of(facts)
+    assert attention.attention_heads == ((5, 1), (7, 2))
+    assert "K=40 was best there, this is K=70" in attention.why
+    assert PldPlus(layer=3).needs_of(facts).why == ""
+
+
+def test_without_a_calibration_the_best_heads_are_not_known(cache: Path) -> None:  # noqa: ARG001
+    with pytest.raises(OptionError, match="tune pld-plus"):
+        PldPlus(rank="attention").needs_of(ModelFacts(32, 32, "some/model"))
+
+
+def test_a_wrong_calibration_is_named(cache: Path) -> None:  # noqa: ARG001
+    path = calibrated().save()
+    with pytest.raises(LoadError, match="32 layers with 32 heads, not 4 with 32"):
+        calibration.load(ModelFacts(4, 32, "some/model"))
+    path.write_text('{"format": 99}', encoding="utf-8")
+    with pytest.raises(LoadError, match="delete it"):
+        calibration.load(ModelFacts(32, 32, "some/model"))
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(LoadError, match="no calibration"):
+        PldPlus().needs_of(ModelFacts(32, 32, "some/model"))
+
+
+def test_a_folder_has_one_name_however_it_is_written(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert calibration.file_of("model") == calibration.file_of(str(tmp_path / "model"))
+    assert calibration.file_of("model") != calibration.file_of("org/model")
+    monkeypatch.delenv("DRAFTSMITH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "xdg"))
+    assert calibration.cache_folder() == cache / "xdg" / "draftsmith"
+
+
+# ----------------------------------------------------------------------------- with a model
+
+
+LIVE = ["pld_plus", "pld_plus(average=2)", "pld_plus(rank=attention, heads=((1, 3), (0, 0)))"]
+
+
+@pytest.mark.parametrize("spec", LIVE)
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "gemma2", "gpt_oss", "falcon", "lfm2", "mamba"]
+)
+def test_greedy_output_is_the_models_own(name: str, spec: str) -> None:
+    engine = Engine.from_pretrained(build(name))
+    ids = prompt(12) * 2 + prompt(5)
+    plainly = engine.generate(ids, drafter="none", max_new_tokens=40, temperature=0.0)
+    if "attention" in spec and name in ("falcon", "lfm2"):
+        with pytest.raises(UnsupportedError, match="only our own attention function records"):
+            engine.generate(ids, drafter=spec)
+        return
+    ours = engine.generate(ids, drafter=spec, budget=16, max_new_tokens=40, temperature=0.0)
+    assert ours.tokens == plainly.tokens
+    if engine.model.capabilities.shape != "plain":
+        assert ours.stats.by_source["pld_plus"].drafted > 0
+
+
+def test_a_batch_answers_like_one_by_one() -> None:
+    engine = Engine.from_pretrained(tiny.model(), drafter="pld_plus", budget=8)
+    prompts = [prompt(n, seed=n) + prompt(n, seed=n) for n in (5, 9, 14)]
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0}
+    together = engine.generate(prompts, **options)
+    apart = [engine.generate(ids, drafter="none", **options) for ids in prompts]
+    assert [r.tokens for r in together] == [r.tokens for r in apart]
+    assert all(r.stats.drafted for r in together)
+
+
+def test_a_seed_gives_the_same_tokens_as_plain_sampling() -> None:
+    engine = Engine.from_pretrained(tiny.model())
+    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.7, "seed": 5}
+    ids = prompt(20) * 2
+    plainly = engine.generate(ids, drafter="none", **options)
+    assert engine.generate(ids, drafter="pld_plus", budget=8, **options).tokens == plainly.tokens
+
+
+def test_chat_with_a_drafter_that_changes() -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget=8)
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.0}
+    answers = {}
+    for spec in ("none", "pld_plus"):
+        chat = engine.chat()
+        answers[spec] = [chat.send("the quick brown fox", drafter="none", **options).tokens]
+        answers[spec] += [chat.send("the fox", drafter=spec, **options).tokens for _ in range(2)]
+        last = chat.send("hello world", drafter=spec, **options)
+        answers[spec].append(last.tokens)
+        assert last.stats.reused_tokens > 0
+    assert answers["none"] == answers["pld_plus"]
+
+
+def test_behind_models_own_generate() -> None:
+    model = tiny.model()
+    ids = torch.tensor([prompt(15) * 2])
+    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
+    with accelerate(model, "pld_plus", budget=8) as handle:
+        assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), expected)
+        assert handle.stats is not None
+        assert handle.stats.by_source["pld_plus"].drafted > 0
+    with pytest.raises(OptionError, match="layers 1…2"):
+        accelerate(model, "pld_plus(layer=3)")
+
+
+def test_a_calibration_is_told_with_the_answer(cache: Path) -> None:  # noqa: ARG001
+    model = tiny.model(layers=3)
+    model.config._name_or_path = "some/tiny"
+    try:
+        calibrated(model="some/tiny", layers=3, heads_per_layer=4, layer=3).save()
+        engine = Engine.from_pretrained(model, drafter="pld_plus")
+        result = engine.generate(prompt(9), max_new_tokens=2)
+    finally:
+        model.config._name_or_path = ""
+    assert any("layer 3 from its calibration" in notice for notice in result.notices)
