@@ -101,6 +101,9 @@ class ToyTarget:
 
     def _forward(self, row: ToyRow, draft: Draft) -> RowOutput:
         prefixes = [[*row.ids, *row.pending]]
+        for token, origin in zip(draft.tokens, draft.origins or (), strict=False):
+            if origin >= 0 and prefixes[0][origin] != token:
+                raise AssertionError(f"{token} is said to be a copy of position {origin}")
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             prefixes.append([*prefixes[parent + 1], token])
         return RowOutput(torch.stack([self.logits(prefix) for prefix in prefixes]))
@@ -364,9 +367,9 @@ def contract_prompts(vocab_size: int) -> Iterator[list[int]]:
 def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     """Assert the contract of every drafter; raises AssertionError or DrafterError.
 
-    Well-formed drafts within every budget; greedy output equal to plain decoding; for guess
-    drafters the same seed gives the same tokens; for sampled ones the exact law; a rewound state
-    drafts like a fresh one; `str(drafter)` can be typed.
+    Well-formed drafts within every budget, whose origins carry their tokens; greedy output equal to
+    plain decoding; for guess drafters the same seed gives the same tokens; for sampled ones the
+    exact law; a rewound state drafts like a fresh one; `str(drafter)` can be typed.
     """
     assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
     assert str(drafter).startswith(drafter.name)

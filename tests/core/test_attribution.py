@@ -110,18 +110,19 @@ def test_accepted_copies_are_traced(spec: str, shape: Any) -> None:
 
 
 def test_invented_and_rejected_nodes_are_not_traced() -> None:
-    target, prompt = ToyTarget(11), [1, 2, 3]
-    answer = plain(target, prompt, 6)
+    target = ToyTarget(11, order=2)
+    answer = plain(target, [2, 3], 6)
     wrong = (answer[2] + 1) % 11
+    prompt = [answer[0], wrong, 2, 3]
 
     def propose(ctx: Context) -> Draft:
         if len(ctx.ids) > len(prompt):
             return Draft()
-        return Draft.chain([*answer[:2], wrong], "scripted", origins=(2, -1, 1))
+        return Draft.chain([*answer[:2], wrong], "scripted", origins=(0, -1, 1))
 
     session = decode(target, Scripted(propose), prompt, 6)
     assert session.stats.accepted == 2
-    assert session.origins == {3: 2}
+    assert session.origins == {4: 0}
 
 
 def test_the_loop_refuses_an_origin_outside_the_context() -> None:

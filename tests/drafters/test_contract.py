@@ -32,6 +32,15 @@ def test_contract(spec: str) -> None:
     check_drafter(parse(spec))
 
 
+def test_copies_must_be_where_they_are_said_to_be() -> None:
+    def lying(ctx: Context) -> Draft:
+        place = next((i for i, token in enumerate(ctx.ids) if token != 1), None)
+        return Draft() if place is None else Draft.chain([1][: ctx.budget], "liar", origins=[place])
+
+    with pytest.raises(AssertionError, match="1 is said to be a copy of position"):
+        check_drafter(Scripted(lying))
+
+
 def test_sampled_drafters_are_checked_for_their_law() -> None:
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
