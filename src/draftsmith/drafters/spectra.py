@@ -6,7 +6,7 @@ section 3.1 and algorithm 1. `docs/algorithms/spectra.md` lays the algorithm bes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Literal
@@ -212,7 +212,8 @@ class _Pool(DrafterState):
         fresh = [self._dice.random() > c.tau for _ in running]
         if self.predictor is None:
             self.predictor = Predictor(rows)
-        for i, token in zip(running, self.predictor(rows, fresh), strict=True):
+        predicted = self.predictor(rows, fresh, self.ngrams)
+        for i, token in zip(running, predicted, strict=True):
             chain = (*self.chains[i], token)
             self.ngrams.record(chain)
             self.chains[i] = chain[1:]
@@ -240,25 +241,28 @@ class Ngrams:
         self._backward: dict[tuple[int, ...], int] = {}
         self._changed: dict[int, bool] = {}
 
+    def __contains__(self, token: object) -> bool:
+        """Whether the forward dictionary has continuations of `token`."""
+        return token in self._forward
+
     def record(self, chain: tuple[int, ...]) -> None:
         """Enter one chain of N tokens (lines 36 to 41); without sub-n-grams, only the whole."""
-        ends = range(1, len(chain)) if self.sub_ngrams else (len(chain) - 1,)
-        for end in ends:
-            key = chain[:end]
-            self._backward.pop(key, None)
-            self._backward[key] = chain[end]
-        starts = range(len(chain) - 1) if self.sub_ngrams else (0,)
-        for start in starts:
+        forward, backward, last = self._forward, self._backward, len(chain) - 1
+        for start in range(last) if self.sub_ngrams else (0,):
             token, rest = chain[start], chain[start + 1 :]
-            entries = self._forward.pop(token, None)
+            entries = forward.pop(token, None)
             if entries is None:
                 entries = {}
                 self._changed[token] = True
             entries.pop(rest, None)
+            forward[token] = entries
             entries[rest] = None
             if len(entries) > self.per_key:
                 del entries[next(iter(entries))]
-            self._forward[token] = entries
+        for end in range(1, last + 1) if self.sub_ngrams else (last,):
+            key = chain[:end]
+            backward.pop(key, None)
+            backward[key] = chain[end]
         while len(self._backward) > self.memory:
             del self._backward[next(iter(self._backward))]
         while len(self._forward) > self.memory:
@@ -270,11 +274,11 @@ class Ngrams:
         """Continuations of `token`, the latest first."""
         return reversed(self._forward.get(token, {}))
 
-    def backward(self, past: Sequence[int], length: int) -> list[int]:
-        """Up to `length` tokens after `past`, each by the longest key found (lines 8 to 14)."""
+    def backward(self, past: Sequence[int], n: int) -> list[int]:
+        """Up to `n` tokens after `past`, each by the longest key of ≤ n−1 (lines 8 to 14)."""
         text = list(past)
-        while len(text) < len(past) + length:
-            for start in range(max(0, len(text) - len(past)), len(text)):
+        while len(text) < len(past) + n:
+            for start in range(max(0, len(text) - n + 1), len(text)):
                 token = self._backward.get(tuple(text[start:]))
                 if token is not None:
                     text.append(token)
@@ -329,43 +333,44 @@ class Predictor:
         self.vocab = like.shape[-1]
         self.penalty = like.new_zeros(self.vocab)
         """(V,) -inf for the keys of the forward dictionary, 0 for unseen tokens."""
-        # A few chains at a time, so that the sums stay in the processor's cache.
-        self._buffer = like.new_full((GROUP, -(-self.vocab // BLOCK) * BLOCK), -torch.inf)
+        self._none = self.penalty.clone()
+        blocks = -(-self.vocab // BLOCK)
+        buffer = like.new_full((GROUP, blocks * BLOCK), -torch.inf)
+        self._masked, self._blocks = buffer[:, : self.vocab], buffer.view(GROUP, blocks, BLOCK)
         self._inside = torch.arange(BLOCK, device=like.device)
 
     def update(self, keys: dict[int, bool]) -> None:
         """Keys that came (True) or went (False)."""
-        if keys:
-            device = self.penalty.device
-            known = torch.tensor(list(keys.values()), device=device)
-            values = torch.where(known, -torch.inf, 0.0).to(self.penalty.dtype)
-            self.penalty[torch.tensor(list(keys), device=device)] = values
+        for state, value in ((True, -torch.inf), (False, 0.0)):
+            tokens = [token for token, known in keys.items() if known is state]
+            if tokens:
+                index = torch.tensor(tokens, device=self.penalty.device)
+                self.penalty.index_fill_(0, index, value)
 
-    def __call__(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
-        """The most probable token for each of rows (C, V); where `fresh`, of those unseen.
+    def __call__(self, rows: Tensor, fresh: Sequence[bool], keys: Container[int]) -> list[int]:
+        """The most probable token by each of rows (C, V); where `fresh`, the best that is no key.
 
-        Where every possible token was seen, the most probable all the same.
+        Where every possible token is a key, the most probable all the same.
         """
-        # An arg-max over the vocabulary costs several times a maximum: so the maximum of every
-        # block is taken, then the arg-max of those, then the arg-max within that one block.
-        tops = rows.new_empty((len(fresh), self._buffer.shape[1] // BLOCK))
-        for i in range(0, len(fresh), GROUP):
-            self._block_maxima(rows[i : i + GROUP], any(fresh), tops[i : i + GROUP])
+        if not any(fresh):
+            return self._best(rows, self._none)
+        tokens = self._best(rows, self.penalty)
         for i, choosy in enumerate(fresh):
-            if not choosy and any(fresh):
-                self._block_maxima(rows[i : i + 1], False, tops[i : i + 1])
-        top, block = tops.max(1, keepdim=True)
-        tokens = (block * BLOCK + self._inside).clamp_max(self.vocab - 1)
-        asked = torch.tensor(fresh, device=rows.device)[:, None]
-        scores = rows.gather(1, tokens) + self.penalty[tokens].where(asked, 0)
-        best = tokens.gather(1, scores.argmax(1, keepdim=True))
-        ids: list[int] = best.where(top > -torch.inf, -1)[:, 0].tolist()
-        return [int(rows[i].argmax()) if token < 0 else token for i, token in enumerate(ids)]
+            if not choosy or tokens[i] in keys:
+                tokens[i] = int(rows[i].max(0).indices)
+        return tokens
 
-    def _block_maxima(self, rows: Tensor, unseen: bool, out: Tensor) -> None:
-        buffer = self._buffer[: len(rows)]
-        if unseen:
-            torch.add(rows, self.penalty, out=buffer[:, : self.vocab])
-        else:
-            buffer[:, : self.vocab] = rows
-        torch.amax(buffer.view(len(rows), -1, BLOCK), -1, out=out)
+    def _best(self, rows: Tensor, penalty: Tensor) -> list[int]:
+        """(C,) arg-max of each row plus `penalty`."""
+        # An arg-max over the vocabulary costs several times a maximum: so the maximum of every
+        # block is taken, then the arg-max of those, then the arg-max within that one block. A
+        # few chains at a time, so that their sums stay in the processor's cache.
+        tops = rows.new_empty((len(rows), self._blocks.shape[1]))
+        for some, out in zip(rows.split(GROUP), tops.split(GROUP), strict=True):
+            torch.add(some, penalty, out=self._masked[: len(some)])
+            torch.amax(self._blocks[: len(some)], -1, out=out)
+        block = tops.max(1, keepdim=True).indices * BLOCK
+        tokens = (block + self._inside).clamp_max_(self.vocab - 1)
+        scores = rows.gather(1, tokens).add_(penalty[tokens])
+        best: list[int] = tokens.gather(1, scores.max(1, keepdim=True).indices)[:, 0].tolist()
+        return best

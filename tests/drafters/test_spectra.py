@@ -1,0 +1,465 @@
+"""SPECTRA: its dictionaries by hand, its rules one by one, and that it changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tiny
+from draftsmith.core.draft import ROOT, Draft
+from draftsmith.core.drafter import Context, Outcome
+from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.target import RowOutput
+from draftsmith.core.verify import Verdict
+from draftsmith.drafters.registry import parse
+from draftsmith.drafters.spectra import BLOCK, Ngrams, Predictor, Spectra, _Pool, merge
+from draftsmith.engine import Engine
+from draftsmith.errors import OptionError
+from draftsmith.testing import ToyTarget, check_drafter, decode, plain
+
+V = 40
+
+
+def context(ids: Sequence[int], budget: int = 1000, depth: int = 1000) -> Context:
+    return Context(
+        ids=list(ids),
+        prompt_length=len(ids),
+        vocab_size=V,
+        sampling=SamplingParams(),
+        chance=Dice.seeded(0),
+        budget=budget,
+        depth=depth,
+    )
+
+
+def opened(spec: str) -> _Pool:
+    state = parse(spec).open(context([1]))
+    assert isinstance(state, _Pool)
+    return state
+
+
+def logits_for(draft: Draft, predicted: Sequence[int], length: int) -> Tensor:
+    """(1+n+m, V) logits whose chains of `length` probes predict the tokens given."""
+    logits = torch.zeros((1 + len(draft), V))
+    for k, token in enumerate(predicted):
+        logits[1 + draft.size + (k + 1) * length - 1, token] = 5.0
+    return logits
+
+
+def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int = 0) -> None:
+    """One pass that accepted nothing and emitted `token`."""
+    ctx.ids.append(token)  # type: ignore[attr-defined]
+    state.observe(ctx, Outcome(draft, Verdict((), (token,), (None,)), RowOutput(logits)))
+
+
+# ------------------------------------------------------------------------------ contract
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "spectra(N=2, W=1, G=1)",
+        "spectra(N=3, W=4)",
+        "spectra(N=3, W=2, G=40, tau=0)",
+        "spectra(N=3, W=2, tau=1, positions=staggered)",
+        "spectra(N=3, W=2, forward=False)",
+        "spectra(N=3, W=2, backward=False, sub_ngrams=False)",
+        "spectra(N=3, W=2, backward_first=False, keep=False, memory=3)",
+        "lookahead(N=3, W=2)",
+        "lookahead(N=2, W=3, positions=staggered)",
+    ],
+)
+def test_contract(spec: str) -> None:
+    check_drafter(parse(spec))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("spectra(N=1)", "N=1"),
+        ("spectra(W=0)", "W=0"),
+        ("spectra(tau=1.5)", "tau=1.5"),
+        ("spectra(positions=other)", "'own' or 'staggered'"),
+        ("spectra(forward=False, backward=False)", "nothing to guess with"),
+        ("lookahead(G=0)", "lookahead: G=0"),
+    ],
+)
+def test_options_that_cannot_work(spec: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        parse(spec)
+
+
+# -------------------------------------------------------------------------- dictionaries
+
+
+def test_dictionaries_after_two_passes_by_hand() -> None:
+    state = opened("spectra(N=3, W=2, tau=1)")
+    ctx = context([9])
+    state.draft(ctx)
+    state.chains = [(1, 2), (3, 4)]
+    draft = state.draft(ctx)
+    assert draft == Draft((1, 2, 3, 4), (ROOT, 0, ROOT, 2), ("spectra.pool",) * 4, probes=4)
+    passed(state, ctx, logits_for(draft, [5, 6], 2), draft)
+    assert state.chains == [(2, 5), (4, 6)]
+    forward = {1: [(2, 5)], 2: [(5,)], 3: [(4, 6)], 4: [(6,)]}
+    assert {key: list(state.ngrams.forward(key)) for key in range(V) if key in state.ngrams} == (
+        forward
+    )
+
+    draft = state.draft(ctx)
+    passed(state, ctx, logits_for(draft, [2, 5], 2), draft, token=2)
+    assert state.chains == [(5, 2), (6, 5)]
+    # The latest first: (5, 2) was recorded after (5,).
+    assert list(state.ngrams.forward(2)) == [(5, 2), (5,)]
+    assert list(state.ngrams.forward(4)) == [(6, 5), (6,)]
+    assert list(state.ngrams.forward(5)) == [(2,)]
+    assert state.ngrams._backward == {
+        (1,): 2, (1, 2): 5, (3,): 4, (3, 4): 6, (2,): 5, (2, 5): 2, (4,): 6, (4, 6): 5,
+    }  # fmt: skip
+
+    ctx.ids = [9, 1, 2]
+    assert state.guesses(ctx.ids) == [
+        ("spectra.backward", [5, 2, 5]),  # (1,2)→5, (2,5)→2, then only (2)→5
+        ("spectra.forward", (5, 2)),
+        ("spectra.forward", (5,)),
+    ]
+    draft = state.draft(ctx)
+    assert draft.tokens[: draft.size] == (5, 2, 5)
+    assert set(draft.source[: draft.size]) == {"spectra.backward"}, "shared nodes are one"
+
+
+def test_without_sub_ngrams_only_whole_chains_are_recorded() -> None:
+    whole, parts = Ngrams(15, 100, False), Ngrams(15, 100, True)
+    for ngrams in (whole, parts):
+        ngrams.record((1, 2, 3, 4))
+    assert list(whole.forward(1)) == list(parts.forward(1)) == [(2, 3, 4)]
+    assert 2 not in whole
+    assert list(parts.forward(2)) == [(3, 4)]
+    assert whole._backward == {(1, 2, 3): 4}
+    assert parts._backward == {(1,): 2, (1, 2): 3, (1, 2, 3): 4}
+
+
+def test_the_backward_guess_takes_the_longest_key_and_stops_at_a_miss() -> None:
+    ngrams = Ngrams(15, 100, True)
+    ngrams.record((1, 2, 3))
+    ngrams.record((7, 2, 4))
+    assert ngrams.backward([1, 2], 3) == [3]
+    assert ngrams.backward([7, 2], 3) == [4]
+    assert ngrams.backward([8, 2], 3) == []  # no key (2,): both chains had 2 in the middle
+    ngrams.record((2, 9, 2))
+    assert ngrams.backward([8, 2], 3) == [9, 2, 9]
+    assert ngrams.backward([1, 2], 3) == [3], "a longer key goes before a newer one"
+    ngrams.record((1, 2, 5))
+    assert ngrams.backward([1, 2], 3) == [5], "the last write wins"
+
+
+def test_the_least_recently_recorded_goes() -> None:
+    ngrams = Ngrams(per_key=2, memory=2, sub_ngrams=False)
+    for last in (1, 2, 1, 3):
+        ngrams.record((0, last))
+    assert list(ngrams.forward(0)) == [(3,), (1,)]
+    assert ngrams.changed_keys() == {0: True}
+    ngrams.record((5, 1))
+    ngrams.record((0, 4))
+    ngrams.record((6, 1))
+    assert 5 not in ngrams, "0 was recorded after 5"
+    assert ngrams.changed_keys() == {5: False, 6: True}, "what is forgotten is unseen again"
+    assert ngrams._backward == {(0,): 4, (6,): 1}
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), max_size=60))
+@settings(max_examples=50, deadline=None)
+def test_memory_stays_bounded_and_changes_add_up(chains: list[list[int]]) -> None:
+    ngrams, keys = Ngrams(3, 4, True), set()
+    for chain in chains:
+        ngrams.record(tuple(chain))
+        for key, known in ngrams.changed_keys().items():
+            keys.add(key) if known else keys.discard(key)
+        assert keys == {key for key in range(6) if key in ngrams}
+        assert len(ngrams._backward) <= 4
+        assert len(keys) <= 4
+        assert all(len(list(ngrams.forward(key))) <= 3 for key in keys)
+
+
+# -------------------------------------------------------------------------------- tau
+
+
+@given(st.integers(1, 3 * BLOCK + 1), st.integers(1, 12), st.integers(0, 2**31))
+@settings(max_examples=100, deadline=None)
+def test_predictions_equal_a_full_sort(vocab: int, chains: int, seed: int) -> None:
+    dice = Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn((chains, vocab), generator=generator)
+    rows[:, dice.sample(range(vocab), vocab // 3)] = -torch.inf
+    keys = set(dice.sample(range(vocab), dice.randint(0, vocab)))
+    fresh = [dice.random() < 0.7 for _ in range(chains)]
+    predictor = Predictor(rows)
+    predictor.update(dict.fromkeys(range(vocab), True))
+    predictor.update({token: token in keys for token in range(vocab)})
+    for row, choosy, got in zip(rows, fresh, predictor(rows, fresh, keys), strict=True):
+        order = row.argsort(descending=True).tolist()
+        unseen = [t for t in order if t not in keys and row[t] > -torch.inf]
+        assert row[got] == row[unseen[0] if choosy and unseen else order[0]]
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.3, 1.0])
+def test_tau_divides_the_predictions(tau: float) -> None:
+    """With r ≤ τ the most probable token, though it is a key; with r > τ the best that is none."""
+    state = opened(f"spectra(N=2, W=600, tau={tau})")
+    ctx = context([3])
+    for _ in range(2):  # the first pass makes 3 a key
+        draft = state.draft(ctx)
+        assert state.chains == [(3,)] * 600
+        logits = logits_for(draft, [3] * 600, 1)
+        logits[:, 4] = 4.0
+        passed(state, ctx, logits, draft)
+    assert {token for chain in state.chains for token in chain} <= {3, 4}
+    assert state.chains.count((3,)) / 600 == pytest.approx(tau, abs=0.06)
+
+
+def test_chains_start_from_the_prompt_and_draws_are_the_drafters_own() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one, same, other = (opened(f"spectra(seed={seed})") for seed in (0, 0, 1))
+    ctx = context([11, 12, 13])
+    chance = ctx.chance
+    ctx.chance = None  # type: ignore[assignment]
+    for state in (one, same, other):
+        state.draft(ctx)
+    ctx.chance = chance
+    assert one.chains == same.chains != other.chains
+    assert {token for chain in one.chains for token in chain} == {11, 12, 13}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------------------- drafts
+
+
+def recorded(spec: str, chains: Sequence[tuple[int, ...]]) -> _Pool:
+    state = opened(spec)
+    for chain in chains:
+        state.ngrams.record(chain)
+    return state
+
+
+def test_backward_first_decides_who_falls_to_the_cap() -> None:
+    chains = [(2, 5, 6), (2, 7, 8), (1, 2, 9)]
+    first = recorded("spectra(N=3, G=2)", chains).guesses([1, 2])
+    assert first == [("spectra.backward", [9]), ("spectra.forward", (9,))]
+    last = recorded("spectra(N=3, G=2, backward_first=False)", chains).guesses([1, 2])
+    assert [name for name, _ in last] == ["spectra.forward"] * 2
+    everything = recorded("spectra(N=3, backward_first=False)", chains).guesses([1, 2])
+    assert everything[-1] == ("spectra.backward", [9])
+
+
+def test_ablations_leave_one_source_out() -> None:
+    chains = [(2, 5, 6), (1, 2, 9)]
+    for spec, names in (
+        ("spectra(N=3)", {"spectra.forward", "spectra.backward"}),
+        ("spectra(N=3, forward=False)", {"spectra.backward"}),
+        ("spectra(N=3, backward=False)", {"spectra.forward"}),
+    ):
+        assert {name for name, _ in recorded(spec, chains).guesses([1, 2])} == names
+    whole = recorded("spectra(N=3, sub_ngrams=False, backward=False)", chains)
+    assert whole.guesses([2]) == [("spectra.forward", (5, 6))]
+    assert whole.guesses([5]) == []
+
+
+def test_lookahead_is_spectra_with_fewer_switches() -> None:
+    state = opened("lookahead(N=4, W=3, G=2)")
+    assert state.config == Spectra(4, 3, 2, tau=1.0, backward=False, sub_ngrams=False)
+    state.ngrams.record((1, 2, 3, 4))
+    assert state.guesses([1]) == [("lookahead.forward", (2, 3, 4))]
+    assert parse("lookahead").preferred_width() == 60 + 15 * 4
+    assert parse("spectra").preferred_width() == 60 + 5 + 14 * 4
+
+
+def test_guesses_share_their_prefixes() -> None:
+    tokens, parents, source = merge(
+        [("b", [1, 2, 3]), ("f", [1, 2, 4]), ("f", [5]), ("f", [1])], limit=10, depth=10
+    )
+    assert tokens == [1, 2, 3, 4, 5]
+    assert parents == [ROOT, 0, 1, 1, ROOT]
+    assert source == ["b", "b", "b", "f", "f"]
+
+
+def test_a_small_budget_shrinks_the_pool_to_its_half() -> None:
+    """Ten guesses of one node, chains of two probes: guesses may leave more, never take more."""
+    state = recorded("spectra(N=3, W=12)", [(0, token) for token in range(1, 11)])
+    ctx = context([0])
+    for budget, size, probes in (
+        (1, 1, 0),
+        (3, 3, 0),
+        (4, 2, 2),
+        (9, 5, 4),
+        (16, 8, 8),
+        (30, 10, 20),
+        (99, 10, 24),
+    ):
+        ctx.budget = budget
+        draft = state.draft(ctx)
+        assert (draft.size, draft.probes) == (size, probes), budget
+    ctx.ids = [39]  # nothing to guess: the pool takes it all
+    ctx.budget = 6
+    assert (state.draft(ctx).size, state.draft(ctx).probes) == (0, 6)
+
+
+def test_chains_take_turns_where_not_all_fit() -> None:
+    state = opened("spectra(N=3, W=5, tau=1)")
+    ctx = context([1, 2, 3], budget=4)
+    seen = []
+    for _ in range(5):
+        draft = state.draft(ctx)
+        seen.append(tuple(state._running))
+        passed(state, ctx, logits_for(draft, [7, 7], 2), draft, token=39)
+    assert seen == [(0, 1), (2, 3), (4, 0), (1, 2), (3, 4)]
+
+
+def test_positions() -> None:
+    own, staggered = (opened(f"spectra(N=3, W=3, positions={p})") for p in ("own", "staggered"))
+    ctx = context([4])
+    assert own.draft(ctx).node_depths() == (1, 2) * 3
+    assert staggered.draft(ctx).node_depths() == (1, 2, 2, 3, 3, 4)
+    ctx.depth = 3
+    assert staggered.draft(ctx).node_depths() == (1, 2, 2, 3)
+    ctx.depth = 1
+    assert own.draft(ctx) == staggered.draft(ctx) == Draft()
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> str:
+    forward = draw(st.booleans())
+    options = {
+        "N": draw(st.integers(2, 5)),
+        "W": draw(st.integers(1, 6)),
+        "G": draw(st.integers(1, 6)),
+        "tau": draw(st.sampled_from([0.0, 0.1, 0.9])),
+        "forward": forward,
+        "backward": not forward or draw(st.booleans()),
+        "sub_ngrams": draw(st.booleans()),
+        "positions": draw(st.sampled_from(["own", "staggered"])),
+    }
+    return f"spectra({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+
+
+@given(
+    specs(),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 9)), min_size=1, max_size=12),
+    st.integers(0, 99),
+)
+@settings(max_examples=100, deadline=None)
+def test_drafts_respect_budget_and_depth(
+    spec: str, limits: list[tuple[int, int]], seed: int
+) -> None:
+    state, ctx = opened(spec), context([1, 2, 3, 1])
+    dice, generator = Random(seed), torch.Generator().manual_seed(seed)
+    for budget, depth in limits:
+        ctx.budget, ctx.depth = budget, depth
+        draft = state.draft(ctx)
+        draft.check(V, budget)
+        assert max(draft.node_depths(), default=0) <= depth
+        assert draft.probes % (state.config.N - 1) == 0
+        assert draft == draft.clip(depth)
+        logits = torch.randn((1 + len(draft), V), generator=generator)
+        passed(state, ctx, logits, draft, dice.randrange(V))
+
+
+# ------------------------------------------------------------------------- whole answers
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget="drafter")
+
+
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8], [17], list(range(30, 60)))
+
+
+@pytest.mark.parametrize("budget", ["drafter", "auto", 7])
+@pytest.mark.parametrize(
+    "spec", ["spectra", "spectra(tau=1)", "spectra(positions=staggered)", "lookahead"]
+)
+def test_greedy_answers_are_those_of_plain_decoding(engine: Engine, spec: str, budget: Any) -> None:
+    for ids in PROMPTS:
+        options = {"max_new_tokens": 40, "temperature": 0.0}
+        answer = engine.generate(ids, drafter=spec, budget=budget, **options)
+        assert answer.tokens == engine.generate(ids, drafter="none", **options).tokens
+        assert all(".pool" not in source for source in answer.sources)
+        assert all(".pool" not in source for source in answer.stats.by_source)
+
+
+@pytest.mark.parametrize("spec", ["spectra", "spectra(tau=1)", "lookahead"])
+def test_the_same_seed_gives_the_same_tokens(engine: Engine, spec: str) -> None:
+    accepted = 0
+    for seed in range(6):
+        options = {"max_new_tokens": 30, "temperature": 0.9, "seed": seed}
+        answer = engine.generate(PROMPTS[0], drafter=spec, **options)
+        assert answer.tokens == engine.generate(PROMPTS[0], drafter="none", **options).tokens
+        accepted += answer.stats.accepted
+        assert answer.stats.probes > 0
+    assert accepted > 0, "the test must see accepted guesses"
+
+
+def test_answers_of_a_batch_are_those_of_one_alone(engine: Engine) -> None:
+    options = {"max_new_tokens": 25, "temperature": 0.0, "drafter": "spectra(tau=1)"}
+    together = engine.generate(list(PROMPTS), **options)
+    assert [a.tokens for a in together] == [engine.generate(p, **options).tokens for p in PROMPTS]
+
+
+def test_a_deterministic_text_is_soon_guessed() -> None:
+    """A target that counts in a circle: the pool learns the circle, and guesses whole chains."""
+    circle = ToyTarget(12, lambda key: torch.eye(12)[(key[-1] + 1) % 12], order=1)
+    done = decode(circle, parse("spectra(N=4, W=3, tau=1)"), [0, 1, 2], 60, budget=40)
+    assert done.ids[3:] == plain(circle, [0, 1, 2], 60)
+    assert done.stats.tokens_per_pass > 2.5
+    assert set(done.stats.by_source) == {"spectra.forward", "spectra.backward"}
+
+
+def test_targets_that_verify_one_branch_decode_plainly() -> None:
+    target = ToyTarget(12, shape="chain")
+    done = decode(target, parse("spectra"), [1, 2, 3], 20, budget=200)
+    assert done.stats.passes == 20
+    assert done.stats.probes == 0
+
+
+# -------------------------------------------------------------------------------- chats
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_dictionaries_live_on_in_a_chat(engine: Engine, keep: bool) -> None:
+    chat = engine.chat(drafter=f"spectra(keep={keep})", max_new_tokens=12)
+    chat.send("hello world")
+    state = chat._state
+    assert isinstance(state, _Pool)
+    learnt = dict(state.ngrams._backward)
+    assert len(learnt) > 20
+    history = [*chat.messages, {"role": "user", "content": "this is a test"}]
+    stream = chat.stream("this is a test")
+    next(stream)
+    assert chat._state is state or state.ngrams._backward
+    assert (learnt.keys() <= state.ngrams._backward.keys()) is keep
+    for _ in stream:
+        pass
+    assert stream.result.tokens == engine.generate(history, max_new_tokens=12).tokens
+
+
+def test_a_rewind_keeps_the_dictionaries_and_restarts_chains_whose_prompt_went() -> None:
+    state = opened("spectra(N=3, W=2, tau=1)")
+    ctx = context([5, 6, 7])
+    draft = state.draft(ctx)
+    passed(state, ctx, logits_for(draft, [8, 9], 2), draft)
+    chains, known = list(state.chains), dict(state.ngrams._backward)
+    state.truncate(3)
+    assert state.chains == chains
+    state.truncate(1)
+    ctx.ids, ctx.prompt_length = [5, 20, 21], 3
+    state.draft(ctx)
+    assert {token for chain in state.chains for token in chain} <= {5, 20, 21}
+    assert state.ngrams._backward == known
