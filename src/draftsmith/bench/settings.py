@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -17,6 +16,7 @@ import torch
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.cost import machine
 from draftsmith.bench.records import Record
+from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 
 PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
@@ -73,16 +73,6 @@ def digest(records: Sequence[Record]) -> str:
     ]
     text = json.dumps(asked, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def fingerprint(model: LoadedModel) -> str:
-    """Number of parameters and a checksum of some of them: tells models of one name apart."""
-    parameters = list(model.model.parameters())
-    sums = 0
-    for parameter in parameters[:: max(1, len(parameters) // 8)]:
-        part = parameter.detach().flatten()[:4096].to("cpu", torch.float32)
-        sums = zlib.crc32(part.numpy().tobytes(), sums)
-    return f"{sum(p.numel() for p in parameters)} ({sums:08x})"
 
 
 def _device(device: torch.device) -> str:

@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -165,5 +166,23 @@ class Datastore:
         sample: int = SAMPLE,
     ) -> Draft:
         """The continuations of `ids` as a tree of at most `budget` nodes (see `Trie.draft`)."""
-        match = self.find(ids, longest, shortest) if budget else None
+        match = self.find(ids, longest, shortest) if budget and depth else None
         return EMPTY if match is None else self.trie(match, depth, sample).draft(budget, source)
+
+
+def shared(path: str) -> Datastore:
+    """The corpus in a folder, opened and verified once for all who ask, as long as it is the same.
+
+    Raises LoadError as `Datastore.open` does.
+    """
+    folder = Path(path).expanduser().resolve()
+    header = folder / files.HEADER
+    if not header.is_file():
+        return Datastore.open(folder)  # says what is wrong
+    stat = header.stat()
+    return _opened(folder, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+
+
+@lru_cache(maxsize=8)
+def _opened(folder: Path, stamp: tuple[int, ...]) -> Datastore:  # noqa: ARG001
+    return Datastore.open(folder)

@@ -24,6 +24,9 @@ HEADER, TOKENS, SUFFIXES = "corpus.json", "tokens.bin", "suffixes.bin"
 BUILDING = "building"
 """The folder inside a corpus that holds what an unfinished build has done so far."""
 
+NEW = ".new"
+"""Ends the name of a file that is being written."""
+
 _CHUNK = 1 << 26
 """Bytes summed at a time, so that Ctrl-C is heard in between."""
 
@@ -88,6 +91,14 @@ class Header:
                 "mean other text; build one for this model with `draftsmith corpus build`"
             )
 
+    def check_ids(self, vocab_size: int, folder: Path) -> None:
+        """Raise OptionError unless all ids in it are below `vocab_size`."""
+        if self.largest >= vocab_size:
+            raise OptionError(
+                f"the corpus {folder} has the token id {self.largest}, but this model has "
+                f"0…{vocab_size - 1}: it was built for another one ({self.model})"
+            )
+
 
 _AGAIN = "build the corpus again with `draftsmith corpus build`"
 _OURS = "give a folder made by `draftsmith corpus build`"
@@ -140,22 +151,24 @@ def damaged(path: Path) -> LoadError:
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write a file and see it on disk; returns its CRC-32."""
-    total = 0
-    with path.open("wb") as file:
+    """Write a file, whole or not at all, and see it on disk; returns its CRC-32.
+
+    Whoever has the old one mapped keeps it.
+    """
+    total, fresh = 0, path.with_name(path.name + NEW)
+    with fresh.open("wb") as file:
         for chunk in chunks:
             file.write(chunk)
             total = zlib.crc32(chunk, total)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(fresh, path)
     return total
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or not at all, even if the power fails."""
-    fresh = path.with_name(path.name + ".new")
-    write_chunks(fresh, [text.encode("utf-8")])
-    os.replace(fresh, path)
+    """Write a small file and see it and the names beside it on disk: what it promises is there."""
+    write_chunks(path, [text.encode("utf-8")])
     sync_folder(path.parent)
 
 

@@ -36,7 +36,7 @@ def sorted_suffixes(ids: Ids, largest: int) -> Iterator[NDArray[np.uint32]]:
         raise OptionError(f"{len(ids)} tokens are too many for one corpus; {MOST} fit: keep fewer")
     # One number more than the ids need: the separator becomes the last one there is.
     width = ((largest + 1).bit_length() + 7) // 8
-    found = _divsufsort()(_as_bytes(ids, width))
+    found = sorter()(_as_bytes(ids, width))
     for start in range(0, len(found), _CHUNK):
         piece = found[start : start + _CHUNK]
         # Of the suffixes of the bytes only those that start where an id does are suffixes of ids.
@@ -52,7 +52,8 @@ def _as_bytes(ids: Ids, width: int) -> NDArray[np.uint8]:
     return text.reshape(-1)
 
 
-def _divsufsort() -> Any:
+def sorter() -> Any:
+    """The function that sorts the suffixes of bytes; raises OptionError if it is not installed."""
     try:
         from pydivsufsort import divsufsort
     except ImportError as error:

@@ -56,13 +56,17 @@ class Trie:
         return Draft(tokens, parents, (source,) * len(tokens))
 
     def branches(self, most: int) -> list[list[int]]:
-        """Up to `most` continuations, best first: each the one that adds the most weight.
+        """Up to `most` continuations, best first (see `best`)."""
+        return [self.tokens[path].tolist() for path in self.best(most)]
+
+    def best(self, most: int) -> list[NDArray[np.int64]]:
+        """The nodes of up to `most` continuations: each the one that adds the most weight.
 
         The first is expected to have the most tokens accepted; each further one adds the most to
         what those before it cover. None is a prefix of another.
         """
         left = np.append(self.weights, 0)
-        found: list[list[int]] = []
+        found: list[NDArray[np.int64]] = []
         while len(found) < most:
             gains = left[self.paths].sum(axis=1)
             best = int(np.argmax(gains))
@@ -70,5 +74,5 @@ class Trie:
                 break
             path = self.paths[best]
             left[path] = 0
-            found.append(self.tokens[path[path < len(self.tokens)]].tolist())
+            found.append(path[path < len(self.tokens)])
         return found

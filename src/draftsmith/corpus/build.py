@@ -1,0 +1,183 @@
+"""Building a corpus: read and cut texts, rank the pieces by the target, index the best.
+
+Whatever is done is kept in the folder `building` of the corpus until the corpus is whole, so that a
+build that was killed goes on where it stopped, and ends with the bytes it would have had anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.corpus import files
+from draftsmith.corpus.files import Header
+from draftsmith.corpus.index import write_index
+from draftsmith.corpus.journal import Journal
+from draftsmith.corpus.perplexity import log_likelihoods, opening, passes, perplexities
+from draftsmith.corpus.pieces import Pieces, Reading
+from draftsmith.corpus.suffixes import sorter
+from draftsmith.corpus.texts import find
+from draftsmith.errors import OptionError
+from draftsmith.model.fingerprint import fingerprint
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.text import vocabulary
+
+Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows progress: from what is done and how much of it there is to what is told of each bit."""
+
+
+def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG001
+    """Shows nothing."""
+    return nullcontext(lambda _: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What becomes a corpus. Raises OptionError for numbers that cannot work."""
+
+    texts: Sequence[Path]
+    """Files and folders."""
+    fields: tuple[str, ...] = ("text",)
+    """Of JSON lines: what to read of each."""
+    piece: int = 512
+    """Documents longer than so many tokens are cut; pieces are what is ranked."""
+    keep: int | None = 100_000
+    """How many pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
+
+    def __post_init__(self) -> None:
+        if self.piece < 2:
+            raise OptionError(f"piece={self.piece} cannot work; give at least 2 tokens")
+        if self.keep is not None and self.keep < 1:
+            raise OptionError(f"keep={self.keep} cannot work; give at least 1")
+
+    def settings(self) -> dict[str, Any]:
+        """What a header remembers of it."""
+        return {"fields": list(self.fields), "piece": self.piece, "keep": self.keep}
+
+
+def build(
+    plan: Plan,
+    folder: Path,
+    tokenizer: Any,
+    model: LoadedModel | None,
+    name: str,
+    show: Show = unseen,
+) -> Header:
+    """Build the corpus of a model in `folder`, going on where an earlier build stopped.
+
+    `model` may be None where nothing is ranked; `name` is what the header calls it. Raises
+    LoadError for texts that cannot be read; OptionError if `folder` holds something else, if
+    another build began in it, or if the sorter is not installed: all of it before the model runs.
+    """
+    sorter()  # Better now than after hours of ranking.
+    vocabulary_hash = vocabulary.fingerprint(tokenizer)
+    done = _finished(folder, plan, vocabulary_hash, name)
+    if done is not None:
+        return done
+    reading = Reading(tuple(find(plan.texts)), plan.fields, plan.piece, vocabulary_hash)
+    workshop = folder / files.BUILDING
+    workshop.mkdir(parents=True, exist_ok=True)
+    with show("reading texts", len(reading.paths)) as advance:
+        pieces = reading.pieces(workshop, tokenizer, advance)
+    chosen, facts = np.arange(len(pieces)), {}
+    if plan.keep is not None:
+        if model is None:
+            raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
+        ranks = score(
+            pieces, model, opening(tokenizer), workshop / "scores.jsonl", reading.key, show
+        )
+        # The order of equal ones is that of the texts.
+        chosen = np.sort(np.argsort(ranks, kind="stable")[: plan.keep])
+        facts = {
+            "lowest": float(ranks.min()),
+            "highest kept": float(ranks[chosen].max()),
+            "highest": float(ranks.max()),
+        }
+    with show("sorting", 1) as advance:
+        header = write_index(
+            folder,
+            pieces.joined(chosen),
+            vocabulary=vocabulary_hash,
+            examples=len(chosen),
+            model=name,
+            settings=plan.settings() | {"read": pieces.facts, "pieces": len(pieces)},
+            perplexity=facts,
+        )
+        advance(1)
+    shutil.rmtree(workshop)
+    return header
+
+
+def _finished(folder: Path, plan: Plan, vocabulary_hash: str, name: str) -> Header | None:
+    """The header if this very corpus is there already; None if the folder is free for it."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is a file; give a folder")
+    if not (folder / files.HEADER).exists():
+        strange = (
+            [p.name for p in folder.iterdir() if p.name not in _OURS] if folder.exists() else []
+        )
+        if strange:
+            raise OptionError(
+                f"{folder} holds something else already (e.g. {min(strange)}); give a new folder"
+            )
+        return None
+    header = Header.load(folder)
+    same = header.settings.items() >= plan.settings().items()
+    if not same or (header.vocabulary, header.model) != (vocabulary_hash, name):
+        raise OptionError(
+            f"{folder} holds a corpus of {header.model} already, built with {header.settings}; "
+            "give another folder, or delete this one"
+        )
+    if (folder / files.BUILDING).exists():  # Killed while tidying up.
+        shutil.rmtree(folder / files.BUILDING)
+    return header
+
+
+_OURS = {
+    files.BUILDING,
+    *(name + end for name in (files.TOKENS, files.SUFFIXES) for end in ("", files.NEW)),
+    files.HEADER + files.NEW,
+}
+"""What an unfinished build may have left."""
+
+
+def score(
+    pieces: Pieces,
+    model: LoadedModel,
+    before: tuple[int, ...],
+    journal: Path,
+    key: str,
+    show: Show = unseen,
+) -> NDArray[np.float64]:
+    """(P,) the target's perplexity of each piece; passes that the journal knows are not repeated.
+
+    `key` changes with the pieces. Raises OptionError if a piece does not fit into the model's
+    context, or if the journal belongs to other pieces or to another model.
+    """
+    lengths = pieces.lengths
+    longest, room = int(lengths.max()) + len(before), model.context_length
+    if room is not None and longest > room:
+        raise OptionError(
+            f"a piece has {longest} tokens, but the context of {model.name} is {room}; give "
+            f"--piece with at most {room - len(before)}"
+        )
+    turns = passes(model, lengths)
+    # Whatever may change a score: rows of one pass share kernels that round alike.
+    depends = [key, fingerprint(model), model.dtype, model.device.type, before, *map(len, turns)]
+    whole = hashlib.sha256(" ".join(map(str, depends)).encode()).hexdigest()
+    sums = np.empty(len(pieces))
+    with Journal(journal, whole) as known, show("ranking", len(pieces)) as advance:
+        for number, rows in enumerate(turns):
+            if number == len(known.scores):
+                known.add(log_likelihoods(model, (pieces[row] for row in rows), before))
+            sums[rows] = known.scores[number]
+            advance(len(rows))
+    return perplexities(sums, lengths, before)

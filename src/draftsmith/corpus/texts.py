@@ -1,0 +1,77 @@
+"""Reading texts: plain files and JSON lines, packed or not, alone or in folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from draftsmith.errors import LoadError
+
+PLAIN, LINES = (".txt", ".md"), (".jsonl",)
+_PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+def find(paths: Sequence[Path]) -> list[Path]:
+    """The files that are meant: a file as it is; of a folder all that we know to be texts, sorted.
+
+    Raises LoadError for what does not exist and for a folder without any.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) in PLAIN + LINES)
+            if not inside:
+                known = ", ".join(PLAIN + LINES)
+                raise LoadError(f"the folder {path} has no {known} (or such with .gz or .xz)")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise LoadError(f"there is no file or folder {path}")
+    return found
+
+
+def _kind(path: Path) -> str:
+    """The suffix that tells how to read it, without that of packing."""
+    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+
+
+def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
+    """The texts in a file: of JSON lines the `fields`, joined by a line break; else all of it.
+
+    Raises LoadError, naming file and line, for what cannot be read.
+    """
+    try:
+        with _PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
+            if _kind(path) in LINES:
+                yield from _lines(path, file, fields)
+            else:
+                yield file.read()
+    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+
+
+def _lines(path: Path, file: TextIO, fields: Sequence[str]) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            raise LoadError(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(item, dict):
+            raise LoadError(f"{path}, line {number} is no JSON object")
+        texts = [item.get(name) for name in fields]
+        if not all(isinstance(text, str) for text in texts):
+            missing = next(n for n, t in zip(fields, texts, strict=True) if not isinstance(t, str))
+            there = ", ".join(name for name, value in item.items() if isinstance(value, str))
+            raise LoadError(
+                f"{path}, line {number} has no text in {missing!r}; give --field with one that "
+                f"does (here: {there or 'none'})"
+            )
+        yield "\n".join(texts)
