@@ -55,7 +55,7 @@ MISSING = {
     "PLD+": [
         "PLD+ itself: ranks by hidden states or attention, which a recording does not have",
         "code and text editing: the answers of Vicuna on these tasks are not recorded",
-        "attribution on QuoteSum (table 10): needs PLD+'s own choices",
+        "attribution on QuoteSum (table 10): benchmarks/quotesum.py does",
     ],
     "Heterogeneous vocabularies": [
         "acceptance and speed of SLEM and TLI: need a target and a draft model",
