@@ -23,7 +23,7 @@ ORDER = [
     {"jobs"},
     {"chat"},
     {"engine"},
-    {"hf", "bench", "testing", "builtin", "train", "server"},
+    {"hf", "bench", "testing", "builtin", "train", "server", "tune"},
     {"cli"},
 ]
 """Lower never imports higher. `chat` may name `engine` for type checkers only."""

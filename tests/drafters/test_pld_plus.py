@@ -274,13 +274,13 @@ def test_greedy_output_is_the_models_own(name: str, spec: str) -> None:
 
 
 def test_a_batch_answers_like_one_by_one() -> None:
-    engine = Engine.from_pretrained(tiny.model(), drafter="pld_plus", budget=8)
+    engine = Engine.from_pretrained(build("gpt2"), drafter="pld_plus", budget=8)
     prompts = [prompt(n, seed=n) + prompt(n, seed=n) for n in (5, 9, 14)]
     options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0}
     together = engine.generate(prompts, **options)
     apart = [engine.generate(ids, drafter="none", **options) for ids in prompts]
     assert [r.tokens for r in together] == [r.tokens for r in apart]
-    assert all(r.stats.drafted for r in together)
+    assert all(r.stats.accepted for r in together)  # this model's answers end in loops
 
 
 def test_a_seed_gives_the_same_tokens_as_plain_sampling() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import draftsmith
-from draftsmith.cli import bench, bench_report, bench_run, chat, demo, doctor, drafters, run
+from draftsmith.cli import bench, bench_report, bench_run, chat, corpus, demo, doctor, drafters, run, tune
 from draftsmith.cli.options import grouped
 from draftsmith.cli.report import Reporting
 
@@ -27,6 +27,8 @@ for command in (demo.demo, run.run, chat.chat, drafters.drafters, doctor.doctor)
 for measuring in (bench_run.run, bench_report.report, bench_run.half):
     bench.bench.command()(grouped(measuring))
 app.add_typer(bench.bench, name="bench")
+app.add_typer(corpus.corpus, name="corpus")
+app.add_typer(tune.tune, name="tune")
 
 
 def _version(wanted: bool) -> None:

@@ -99,7 +99,7 @@ class PldPlus(Drafter):
                 attention_heads=_all_heads([states.hidden_layer - 1], model), why=states.why
             )
         found = calibration.load(model)
-        if found is None:
+        if found is None or not found.heads:
             raise OptionError(
                 f"pld_plus: which heads copy is not known for {model.name or 'this model'}; run "
                 "`draftsmith tune pld-plus MODEL PROMPTS` once, name them with "

@@ -1,0 +1,142 @@
+"""`draftsmith tune`: find the settings of a drafter that suit a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from draftsmith.cli.bench_records import bar
+from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
+from draftsmith.cli.options import Json
+from draftsmith.cli.render import plain_table
+from draftsmith.cli.report import note, stdout
+
+if TYPE_CHECKING:
+    from draftsmith.drafters.calibration import Calibration
+    from draftsmith.model.loaded import LoadedModel
+
+tune = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Find the settings of a drafter that suit a model.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_SHOWN = 5
+"""Layers, and heads per line, in the tables."""
+
+
+@tune.callback()
+def _group() -> None:
+    """Keeps the command's name, also while it is the only one."""
+
+
+@tune.command("pld-plus")
+def pld_plus(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")],
+    prompts: Annotated[
+        Path,
+        typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
+    ],
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
+    ] = 20,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")
+    ] = 128,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
+
+    The result is a small file in your cache folder that `pld_plus` reads from then on. If the
+    command is interrupted, the same command goes on where it stopped.
+
+    [bold]Example[/bold]
+
+    draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
+    """
+    source = resolve(model)
+    with waiting(f"loading {short(source)} …"), quiet():
+        import torch
+
+        from draftsmith.drafters.calibration import file_of
+        from draftsmith.engine import Engine
+        from draftsmith.model.load import load
+        from draftsmith.tune.notebook import Notebook
+        from draftsmith.tune.pld_plus import Plan, calibrate
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        loaded = load(source, dtype=dtype, device=checked_device(device))
+    plan = Plan(Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens)
+    notebook = Notebook(file_of(loaded.facts.name).with_suffix(".partial.jsonl"))
+    with bar("calibrating", plan.size) as advance:
+        found = calibrate(plan, notebook, advance)
+    path = found.save()
+    notebook.forget()
+    if json_:
+        print(path.read_text(encoding="utf-8"), end="", flush=True)
+    else:
+        show(found)
+    if notebook.recalled:
+        note(f"{notebook.recalled} pieces of work were there from an earlier run")
+    note(f"saved in {path}; pld_plus uses it from now on")
+
+
+def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
+    """Ids of the first prompts that fit the model, first turns only."""
+    from draftsmith.bench.run import encoded
+    from draftsmith.bench.suites import read as read_records
+    from draftsmith.errors import PromptError
+
+    found: list[list[int]] = []
+    for record in read_records(path).records:
+        if len(found) == limit:
+            break
+        if any(message["content"] is None for message in record.messages):
+            continue  # a later turn, whose earlier answers are not known
+        try:
+            found.append(encoded(model, record))
+        except PromptError as error:
+            note(f"left out: {record.id}: {error}")
+    return found
+
+
+def show(found: Calibration) -> None:
+    """What was found, for a person."""
+    console = stdout()
+    console.print(
+        Text.assemble(
+            (f"PLD+ on {found.model}", "bold"),
+            f": {found.tokens:,} tokens of {found.prompts} answers",
+        )
+    )
+    table = plain_table("", "mean accepted length", header=True)
+    layers = found.accepted["layer"]
+    for layer in sorted(layers, key=lambda n: -layers[n])[:_SHOWN]:
+        table.add_row(f"layer {layer}, K=10", f"{layers[layer]:.2f}")
+    for rank, best in found.K.items():
+        for K, length in found.accepted[rank].items():  # noqa: N806
+            chosen = "  ← shortest within 1 % of the best" if int(K) == best else ""
+            table.add_row(f"by {rank}, K={K}", f"{length:.2f}{chosen}")
+    console.print(table)
+    total = found.layers * found.heads_per_layer
+    if not found.heads:
+        console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
+        return
+    first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])
+    share = len(found.heads) / total
+    console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")

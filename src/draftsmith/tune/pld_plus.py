@@ -1,0 +1,336 @@
+"""Calibrating PLD+: which heads copy, which layer's states find the copy, how far copies hold.
+
+Source: PLD+, sections 4.2.1 (heads), 5.5 and 7.2–7.3 (layer with K = 10, then K). All of it follows
+from answers decoded plainly: `reach[t]` is how many tokens of the draft made at position t the
+answer goes on to confirm, and from it the passes of a whole answer for every K at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefix
+from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
+from draftsmith.drafters.calibration import Calibration
+from draftsmith.drafters.pld_plus import DEPTH, PldPlus
+from draftsmith.engine import Engine
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.runner import Runner
+from draftsmith.tune.notebook import Notebook
+
+LENGTHS = tuple(range(10, 101, 10))
+"""The draft lengths that are tried. Source: section 7.2."""
+LAYER_K = 10
+"""The draft length while layers are compared. Source: section 7.3."""
+HEADS = 50
+"""Heads that decide while their K is sought. Source: appendix B.1."""
+NEARLY = 0.99
+"""ours: the shortest drafts within 1 % of the best accepted length; longer ones only cost."""
+_COMPARED = 64
+"""Longest past that tells two places of a token apart."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to calibrate on."""
+
+    engine: Engine
+    prompts: Sequence[Sequence[int]]
+    max_new_tokens: int = 128
+
+    def __post_init__(self) -> None:
+        model = self.engine.model
+        if model.capabilities.shape == "plain":
+            why = "; ".join(model.capabilities.reasons)
+            raise UnsupportedError(f"{model.name} decodes one token per pass, drafts or not: {why}")
+        if not model.facts.name:
+            raise OptionError("a model made in memory has no name to remember a calibration by")
+        if not self.prompts:
+            raise OptionError("there are no prompts to calibrate on")
+
+    @property
+    def key(self) -> list[Any]:
+        """What every result depends on beside its prompt."""
+        facts = self.engine.model.facts
+        return [
+            facts.name,
+            facts.layers,
+            facts.heads,
+            str(self.engine.model.dtype),
+            self.max_new_tokens,
+        ]
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention rows can be recorded."""
+        return self.engine.model.capabilities.attention == "draftsmith"
+
+    @property
+    def size(self) -> int:
+        """Units of work: per prompt its answer, its layers, and the heads' drafts."""
+        return len(self.prompts) * (3 if self.attends else 2)
+
+
+def calibrate(plan: Plan, notebook: Notebook, advance: Callable[[int], None]) -> Calibration:
+    """Find heads, layer and K; what the notebook already holds is not computed again."""
+    facts = plan.engine.model.facts
+    answers, heads = _answers_and_heads(plan, notebook, advance)
+    tokens = sum(map(len, answers))
+    by_layer = _by_layer(plan, answers, notebook, advance)
+    layers = {layer: tokens / passes[LAYER_K] for layer, passes in by_layer.items()}
+    layer = best_layer(layers)
+    by_rank = {"hidden": by_layer[layer]}
+    if heads:
+        best = tuple((layer, head) for layer, head, _ in heads[:HEADS])
+        by_rank["attention"] = _by_heads(plan, answers, best, notebook, advance)
+    lengths = {r: {K: tokens / n for K, n in passes.items()} for r, passes in by_rank.items()}
+    accepted = {"layer": {str(n): length for n, length in layers.items()}}
+    for rank, found in lengths.items():
+        accepted[rank] = {str(K): length for K, length in found.items()}
+    return Calibration(
+        facts.name,
+        facts.layers,
+        facts.heads,
+        layer,
+        heads,
+        {rank: shortest_good(found) for rank, found in lengths.items()},
+        accepted,
+        len(answers),
+        tokens,
+    )
+
+
+def _answers_and_heads(
+    plan: Plan, notebook: Notebook, advance: Callable[[int], None]
+) -> tuple[list[list[int]], tuple[tuple[int, int, int], ...]]:
+    answers: list[list[int]] = []
+    peaks: Counter[tuple[int, int]] = Counter()
+    for prompt in plan.prompts:
+        key = ["answer", plan.key, *prompt]
+        found = notebook.recall(key, partial(answer_and_peaks, plan, prompt))
+        answers.append(found["answer"])
+        peaks.update({(layer, head): count for layer, head, count in found["peaks"]})
+        advance(1)
+    return answers, tuple((*head, count) for head, count in ranked(peaks))
+
+
+def _by_layer(
+    plan: Plan, answers: Sequence[list[int]], notebook: Notebook, advance: Callable[[int], None]
+) -> dict[int, Counter[int]]:
+    """Layer → K → passes for all answers."""
+    layers = range(1, plan.engine.model.facts.layers + 1)
+    total: dict[int, Counter[int]] = {layer: Counter() for layer in layers}
+    for prompt, answer in zip(plan.prompts, answers, strict=True):
+        key = ["layers", plan.key, *prompt]
+        found = notebook.recall(key, partial(passes_by_layer, plan, prompt, answer))
+        for layer, counts in zip(layers, found, strict=True):
+            total[layer].update(dict(zip(LENGTHS, counts, strict=True)))
+        advance(1)
+    return total
+
+
+def _by_heads(
+    plan: Plan,
+    answers: Sequence[list[int]],
+    heads: tuple[tuple[int, int], ...],
+    notebook: Notebook,
+    advance: Callable[[int], None],
+) -> Counter[int]:
+    """K → passes for all answers."""
+    total: Counter[int] = Counter()
+    for prompt, answer in zip(plan.prompts, answers, strict=True):
+        key = ["heads", plan.key, heads, *prompt]
+        found = notebook.recall(key, partial(passes_by_attention, plan, prompt, answer, heads))
+        total.update(dict(zip(LENGTHS, found, strict=True)))
+        advance(1)
+    return total
+
+
+# ------------------------------------------------------------------------------------ choices
+
+
+def ranked(peaks: Counter[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
+    """Heads by how often they peaked at the copy, those that never did left out."""
+    return sorted(
+        ((head, n) for head, n in peaks.items() if n), key=lambda pair: (-pair[1], pair[0])
+    )
+
+
+def best_layer(accepted: dict[int, float]) -> int:
+    """The layer with the longest accepted drafts; of equal ones that nearest the paper's depth."""
+    usual = DEPTH * len(accepted)
+    return max(accepted, key=lambda layer: (accepted[layer], -abs(layer - usual)))
+
+
+def shortest_good(accepted: dict[int, float]) -> int:
+    """The smallest K whose mean accepted length is nearly the best."""
+    best = max(accepted.values())
+    return min(K for K, length in accepted.items() if length >= NEARLY * best)
+
+
+def passes(reach: Sequence[int], K: int) -> int:  # noqa: N803
+    """Target passes for an answer of len(reach) tokens with drafts of at most K."""
+    done = count = 0
+    while done < len(reach):
+        done += min(reach[done], K) + 1
+        count += 1
+    return count
+
+
+# ------------------------------------------------------------------------------------ heads
+
+
+def answer_and_peaks(plan: Plan, prompt: Sequence[int]) -> dict[str, list[Any]]:
+    """The plain greedy answer, and [layer, head, count] of the heads that peaked at a copy.
+
+    Source: section 4.2.1. For every generated token that occurs in the prompt, the place with the
+    longest common past; a head counts if the row that chose the token peaks there.
+    """
+    facts = plan.engine.model.facts
+    counts = torch.zeros(facts.layers * facts.heads, dtype=torch.long)
+
+    def see(ctx: Context) -> None:
+        place = likely_source(ctx.ids, ctx.prompt_length)
+        if place is not None and ctx.attention is not None:
+            counts.add_((ctx.attention.argmax(-1) == place).cpu())
+
+    everything = PldPlus(rank="attention", heads="all").needs_of(facts)
+    answer = watched(plan, prompt, everything if plan.attends else NO_NEEDS, see)
+    peaks = Counter({divmod(i, facts.heads): n for i, n in enumerate(counts.tolist())})
+    return {"answer": answer, "peaks": [[*head, n] for head, n in ranked(peaks)]}
+
+
+def likely_source(ids: Sequence[int], prompt_length: int) -> int | None:
+    """Where in the prompt the last id was copied from: the longest common past, the latest such.
+
+    None if nothing was generated yet, or the prompt does not hold it.
+    """
+    t = len(ids) - 1
+    if t < prompt_length:
+        return None
+    places = [j for j in range(prompt_length) if ids[j] == ids[t]]
+    return max(places, key=lambda j: (common_past(ids, j, t), j), default=None)
+
+
+def common_past(ids: Sequence[int], j: int, t: int) -> int:
+    """How many ids before positions j < t are equal, at most 64."""
+    length = 0
+    while length < min(j, _COMPARED) and ids[j - 1 - length] == ids[t - 1 - length]:
+        length += 1
+    return length
+
+
+# ----------------------------------------------------------------------- layers and lengths
+
+
+def passes_by_layer(plan: Plan, prompt: Sequence[int], answer: Sequence[int]) -> list[list[int]]:
+    """Passes for every K, by layer from 1: each from one pass over prompt and answer."""
+    model, ids = plan.engine.model, [*prompt, *answer]
+    runner = Runner(model)
+    counts = []
+    for layer in range(1, model.facts.layers + 1):
+        row = runner.open(ids, Needs(hidden_layer=layer))
+        runner.prefill(row)
+        hidden = runner.taps(row).hidden
+        assert hidden is not None  # prompt and answer are two tokens at least
+        reach = reach_by_states(ids, len(prompt), hidden, PldPlus(layer=layer, K=LENGTHS[-1]))
+        runner.close(row)
+        counts.append([passes(reach, K) for K in LENGTHS])
+    return counts
+
+
+def reach_by_states(
+    ids: Sequence[int], prompt_length: int, hidden: Tensor, drafter: PldPlus
+) -> list[int]:
+    """For each generated position, how far the draft made there agrees; hidden is (T-1, D)."""
+    known = list(ids[:prompt_length])
+    ctx = Context(
+        ids=known,
+        prompt_length=prompt_length,
+        vocab_size=0,
+        sampling=SamplingParams(),
+        chance=Dice(),
+        budget=drafter.K,
+    )
+    state, reach = drafter.open(ctx), []
+    for t in range(prompt_length, len(ids)):
+        ctx.hidden = hidden[: t - 1]
+        reach.append(agreement(state.draft(ctx).tokens, ids, t))
+        known.append(ids[t])
+    return reach
+
+
+def passes_by_attention(
+    plan: Plan, prompt: Sequence[int], answer: Sequence[int], heads: tuple[tuple[int, int], ...]
+) -> list[int]:
+    """Passes for every K with these heads; the answer is decoded once more to see their rows."""
+    drafter = PldPlus(rank="attention", heads=heads, K=LENGTHS[-1])
+    ids, state = [*prompt, *answer], None
+    reach = [0] * len(answer)
+
+    def see(ctx: Context) -> None:
+        nonlocal state
+        state = state or drafter.open(ctx)
+        wide = replace(ctx, budget=drafter.K)
+        t = len(ctx.ids)
+        reach[t - len(prompt)] = agreement(state.draft(wide).tokens, ids, t)
+
+    watched(plan, prompt, drafter.needs_of(plan.engine.model.facts), see)
+    return [passes(reach, K) for K in LENGTHS]
+
+
+def agreement(draft: Sequence[int], ids: Sequence[int], t: int) -> int:
+    """How many tokens of a draft for position t on are what came."""
+    return common_prefix(draft, ids[t : t + len(draft)])
+
+
+# ----------------------------------------------------------------------------- plain decoding
+
+
+def watched(
+    plan: Plan, prompt: Sequence[int], needs: Needs, see: Callable[[Context], None]
+) -> list[int]:
+    """The plain greedy answer to a prompt; `see` is shown the context of every step."""
+    result = plan.engine.generate(
+        list(prompt),
+        drafter=Onlooker(needs, see),
+        budget=1,
+        temperature=0.0,
+        max_new_tokens=plan.max_new_tokens,
+    )
+    tokens: list[int] = result.tokens
+    return tokens
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Onlooker(Drafter):
+    """Drafts nothing and looks on."""
+
+    wanted: Needs
+    see: Callable[[Context], None]
+
+    name: ClassVar[str] = "onlooker"
+
+    def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
+        return self.wanted
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Looking(self.see)
+
+
+class _Looking(DrafterState):
+    def __init__(self, see: Callable[[Context], None]) -> None:
+        self._see = see
+
+    def draft(self, ctx: Context) -> Draft:
+        self._see(ctx)
+        return EMPTY
