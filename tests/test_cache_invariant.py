@@ -13,7 +13,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import Session
-from draftsmith.drafters.registry import names, parse
+from draftsmith.drafters.registry import bare_names, parse
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -36,7 +36,7 @@ def fresh_cache(loaded: LoadedModel, ids: list[int]) -> list[tuple[torch.Tensor,
 
 def drafters() -> list[Drafter]:
     return [
-        *map(parse, names()),
+        *map(parse, bare_names()),
         random_trees(1, nodes=7, near=[8, 5, 6, 7] * 20),
         random_trees(2, nodes=5, probes=3, near=[8, 5, 6, 7] * 20),
     ]

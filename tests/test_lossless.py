@@ -11,7 +11,7 @@ import torch
 
 from architectures import ALL, build
 from draftsmith.core.drafter import Drafter
-from draftsmith.drafters.registry import names
+from draftsmith.drafters.registry import bare_names
 from draftsmith.engine import Engine
 from draftsmith.testing import adversary, oracle, random_trees
 
@@ -85,7 +85,7 @@ def test_architectures(name: str) -> None:
     """Twenty random prompts with a tiny random model of each architecture."""
     model = build(name)
     engine = Engine.from_pretrained(model)
-    ties = compare(engine, random_prompts(90, 20), 24, names())
+    ties = compare(engine, random_prompts(90, 20), 24, bare_names())
     assert ties <= 2, f"{ties} ties are too many to be chance"
 
 
@@ -106,7 +106,7 @@ def test_stories_on_200_prompts(shared_data: Path) -> None:
     tokenizer = engine.model.tokenizer
     prompts = [tokenizer(text)["input_ids"][:300] for text in texts(shared_data, 200)]
     assert len(prompts) == 200
-    assert compare(engine, prompts, 48, names()) <= 2
+    assert compare(engine, prompts, 48, bare_names()) <= 2
 
 
 @pytest.mark.slow
@@ -122,4 +122,4 @@ def test_builtin_model_on_200_prompts(shared_data: Path) -> None:
         for text in texts(shared_data, 200)
     ]
     assert len(prompts) == 200
-    assert compare(engine, prompts, 24, names()) <= 2
+    assert compare(engine, prompts, 24, bare_names()) <= 2

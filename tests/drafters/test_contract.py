@@ -9,7 +9,7 @@ import torch
 
 from draftsmith.core.draft import ROOT, Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.registry import names, parse
+from draftsmith.drafters.registry import bare_names, parse
 from draftsmith.errors import DrafterError
 from draftsmith.testing import Scripted, check_drafter, check_law, check_rewind
 
@@ -27,7 +27,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("spec", [*names(), *SETTINGS])
+@pytest.mark.parametrize("spec", [*bare_names(), *SETTINGS])
 def test_contract(spec: str) -> None:
     check_drafter(parse(spec))
 

@@ -10,7 +10,18 @@ from typing import Annotated, Any
 import typer
 
 import draftsmith
-from draftsmith.cli import bench, bench_report, bench_run, chat, corpus, demo, doctor, drafters, run, tune
+from draftsmith.cli import (
+    bench,
+    bench_report,
+    bench_run,
+    chat,
+    corpus,
+    demo,
+    doctor,
+    drafters,
+    run,
+    tune,
+)
 from draftsmith.cli.options import grouped
 from draftsmith.cli.report import Reporting
 

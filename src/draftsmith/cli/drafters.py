@@ -86,7 +86,7 @@ def _default(option: Field[Any]) -> str:
         return f"{option.name}={option.default!r}"
     if option.default_factory is not MISSING:
         return f"{option.name}={option.default_factory()!r}"
-    return option.name
+    return f"{option.name}=…"
 
 
 def _type(option: Field[Any]) -> str:

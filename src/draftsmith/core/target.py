@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
@@ -45,6 +45,11 @@ class ModelFacts:
     """Query heads per layer."""
     name: str = ""
     """Hub id or folder that its weights came from; empty for a model made in memory."""
+    vocabulary: Callable[[], str | None] = field(default=lambda: None, compare=False)
+    """Gives the fingerprint of its vocabulary (`text.vocabulary`), None where that is unknown.
+
+    A function, since computing it takes a while and few drafters ask.
+    """
 
 
 @dataclass(frozen=True, slots=True)

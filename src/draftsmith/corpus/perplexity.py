@@ -5,7 +5,7 @@ PPL(u) = exp(-1/t Σ log p(u_i | u_<i)), i = 1…t (SPECTRA, section 3.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def passes(loaded: LoadedModel, lengths: NDArray[np.int64]) -> list[NDArray[np.i
 
 
 def log_likelihoods(
-    loaded: LoadedModel, pieces: Iterable[Sequence[int]], before: tuple[int, ...] = ()
+    loaded: LoadedModel, pieces: Iterable[Iterable[int]], before: tuple[int, ...] = ()
 ) -> list[float]:
     """Σ log p(u_i | u_<i) of each piece, in one pass, u being `before` and then the piece.
 

@@ -66,12 +66,11 @@ def _lines(path: Path, file: TextIO, fields: Sequence[str]) -> Iterator[str]:
             raise LoadError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(item, dict):
             raise LoadError(f"{path}, line {number} is no JSON object")
-        texts = [item.get(name) for name in fields]
-        if not all(isinstance(text, str) for text in texts):
-            missing = next(n for n, t in zip(fields, texts, strict=True) if not isinstance(t, str))
-            there = ", ".join(name for name, value in item.items() if isinstance(value, str))
+        texts = {name: value for name, value in item.items() if isinstance(value, str)}
+        missing = next((name for name in fields if name not in texts), None)
+        if missing is not None:
             raise LoadError(
                 f"{path}, line {number} has no text in {missing!r}; give --field with one that "
-                f"does (here: {there or 'none'})"
+                f"does (here: {', '.join(texts) or 'none'})"
             )
-        yield "\n".join(texts)
+        yield "\n".join(texts[name] for name in fields)

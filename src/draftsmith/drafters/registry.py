@@ -7,7 +7,7 @@ anybody else's.
 from __future__ import annotations
 
 import ast
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -26,6 +26,15 @@ def _entries() -> dict[str, EntryPoint]:
 def names() -> list[str]:
     """Names of all installed drafters."""
     return sorted(_entries())
+
+
+def bare_names() -> list[str]:
+    """Names of the installed drafters that can be used without giving any option."""
+    return [name for name in names() if not any(map(_required, fields(lookup(name))))]
+
+
+def _required(option: Field[Any]) -> bool:
+    return option.default is MISSING and option.default_factory is MISSING
 
 
 def lookup(name: str) -> type[Drafter]:

@@ -11,6 +11,7 @@ import torch
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.forward import Forward
+from draftsmith.text.vocabulary import fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,13 @@ class LoadedModel:
             # Where every layer has its own number, ask for heads that all layers have.
             heads=min(heads) if isinstance(heads, list | tuple) else int(heads or 0),
             name=str(getattr(self.model.config, "_name_or_path", "") or ""),
+            vocabulary=lambda: self.vocabulary,
         )
+
+    @cached_property
+    def vocabulary(self) -> str | None:
+        """Fingerprint of what its tokenizer's ids mean; None without a tokenizer."""
+        return None if self.tokenizer is None else fingerprint(self.tokenizer)
 
     @cached_property
     def blocks(self) -> torch.nn.ModuleList | None:

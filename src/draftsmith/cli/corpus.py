@@ -1,0 +1,261 @@
+"""`draftsmith corpus`: texts for the drafters that look things up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from draftsmith.cli.bench_records import bar
+from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
+from draftsmith.cli.options import Json, grouped
+from draftsmith.cli.render import plain_table, visible
+from draftsmith.cli.report import note, stdout
+from draftsmith.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from draftsmith.corpus.datastore import Datastore, Match
+    from draftsmith.corpus.files import Header
+
+BUILTIN = "edit-7m"
+
+corpus = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Build and look into corpora: what the drafters retrieval and spectra look up.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", show_default=False, help="A folder made by corpus build.")
+]
+
+
+def build(
+    texts: Annotated[
+        list[Path],
+        typer.Option(
+            "--texts", metavar="PATH", show_default=False,
+            help="A file (.jsonl, else plain text; also .gz, .xz) or a folder of .txt, .md and "
+            ".jsonl; may be given several times.",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder."),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", show_default="built-in",
+            help="The model to draft for: a Hugging Face hub id or a folder.",
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, show_default="100000",
+            help="Keep the N pieces that the model finds least surprising.",
+        ),
+    ] = None,
+    no_filter: Annotated[
+        bool, typer.Option("--no-filter", help="Keep everything; the model is not run (REST).")
+    ] = False,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field", metavar="NAME", show_default="text",
+            help="Of JSON lines: what to read; several are joined by line breaks.",
+        ),
+    ] = None,
+    piece: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Cut documents longer than N tokens for ranking."),
+    ] = 512,
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")
+    ] = None,
+    json_: Json = False,
+) -> None:  # fmt: skip
+    """Build a corpus of the texts that a model finds least surprising. Goes on if interrupted.
+
+    [bold]Examples[/bold]
+
+    draftsmith corpus build -m Qwen/Qwen2.5-0.5B-Instruct --texts chats.jsonl -o chats.corpus
+
+    draftsmith run -m Qwen/Qwen2.5-0.5B-Instruct -d "retrieval(corpus='chats.corpus')" "Hello"
+    """
+    from draftsmith.corpus.build import Plan
+    from draftsmith.corpus.build import build as make
+    from draftsmith.corpus.files import HEADER
+
+    if no_filter and keep is not None:
+        raise OptionError("--keep and --no-filter were both given: choose one")
+    wanted = None if no_filter else keep or Plan.keep
+    plan = Plan(texts=texts, fields=tuple(field or Plan.fields), piece=piece, keep=wanted)
+    source = resolve(model)
+    loaded, tokenizer = None, None
+    with waiting(f"loading {short(source)} …"), quiet():
+        if wanted is None:
+            from draftsmith.model.load import read_tokenizer
+
+            tokenizer = read_tokenizer(source, {})
+        else:
+            import torch
+
+            from draftsmith.model.load import load
+
+            if threads is not None:
+                torch.set_num_threads(threads)
+            loaded = load(source, dtype=dtype, device=checked_device(device))
+            tokenizer = loaded.tokenizer
+    there = (output / HEADER).exists()
+    try:
+        with quiet():
+            header = make(plan, output, tokenizer, loaded, model or BUILTIN, bar)
+    except KeyboardInterrupt:
+        note("give the same command again to go on where it stopped")
+        raise
+    if there:
+        note(f"{output} was built before; delete it to build it again")
+    _show(output, header, json_)
+
+
+def info(
+    folder: _Folder,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the files, too, and compare their checksums.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Say what a corpus holds and how it was built.
+
+    [bold]Example[/bold]
+
+    draftsmith corpus info chats.corpus --verify
+    """
+    from draftsmith.corpus.datastore import Datastore
+
+    store = Datastore.open(folder, verify=False)
+    if verify:
+        with bar("verifying", 8 * len(store)) as advance:
+            store.verify(advance)
+    _show(folder, store.header, json_)
+    if verify:
+        note("both files are as they were built")
+
+
+def query(
+    folder: _Folder,
+    text: Annotated[
+        str, typer.Argument(show_default=False, help="What is looked up: its last tokens.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", show_default="the corpus's",
+            help="Whose tokenizer to use: a Hugging Face hub id or a folder.",
+        ),
+    ] = None,
+    most: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Continuations to show, best first.")
+    ] = 8,
+    json_: Json = False,
+) -> None:  # fmt: skip
+    """Show what followed the end of a text in a corpus.
+
+    [bold]Example[/bold]
+
+    draftsmith corpus query chats.corpus "How can I"
+    """
+    from draftsmith.corpus.datastore import Datastore
+
+    store = Datastore.open(folder, verify=False)
+    with waiting("loading the tokenizer …"), quiet():
+        from draftsmith.model.load import read_tokenizer
+        from draftsmith.text.tokenizer import encode
+        from draftsmith.text.vocabulary import fingerprint
+
+        tokenizer = read_tokenizer(resolve(model or store.header.model), {})
+        store.header.check_vocabulary(fingerprint(tokenizer), folder)
+        ids = encode(tokenizer, text)
+    found = _look_up(store, tokenizer, ids, most)
+    if json_:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+    elif not found["matched"]:
+        stdout().print(Text("nothing in the corpus ends like this text"))
+    else:
+        stdout().print(_matches(found))
+
+
+def _look_up(store: Datastore, tokenizer: Any, ids: list[int], most: int) -> dict[str, Any]:
+    from draftsmith.text.tokenizer import decode
+
+    match: Match | None = store.find(ids)
+    if match is None:
+        return {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
+    trie = store.trie(match)
+    continuations = []
+    for path in trie.best(most):
+        first, last = trie.weights[path[0]], trie.weights[path[-1]]
+        followed = decode(tokenizer, trie.tokens[path].tolist())
+        continuations.append({"text": followed, "begin": int(first), "whole": int(last)})
+    return {
+        "matched": decode(tokenizer, ids[-match.length :]),
+        "tokens": match.length,
+        "occurrences": match.count,
+        "counted": len(trie.paths),
+        "continuations": continuations,
+    }
+
+
+def _matches(found: dict[str, Any]) -> Table:
+    table = plain_table("continuation", "begin so", "go on so", header=True)
+    table.title = Text(
+        f"{found['matched']!r} ({found['tokens']} tokens) occurs {found['occurrences']} times, "
+        f"{found['counted']} counted"
+    )
+    table.title_justify = "left"
+    for one in found["continuations"]:
+        shown = visible(repr(one["text"]))
+        table.add_row(Text(shown), str(one["begin"]), str(one["whole"]))
+    return table
+
+
+def _show(folder: Path, header: Header, json_: bool) -> None:
+    if json_:
+        from dataclasses import asdict
+
+        typer.echo(json.dumps(asdict(header), ensure_ascii=False))
+        return
+    ranked = header.perplexity
+    perplexity = ", ".join(f"{name} {value:.2f}" for name, value in ranked.items())
+    made = header.settings
+    rows = [
+        ("corpus", str(folder)),
+        ("for", f"{header.model}, vocabulary {header.vocabulary[:12]}"),
+        ("holds", f"{header.tokens:,} tokens, {8 * header.tokens / 1e6:,.1f} MB"),
+        ("kept", f"{header.examples:,} of {made.get('pieces', header.examples):,} pieces"),
+        ("perplexity", perplexity or "not ranked"),
+        ("read", ", ".join(f"{value:,} {name}" for name, value in made.get("read", {}).items())),
+    ]
+    table = plain_table()
+    for name, value in rows:
+        table.add_row(Text(name, "bold"), Text(value))
+    stdout().print(table)
+
+
+for _command in (build, info, query):
+    corpus.command()(grouped(_command))

@@ -1,0 +1,92 @@
+"""Retrieval: draft what followed the end of the text in a corpus.
+
+SPECTRA-RETRIEVAL: "SPECTRA: Faster Large Language Model Inference with Optimized Internal and
+External Speculation", section 3.2, where the corpus is what the target finds least surprising; with
+an unranked one REST (He et al. 2024).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
+from draftsmith.corpus.datastore import DEPTH, LONGEST, SAMPLE, SHORTEST, Datastore, shared
+from draftsmith.drafters.options import at_least
+from draftsmith.errors import OptionError
+
+
+@dataclass(frozen=True, repr=False)
+class Retrieval(Drafter):
+    """Draft what followed the longest suffix of the text that occurs in a corpus.
+
+    `corpus` is a folder made by `draftsmith corpus build`. Suffixes of `longest` to `shortest` ids
+    are looked up. Of up to `sample` occurrences the next `depth` tokens are merged to a tree, of
+    which the most frequent nodes are drafted. Decisions where the paper is silent are REST's:
+    suffixes of 16 to 2, continuations of 10, 64 nodes.
+    """
+
+    corpus: str
+    longest: int = LONGEST
+    shortest: int = SHORTEST
+    depth: int = DEPTH
+    sample: int = SAMPLE
+
+    name: ClassVar[str] = "retrieval"
+    summary: ClassVar[str] = "what followed the last tokens in a corpus (SPECTRA-RETRIEVAL, REST)"
+    width: ClassVar[int] = 64
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.corpus, str | os.PathLike):
+            raise OptionError(
+                f"{self.name}: corpus={self.corpus!r} cannot work; give a folder made by "
+                "`draftsmith corpus build`"
+            )
+        object.__setattr__(self, "corpus", os.fspath(self.corpus))  # so that it can be typed
+        for option in ("longest", "shortest", "depth", "sample"):
+            at_least(self, option, 1)
+        if self.shortest > self.longest:
+            raise OptionError(
+                f"{self.name}: shortest={self.shortest} is above longest={self.longest}; suffixes "
+                "go from longest to shortest"
+            )
+        self.datastore()  # A wrong folder is told now, not after minutes of loading a model.
+
+    def datastore(self) -> Datastore:
+        """The corpus, shared by all sequences; raises LoadError."""
+        return shared(self.corpus)
+
+    def needs_of(self, model: ModelFacts) -> Needs:
+        """Nothing; raises OptionError if the corpus was built for another vocabulary."""
+        vocabulary = model.vocabulary()
+        if vocabulary is not None:
+            store = self.datastore()
+            store.header.check_vocabulary(vocabulary, store.folder)
+        return NO_NEEDS
+
+    def open(self, ctx: Context) -> DrafterState:
+        store = self.datastore()
+        store.header.check_ids(ctx.vocab_size, store.folder)
+        return _Lookup(self, store)
+
+
+class _Lookup(DrafterState):
+    """Nothing to remember: every step looks at the last ids alone."""
+
+    def __init__(self, config: Retrieval, store: Datastore) -> None:
+        self.config, self.store = config, store
+
+    def draft(self, ctx: Context) -> Draft:
+        c = self.config
+        return self.store.draft(
+            ctx.ids,
+            ctx.budget,
+            c.name,
+            longest=c.longest,
+            shortest=c.shortest,
+            depth=min(c.depth, ctx.depth),
+            sample=c.sample,
+        )
