@@ -117,6 +117,25 @@ def test_a_copy_of_the_prediction_has_no_place_in_the_context(spec: str) -> None
     assert draft.origins is None
 
 
+@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
+def test_a_prediction_that_the_prompt_holds_is_copied_from_there(spec: str) -> None:
+    """As when a file is edited: it is the prediction and stands in the prompt."""
+    ids, prediction = [50, 3, 4, 5, 6, 7, 8, 51, 3, 4, 5], (3, 4, 5, 6, 7, 8)
+    ctx = context(ids, prediction=prediction)
+    state = parse(spec).open(ctx)
+    draft = state.draft(ctx)
+    assert draft.tokens[:2] == (6, 7)
+    assert draft.origins is not None
+    assert draft.origins[:2] == (4, 5)
+    state.truncate(5)  # the prompt that comes instead does not hold it any more
+    ctx.ids = [50, 3, 4, 5, 6, 9, 9, 9, 7, 8]
+    state.draft(ctx)
+    ctx.ids = [*ctx.ids, 3, 4, 5]
+    draft = state.draft(ctx)
+    assert draft.tokens[0] == 6
+    assert all(ctx.ids[o] == t for o, t in zip(draft.origins or (), draft.tokens, strict=False))
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[int]:
     return draw(st.lists(st.integers(0, 3), min_size=1, max_size=60))

@@ -63,7 +63,7 @@ class Draft:
     origins: tuple[int, ...] | None = None
     """(n+m,) position in the context's ids that each node was copied from; None: nothing was.
 
-    -1 for a node that was not: invented, say, or copied from the `prediction` text.
+    -1 for a node that was not: invented, say, or copied from a `prediction` found nowhere in there.
     """
 
     @classmethod

@@ -21,6 +21,8 @@ class History:
     def __init__(self, ctx: Context) -> None:
         self.ids: list[int] = [*ctx.prediction, SEAM] if ctx.prediction else []
         self.offset = len(self.ids)
+        # Where the prompt holds the whole prediction, too: a file to edit stands in both.
+        self._twin = find(ctx.prediction, ctx.ids) if ctx.prediction else None
 
     def extend(self, ids: Sequence[int]) -> None:
         """Take over what `ids` has gained."""
@@ -29,6 +31,8 @@ class History:
     def truncate(self, length: int) -> None:
         """Forget the context's ids at and beyond `length`."""
         del self.ids[self.offset + length :]
+        if self._twin is not None and self._twin + self.offset - 1 > length:
+            self._twin = None
 
     def copy(self, start: int, most: int) -> list[int]:
         """Up to `most` ids from `start` on, ending at the seam."""
@@ -44,16 +48,30 @@ class History:
         return piece
 
     def origins(self, start: int, count: int) -> Sequence[int] | None:
-        """Context positions of a copy of `count` ids from `start` on; None: of the prediction.
+        """Context positions of a copy of `count` ids from `start` on.
 
-        Where a copy goes on into itself, the positions come round again with it.
+        None for a copy of a prediction that the context does not hold. Where a copy goes on into
+        itself, the positions come round again with it.
         """
         first, period = start - self.offset, len(self.ids) - start
-        if first < 0:
-            return None  # the seam keeps such a copy from reaching the context
+        if first < 0:  # the seam keeps such a copy from reaching the context
+            if self._twin is None:
+                return None
+            first = self._twin + start
+            return range(first, first + count)
         if count <= period:
             return range(first, first + count)
         return [first + i % period for i in range(count)]
+
+
+def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
+    """Where `part`, not empty, first occurs in `whole`."""
+    wanted, ids, length = list(part), list(whole), len(part)
+    for at in range(len(ids) - length + 1):
+        # The last id first, which saves most slices.
+        if ids[at + length - 1] == wanted[-1] and ids[at : at + length] == wanted:
+            return at
+    return None
 
 
 class NgramIndex:
