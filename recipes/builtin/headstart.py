@@ -50,6 +50,8 @@ class Circuit:
     bag_sharp = 2.0
     bag_turn = 0.03  # radians a token of the fastest pair that forms the bag: about 30 tokens
     weights = (2.2, 1.5, 1.0, 0.7, 0.5, 0.4)  # of the compared tokens, the newest first
+    bag_weight = 1.5  # of the bag in the comparison
+    anew = 4.0  # how much a marker before a file outweighs other tokens in a bag
     share = 2 / 3  # of the compared dimensions that hold single tokens, the rest hold the bag
     nearness = 200.0  # how clearly the nearest place wins
     handicap = 10.0  # of places inside the answer
@@ -119,6 +121,16 @@ class Circuit:
         """Move what `protect` uses."""
         for name in ("fixed", "moving", "lengths_of_moving"):
             setattr(self, name, getattr(self, name).to(device))
+
+    def bag_pairs(self) -> range:
+        first = next(pair for pair, turn in enumerate(self.turns) if turn < self.bag_turn)
+        return range(first, min(first + PAIRS, self.half))
+
+    def own(self) -> float:
+        """How much of a token its own bag holds: a key leaves it out, being what is looked for."""
+        turns = torch.tensor([self.turns[pair] for pair in self.bag_pairs()])
+        scores = self.bag_sharp * torch.outer(torch.arange(512), turns).cos().sum(1)
+        return self.bag_written * float(scores.softmax(0)[0])
 
     def look_back(self, attention: Attention, head: int, back: int, gain: float) -> None:
         """Make a head attend to the place `back` before."""
@@ -215,10 +227,16 @@ def write_past(network: TinyLlama, circuit: Circuit, scale: float) -> None:
         circuit.look_back(attention, back, back + 1, gain)
         output = attention.o_proj.weight[:, back * width : (back + 1) * width]
         output[:, :size] = circuit.spaces[back].T * circuit.written
-    first = next(pair for pair, turn in enumerate(circuit.turns) if turn < circuit.bag_turn)
     query = torch.zeros(width)
-    query[first : min(first + PAIRS, circuit.half)] = circuit.bag_sharp
+    query[torch.tensor(circuit.bag_pairs())] = circuit.bag_sharp
     circuit.point(attention, BAG_HEAD, query, gain)
+    # A bag begins anew at a file: what stood before its marker says nothing about a place in it.
+    group, slowest = BAG_HEAD // circuit.each, circuit.half - 1
+    row = network.model.embed_tokens.weight[ANCHOR]
+    known = torch.cat((circuit.content, circuit.words))
+    seen = known.T @ (known @ row)
+    attention.k_proj.weight[group * width + slowest] = seen / (seen @ row) / scale * circuit.anew
+    attention.q_proj.weight[BAG_HEAD * width + slowest] = circuit.shared / gain * math.sqrt(width)
     output = attention.o_proj.weight[:, BAG_HEAD * width : (BAG_HEAD + 1) * width]
     output[:, size : 3 * size] = circuit.bag.T * circuit.bag_written
 
@@ -270,7 +288,10 @@ def choose(network: TinyLlama, circuit: Circuit) -> Compared:
             queries[used] = here[chosen] * circuit.weights[back]
         used = mixed[tokens:]
         chosen = (torch.arange(len(used)) + group * len(used)) % len(circuit.bag)
-        keys[used] = queries[used] = circuit.bag[chosen]
+        keys[used] = (
+            circuit.bag[chosen] - circuit.own() * circuit.words[chosen]
+        ) * circuit.bag_weight
+        queries[used] = circuit.bag[chosen] * circuit.bag_weight
         compared.append((keys, queries))
     return compared
 
