@@ -103,6 +103,7 @@ def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
         (["--attribute", "--show-drafts"], "both colour the answer"),
         (["--min-copy", "0"], "min_copy=0 cannot work"),
         (["--attribute-html", str(tmp_path / "no" / "page.html")], "does not exist"),
+        (["--attribute-html", str(tmp_path)], "is a folder"),
     ):
         result = call(model, *args)
         assert result.exit_code == 2

@@ -58,9 +58,11 @@ class AttributionOptions:
                 "--attribute and --show-drafts both colour the answer; give one of them"
             )
         if self.attribute_html is not None:
-            folder = Path(self.attribute_html).expanduser().parent
-            if not folder.is_dir():
-                raise OptionError(f"--attribute-html: the folder {folder} does not exist")
+            path = Path(self.attribute_html).expanduser()
+            if not path.parent.is_dir():
+                raise OptionError(f"--attribute-html: the folder {path.parent} does not exist")
+            if path.is_dir():
+                raise OptionError(f"--attribute-html: {path} is a folder; give a file's path")
 
     def copies(self, result: GenerationResult) -> list[Copy]:
         """The copies to show."""
