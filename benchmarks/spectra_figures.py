@@ -44,8 +44,9 @@ ARMS = {
     "backward guess last": "spectra(backward_first=False)",
     "staggered positions": "spectra(positions=staggered)",
     "tau = 1": "spectra(tau=1)",
-    "tau = 0": "spectra(tau=0)",
+    "tau = 1, staggered": "spectra(tau=1, positions=staggered)",
     "Lookahead-like": "lookahead",
+    "Lookahead-like, own": "lookahead(positions=own)",
     "prompt lookup": "prompt_lookup",
     "copyspec": "copyspec",
 }

@@ -6,19 +6,23 @@ section 3.1 and algorithm 1. `docs/algorithms/spectra.md` lays the algorithm bes
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.core.target import Needs
+from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftsmith.corpus.datastore import Datastore
+    from draftsmith.drafters.retrieval import Retrieval
 
 Guess = tuple[str, Sequence[int]]
 """Who guesses, and what: tokens that may follow the last one."""
@@ -40,6 +44,9 @@ class Spectra(Drafter):
     dictionary keeps the W continuations recorded last, and a dictionary the `memory` keys recorded
     last; chains start from random tokens of the prompt; `keep` keeps the dictionaries from one turn
     of a chat to the next. Ablations of its table 2: `forward`, `backward`, `sub_ngrams`.
+
+    With a `corpus`, a folder made by `draftsmith corpus build`, what followed there fills the rest
+    of the G guesses (section 3.2; `retrieval` is that half alone).
     """
 
     N: int = 5
@@ -60,6 +67,7 @@ class Spectra(Drafter):
     memory: int = 65_536
     seed: int = 0
     """Of the drafter's own draws: where the chains start, and the r that is held against tau."""
+    corpus: str | None = None
 
     name: ClassVar[str] = "spectra"
     summary: ClassVar[str] = "n-grams that the target predicts beside the answer (SPECTRA)"
@@ -78,16 +86,37 @@ class Spectra(Drafter):
         if not (self.forward or self.backward):
             raise OptionError(
                 f"{self.name}: forward=False and backward=False leave nothing to guess with; "
-                "turn one of them on"
+                "turn one of them on, or use retrieval"
             )
+        if self.corpus is not None:  # a wrong folder is told now
+            object.__setattr__(self, "corpus", self.retrieval(self.corpus).corpus)
 
     def preferred_width(self) -> int:
         """The whole pool, and all guesses were they to share nothing."""
         sizes = [self.N] * self.backward + [self.N - 1] * (self.G * self.forward)
+        if self.corpus is not None:
+            sizes = [max(self.N, self.retrieval(self.corpus).depth)] * self.G
         return self.W * (self.N - 1) + sum(sizes[: self.G])
 
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Pool(self)
+    def needs_of(self, model: ModelFacts) -> Needs:
+        """Logits; raises OptionError if the corpus was built for another vocabulary."""
+        if self.corpus is not None:
+            self.retrieval(self.corpus).needs_of(model)
+        return self.needs
+
+    @staticmethod
+    def retrieval(corpus: str) -> Retrieval:
+        """The drafter of the external guesses; raises LoadError or OptionError."""
+        from draftsmith.drafters.retrieval import Retrieval  # only a corpus needs numpy
+
+        return Retrieval(corpus)
+
+    def open(self, ctx: Context) -> DrafterState:
+        if self.corpus is None:
+            return _Pool(self)
+        store = self.retrieval(self.corpus).datastore()
+        store.header.check_ids(ctx.vocab_size, store.folder)
+        return _Pool(self, store=store)
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,7 +130,7 @@ class Lookahead(Drafter):
     N: int = 5
     W: int = 15
     G: int = 15
-    positions: Literal["own", "staggered"] = "own"
+    positions: Literal["own", "staggered"] = "staggered"
     seed: int = 0
 
     name: ClassVar[str] = "lookahead"
@@ -132,9 +161,12 @@ class Lookahead(Drafter):
 class _Pool(DrafterState):
     """The candidate pool of one sequence, and the dictionaries it fills."""
 
-    def __init__(self, config: Spectra, name: str | None = None) -> None:
+    def __init__(
+        self, config: Spectra, name: str | None = None, store: Datastore | None = None
+    ) -> None:
         self.config = config
         self.name = name or config.name
+        self.store = store
         self.ngrams = Ngrams(config.W, config.memory, config.sub_ngrams)
         self.predictor: Predictor | None = None
         self.chains: list[tuple[int, ...]] = []
@@ -177,7 +209,11 @@ class _Pool(DrafterState):
             found = [(f"{self.name}.forward", guess) for guess in self.ngrams.forward(ids[-1])]
         if c.backward:
             guess = self.ngrams.backward(ids[1 - c.N :], c.N)
-            found.insert(0 if c.backward_first else len(found), (f"{self.name}.backward", guess))
+            place = 0 if c.backward_first else len(found)
+            found[place:place] = [(f"{self.name}.backward", guess)] if guess else []
+        if self.store is not None and len(found) < c.G:
+            more = self.store.branches(ids, c.G - len(found))
+            found += [(f"{self.name}.retrieval", guess) for guess in more]
         return found[: c.G]
 
     def _begin(self, ctx: Context) -> None:
@@ -212,10 +248,10 @@ class _Pool(DrafterState):
         fresh = [self._dice.random() > c.tau for _ in running]
         if self.predictor is None:
             self.predictor = Predictor(rows)
-        predicted = self.predictor(rows, fresh, self.ngrams)
-        for i, token in zip(running, predicted, strict=True):
-            chain = (*self.chains[i], token)
-            self.ngrams.record(chain)
+        predicted = self.predictor(rows, fresh)
+        grown = [(*self.chains[i], token) for i, token in zip(running, predicted, strict=True)]
+        self.ngrams.record(*grown)
+        for i, chain in zip(running, grown, strict=True):
             self.chains[i] = chain[1:]
         self._turn = (running[-1] + 1) % c.W
         self.predictor.update(self.ngrams.changed_keys())
@@ -241,33 +277,33 @@ class Ngrams:
         self._backward: dict[tuple[int, ...], int] = {}
         self._changed: dict[int, bool] = {}
 
-    def __contains__(self, token: object) -> bool:
-        """Whether the forward dictionary has continuations of `token`."""
-        return token in self._forward
-
-    def record(self, chain: tuple[int, ...]) -> None:
-        """Enter one chain of N tokens (lines 36 to 41); without sub-n-grams, only the whole."""
-        forward, backward, last = self._forward, self._backward, len(chain) - 1
-        for start in range(last) if self.sub_ngrams else (0,):
-            token, rest = chain[start], chain[start + 1 :]
-            entries = forward.pop(token, None)
-            if entries is None:
-                entries = {}
-                self._changed[token] = True
-            entries.pop(rest, None)
-            forward[token] = entries
-            entries[rest] = None
-            if len(entries) > self.per_key:
-                del entries[next(iter(entries))]
-        for end in range(1, last + 1) if self.sub_ngrams else (last,):
-            key = chain[:end]
-            backward.pop(key, None)
-            backward[key] = chain[end]
-        while len(self._backward) > self.memory:
-            del self._backward[next(iter(self._backward))]
-        while len(self._forward) > self.memory:
-            token = next(iter(self._forward))
-            del self._forward[token]
+    def record(self, *chains: tuple[int, ...]) -> None:
+        """Enter chains of N tokens (lines 36 to 41); without sub-n-grams, each only as a whole."""
+        forward, backward = self._forward, self._backward
+        for chain in chains:
+            last = len(chain) - 1
+            for j in range(last) if self.sub_ngrams else (0,):
+                token, rest = chain[j], chain[j + 1 :]
+                entries = forward.pop(token, None)
+                if entries is None:
+                    entries = {}
+                    self._changed[token] = True
+                elif rest in entries:
+                    del entries[rest]
+                elif len(entries) == self.per_key:
+                    del entries[next(iter(entries))]
+                entries[rest] = None
+                forward[token] = entries
+            for j in range(last) if self.sub_ngrams else (last - 1,):
+                key = chain[: j + 1]
+                if key in backward:
+                    del backward[key]
+                backward[key] = chain[j + 1]
+        while len(backward) > self.memory:
+            del backward[next(iter(backward))]
+        while len(forward) > self.memory:
+            token = next(iter(forward))
+            del forward[token]
             self._changed[token] = False
 
     def forward(self, token: int) -> Iterable[tuple[int, ...]]:
@@ -331,46 +367,55 @@ class Predictor:
     def __init__(self, like: Tensor) -> None:
         """`like`: logits (…, V) such as will come: their vocabulary, type and device."""
         self.vocab = like.shape[-1]
-        self.penalty = like.new_zeros(self.vocab)
-        """(V,) -inf for the keys of the forward dictionary, 0 for unseen tokens."""
-        self._none = self.penalty.clone()
         blocks = -(-self.vocab // BLOCK)
+        shape = (blocks, BLOCK)
+        # Padding to whole blocks is never the maximum.
+        self._none = like.new_zeros(shape)
+        self._none.view(-1)[self.vocab :] = -torch.inf
+        self._penalty = self._none.clone()  # -inf for the keys of the forward dictionary, too
         buffer = like.new_full((GROUP, blocks * BLOCK), -torch.inf)
-        self._masked, self._blocks = buffer[:, : self.vocab], buffer.view(GROUP, blocks, BLOCK)
+        self._views = [
+            (buffer[:count, : self.vocab], buffer[:count].view(count, *shape))
+            for count in range(GROUP + 1)
+        ]
         self._inside = torch.arange(BLOCK, device=like.device)
 
     def update(self, keys: dict[int, bool]) -> None:
         """Keys that came (True) or went (False)."""
-        for state, value in ((True, -torch.inf), (False, 0.0)):
-            tokens = [token for token, known in keys.items() if known is state]
+        gone = [token for token, known in keys.items() if not known]
+        come = [token for token, known in keys.items() if known] if gone else list(keys)
+        for tokens, value in ((come, -torch.inf), (gone, 0.0)):
             if tokens:
-                index = torch.tensor(tokens, device=self.penalty.device)
-                self.penalty.index_fill_(0, index, value)
+                index = torch.tensor(tokens, device=self._penalty.device)
+                self._penalty.view(-1).index_fill_(0, index, value)
 
-    def __call__(self, rows: Tensor, fresh: Sequence[bool], keys: Container[int]) -> list[int]:
-        """The most probable token by each of rows (C, V); where `fresh`, the best that is no key.
+    def __call__(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
+        """The most probable token by each of rows (C, V); where `fresh`, the best unseen one.
 
-        Where every possible token is a key, the most probable all the same.
+        Where every possible token was seen, the most probable all the same.
         """
-        if not any(fresh):
-            return self._best(rows, self._none)
-        tokens = self._best(rows, self.penalty)
+        unseen = any(fresh)
+        tokens = self._best(rows, self._penalty if unseen else self._none)
         for i, choosy in enumerate(fresh):
-            if not choosy or tokens[i] in keys:
+            if tokens[i] < 0 or (unseen and not choosy):
                 tokens[i] = int(rows[i].max(0).indices)
         return tokens
 
     def _best(self, rows: Tensor, penalty: Tensor) -> list[int]:
-        """(C,) arg-max of each row plus `penalty`."""
+        """(C,) arg-max of each row plus `penalty`, (blocks, BLOCK); -1 where all is -inf."""
         # An arg-max over the vocabulary costs several times a maximum: so the maximum of every
         # block is taken, then the arg-max of those, then the arg-max within that one block. A
         # few chains at a time, so that their sums stay in the processor's cache.
-        tops = rows.new_empty((len(rows), self._blocks.shape[1]))
-        for some, out in zip(rows.split(GROUP), tops.split(GROUP), strict=True):
-            torch.add(some, penalty, out=self._masked[: len(some)])
-            torch.amax(self._blocks[: len(some)], -1, out=out)
-        block = tops.max(1, keepdim=True).indices * BLOCK
-        tokens = (block + self._inside).clamp_max_(self.vocab - 1)
-        scores = rows.gather(1, tokens).add_(penalty[tokens])
-        best: list[int] = tokens.gather(1, scores.max(1, keepdim=True).indices)[:, 0].tolist()
-        return best
+        flat = penalty.view(-1)[: self.vocab]
+        tops = rows.new_empty((len(rows), len(penalty)))
+        for some, out in zip(torch.split(rows, GROUP), torch.split(tops, GROUP), strict=True):
+            masked, blocks = self._views[len(some)]
+            torch.add(some, flat, out=masked)
+            torch.amax(blocks, -1, out=out)
+        block = tops.max(1).indices
+        tokens = (block[:, None] * BLOCK + self._inside).clamp_max_(self.vocab - 1)
+        scores = rows.gather(1, tokens).add_(penalty[block])
+        best = scores.max(1)
+        ids = best.indices.add_(block, alpha=BLOCK)
+        found: list[int] = torch.where(best.values > -torch.inf, ids, -1).tolist()
+        return found
