@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -18,10 +21,11 @@ from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import Verdict
+from draftsmith.corpus.index import write_index
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.spectra import BLOCK, Ngrams, Predictor, Spectra, _Pool, merge
 from draftsmith.engine import Engine
-from draftsmith.errors import OptionError
+from draftsmith.errors import LoadError, OptionError
 from draftsmith.testing import ToyTarget, check_drafter, decode, plain
 
 V = 40
@@ -73,7 +77,7 @@ def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int 
         "spectra(N=3, W=2, backward=False, sub_ngrams=False)",
         "spectra(N=3, W=2, backward_first=False, keep=False, memory=3)",
         "lookahead(N=3, W=2)",
-        "lookahead(N=2, W=3, positions=staggered)",
+        "lookahead(N=2, W=3, positions=own)",
     ],
 )
 def test_contract(spec: str) -> None:
@@ -108,10 +112,8 @@ def test_dictionaries_after_two_passes_by_hand() -> None:
     assert draft == Draft((1, 2, 3, 4), (ROOT, 0, ROOT, 2), ("spectra.pool",) * 4, probes=4)
     passed(state, ctx, logits_for(draft, [5, 6], 2), draft)
     assert state.chains == [(2, 5), (4, 6)]
-    forward = {1: [(2, 5)], 2: [(5,)], 3: [(4, 6)], 4: [(6,)]}
-    assert {key: list(state.ngrams.forward(key)) for key in range(V) if key in state.ngrams} == (
-        forward
-    )
+    recorded = {key: list(entries) for key, entries in state.ngrams._forward.items()}
+    assert recorded == {1: [(2, 5)], 2: [(5,)], 3: [(4, 6)], 4: [(6,)]}
 
     draft = state.draft(ctx)
     passed(state, ctx, logits_for(draft, [2, 5], 2), draft, token=2)
@@ -140,7 +142,7 @@ def test_without_sub_ngrams_only_whole_chains_are_recorded() -> None:
     for ngrams in (whole, parts):
         ngrams.record((1, 2, 3, 4))
     assert list(whole.forward(1)) == list(parts.forward(1)) == [(2, 3, 4)]
-    assert 2 not in whole
+    assert 2 not in whole._forward
     assert list(parts.forward(2)) == [(3, 4)]
     assert whole._backward == {(1, 2, 3): 4}
     assert parts._backward == {(1,): 2, (1, 2): 3, (1, 2, 3): 4}
@@ -169,7 +171,7 @@ def test_the_least_recently_recorded_goes() -> None:
     ngrams.record((5, 1))
     ngrams.record((0, 4))
     ngrams.record((6, 1))
-    assert 5 not in ngrams, "0 was recorded after 5"
+    assert 5 not in ngrams._forward, "0 was recorded after 5"
     assert ngrams.changed_keys() == {5: False, 6: True}, "what is forgotten is unseen again"
     assert ngrams._backward == {(0,): 4, (6,): 1}
 
@@ -182,7 +184,7 @@ def test_memory_stays_bounded_and_changes_add_up(chains: list[list[int]]) -> Non
         ngrams.record(tuple(chain))
         for key, known in ngrams.changed_keys().items():
             keys.add(key) if known else keys.discard(key)
-        assert keys == {key for key in range(6) if key in ngrams}
+        assert keys == {key for key in range(6) if key in ngrams._forward}
         assert len(ngrams._backward) <= 4
         assert len(keys) <= 4
         assert all(len(list(ngrams.forward(key))) <= 3 for key in keys)
@@ -203,10 +205,21 @@ def test_predictions_equal_a_full_sort(vocab: int, chains: int, seed: int) -> No
     predictor = Predictor(rows)
     predictor.update(dict.fromkeys(range(vocab), True))
     predictor.update({token: token in keys for token in range(vocab)})
-    for row, choosy, got in zip(rows, fresh, predictor(rows, fresh, keys), strict=True):
+    for row, choosy, got in zip(rows, fresh, predictor(rows, fresh), strict=True):
         order = row.argsort(descending=True).tolist()
         unseen = [t for t in order if t not in keys and row[t] > -torch.inf]
         assert row[got] == row[unseen[0] if choosy and unseen else order[0]]
+
+
+def test_an_impossible_token_is_no_unseen_one() -> None:
+    row = torch.tensor([[-torch.inf, 1.0, 2.0]])
+    predictor = Predictor(row)
+    predictor.update({1: True})
+    assert predictor(row, [True]) == [2]
+    predictor.update({2: True})
+    assert predictor(row, [True]) == [2], "0 is unseen but cannot come"
+    predictor.update({1: False})
+    assert predictor(row, [True]) == [1]
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.3, 1.0])
@@ -274,7 +287,9 @@ def test_ablations_leave_one_source_out() -> None:
 
 def test_lookahead_is_spectra_with_fewer_switches() -> None:
     state = opened("lookahead(N=4, W=3, G=2)")
-    assert state.config == Spectra(4, 3, 2, tau=1.0, backward=False, sub_ngrams=False)
+    assert state.config == Spectra(
+        4, 3, 2, tau=1.0, backward=False, sub_ngrams=False, positions="staggered"
+    )
     state.ngrams.record((1, 2, 3, 4))
     assert state.guesses([1]) == [("lookahead.forward", (2, 3, 4))]
     assert parse("lookahead").preferred_width() == 60 + 15 * 4
@@ -371,6 +386,41 @@ def test_drafts_respect_budget_and_depth(
         passed(state, ctx, logits, draft, dice.randrange(V))
 
 
+# ------------------------------------------------------------------------------ corpus
+
+
+def test_a_corpus_fills_the_rest_of_the_guesses(tmp_path: Path) -> None:
+    write_index(
+        tmp_path, [[1, 2, 3], [1, 2, 4, 5], [1, 2, 3, 6]], vocabulary="v", examples=3, model="toy"
+    )
+    spec = f"spectra(N=3, W=2, G=2, corpus={str(tmp_path)!r})"
+    drafter = parse(spec)
+    check_drafter(drafter)
+    assert drafter.preferred_width() == 2 * 2 + 2 * 10
+    state = drafter.open(context([1]))
+    assert isinstance(state, _Pool)
+    assert state.guesses([1, 2])[0] == ("spectra.retrieval", [3, 6])
+    assert len(state.guesses([1, 2])) == 2
+    state.ngrams.record((1, 2, 9))
+    state.ngrams.record((2, 9, 9))
+    assert [name for name, _ in state.guesses([1, 2])] == ["spectra.backward", "spectra.forward"]
+    with pytest.raises(LoadError):
+        parse(f"spectra(corpus={str(tmp_path / 'none')!r})")
+
+
+# -------------------------------------------------------------------------------- page
+
+
+def test_the_page_quotes_the_source() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "algorithms" / "spectra.md").read_text("utf-8")
+    source = (root / "src" / "draftsmith" / "drafters" / "spectra.py").read_text("utf-8")
+    quoted = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(quoted) >= 5
+    for block in quoted:
+        assert any(indent(block, " " * by) in source for by in (0, 4, 8, 12)), block
+
+
 # ------------------------------------------------------------------------- whole answers
 
 
@@ -419,7 +469,7 @@ def test_a_deterministic_text_is_soon_guessed() -> None:
     done = decode(circle, parse("spectra(N=4, W=3, tau=1)"), [0, 1, 2], 60, budget=40)
     assert done.ids[3:] == plain(circle, [0, 1, 2], 60)
     assert done.stats.tokens_per_pass > 2.5
-    assert set(done.stats.by_source) == {"spectra.forward", "spectra.backward"}
+    assert set(done.stats.by_source) == {"spectra.backward"}, "shared nodes belong to the first"
 
 
 def test_targets_that_verify_one_branch_decode_plainly() -> None:
