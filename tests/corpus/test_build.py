@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -20,7 +21,7 @@ from test_perplexity import direct
 import tiny
 from draftsmith.corpus import build as building
 from draftsmith.corpus import files
-from draftsmith.corpus.build import Plan, build
+from draftsmith.corpus.build import LEAST_PIECE, Plan, build
 from draftsmith.corpus.datastore import Datastore
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.pieces import Pieces, Reading
@@ -143,6 +144,13 @@ def test_documents_come_once_and_long_ones_are_cut(plan: Plan, tmp_path: Path) -
     assert counts.tolist() == [-(-len(ids) // 16) for ids in encoded]
     for owner in range(1, 32):  # pieces of a document differ by one token at most
         assert np.ptp(pieces.lengths[pieces.owners == owner]) <= 1
+
+
+@pytest.mark.parametrize("longest", [LEAST_PIECE, 5, 7])
+def test_no_piece_is_too_short_to_rank(plan: Plan, tmp_path: Path, longest: int) -> None:
+    pieces = pieces_of(replace(plan, piece=longest), tmp_path / "w")
+    assert pieces.lengths.min() >= 2
+    assert pieces.lengths.max() <= longest
 
 
 def test_only_neighbours_are_joined(plan: Plan, tmp_path: Path) -> None:
@@ -398,8 +406,8 @@ def test_folders_with_something_else_are_left_alone(
 
 
 def test_numbers_that_cannot_work_are_refused(plan: Plan, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="piece=1 cannot work"):
-        Plan(texts=[], piece=1)
+    with pytest.raises(OptionError, match="piece=3 cannot work"):
+        Plan(texts=[], piece=3)
     with pytest.raises(OptionError, match="keep=0 cannot work"):
         Plan(texts=[], keep=0)
     small = load(tiny.model(context=8), tokenizer=tiny.tokenizer())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from draftsmith import builtin
 from draftsmith.cli.bench_records import bar
 from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
 from draftsmith.cli.options import Json, grouped
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from draftsmith.corpus.datastore import Datastore, Match
     from draftsmith.corpus.files import Header
-
-BUILTIN = "edit-7m"
 
 corpus = typer.Typer(
     no_args_is_help=True,
@@ -75,7 +74,7 @@ def build(
     ] = None,
     piece: Annotated[
         int,
-        typer.Option(metavar="N", min=2, help="Cut documents longer than N tokens for ranking."),
+        typer.Option(metavar="N", min=4, help="Cut documents longer than N tokens for ranking."),
     ] = 512,
     dtype: Annotated[
         str | None,
@@ -124,7 +123,7 @@ def build(
     there = (output / HEADER).exists()
     try:
         with quiet():
-            header = make(plan, output, tokenizer, loaded, model or BUILTIN, bar)
+            header = make(plan, output, tokenizer, loaded, model or builtin.DEFAULT, bar)
     except KeyboardInterrupt:
         note("give the same command again to go on where it stopped")
         raise

@@ -30,6 +30,9 @@ from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text import vocabulary
 
+LEAST_PIECE = 4
+"""Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""
+
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: from what is done and how much of it there is to what is told of each bit."""
 
@@ -53,8 +56,8 @@ class Plan:
     """How many pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
 
     def __post_init__(self) -> None:
-        if self.piece < 2:
-            raise OptionError(f"piece={self.piece} cannot work; give at least 2 tokens")
+        if self.piece < LEAST_PIECE:
+            raise OptionError(f"piece={self.piece} cannot work; give at least {LEAST_PIECE} tokens")
         if self.keep is not None and self.keep < 1:
             raise OptionError(f"keep={self.keep} cannot work; give at least 1")
 
@@ -78,45 +81,54 @@ def build(
     another build began in it, or if the sorter is not installed: all of it before the model runs.
     """
     sorter()  # Better now than after hours of ranking.
-    vocabulary_hash = vocabulary.fingerprint(tokenizer)
-    done = _finished(folder, plan, vocabulary_hash, name)
+    if plan.keep is not None and model is None:
+        raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
+    vocabulary_print = vocabulary.fingerprint(tokenizer)
+    done = _finished(folder, plan, vocabulary_print, name)
     if done is not None:
         return done
-    reading = Reading(tuple(find(plan.texts)), plan.fields, plan.piece, vocabulary_hash)
+    reading = Reading(tuple(find(plan.texts)), plan.fields, plan.piece, vocabulary_print)
     workshop = folder / files.BUILDING
     workshop.mkdir(parents=True, exist_ok=True)
     with show("reading texts", len(reading.paths)) as advance:
         pieces = reading.pieces(workshop, tokenizer, advance)
-    chosen, facts = np.arange(len(pieces)), {}
-    if plan.keep is not None:
-        if model is None:
-            raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
-        ranks = score(
-            pieces, model, opening(tokenizer), workshop / "scores.jsonl", reading.key, show
-        )
-        # The order of equal ones is that of the texts.
-        chosen = np.sort(np.argsort(ranks, kind="stable")[: plan.keep])
-        facts = {
-            "lowest": float(ranks.min()),
-            "highest kept": float(ranks[chosen].max()),
-            "highest": float(ranks.max()),
-        }
+    chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
+    facts: dict[str, float] = {}
+    if plan.keep is not None and model is not None:
+        journal = workshop / "scores.jsonl"
+        ranks = score(pieces, model, opening(tokenizer), journal, reading.key, show)
+        chosen, facts = lowest(ranks, plan.keep)
     with show("sorting", 1) as advance:
         header = write_index(
             folder,
             pieces.joined(chosen),
-            vocabulary=vocabulary_hash,
+            vocabulary=vocabulary_print,
             examples=len(chosen),
             model=name,
             settings=plan.settings() | {"read": pieces.facts, "pieces": len(pieces)},
             perplexity=facts,
         )
         advance(1)
+    del pieces  # Windows deletes no file that is still mapped.
     shutil.rmtree(workshop)
     return header
 
 
-def _finished(folder: Path, plan: Plan, vocabulary_hash: str, name: str) -> Header | None:
+def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], dict[str, float]]:
+    """The `keep` pieces of lowest perplexity, in the order of the texts, and figures about them.
+
+    Equal ones count in the order of the texts, too.
+    """
+    chosen = np.sort(np.argsort(ranks, kind="stable")[:keep])
+    facts = {
+        "lowest": float(ranks.min()),
+        "highest kept": float(ranks[chosen].max()),
+        "highest": float(ranks.max()),
+    }
+    return chosen, facts
+
+
+def _finished(folder: Path, plan: Plan, vocabulary_print: str, name: str) -> Header | None:
     """The header if this very corpus is there already; None if the folder is free for it."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
@@ -131,7 +143,7 @@ def _finished(folder: Path, plan: Plan, vocabulary_hash: str, name: str) -> Head
         return None
     header = Header.load(folder)
     same = header.settings.items() >= plan.settings().items()
-    if not same or (header.vocabulary, header.model) != (vocabulary_hash, name):
+    if not same or (header.vocabulary, header.model) != (vocabulary_print, name):
         raise OptionError(
             f"{folder} holds a corpus of {header.model} already, built with {header.settings}; "
             "give another folder, or delete this one"
