@@ -17,6 +17,7 @@ from draftsmith.drafters.registry import bare_names, parse
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
+from draftsmith.model.taps import needs_of
 from draftsmith.testing import random_trees
 
 PROMPTS = ([5, 6, 7, 8] * 3, [9], [20, 21, 22, 20, 21, 22, 20])
@@ -58,6 +59,7 @@ def test_cache_equals_a_fresh_prefill(architecture: str, greedy: bool) -> None:
                 chance=Dice.seeded(4),
                 vocab_size=loaded.vocab_size,
                 limit=14,
+                needs=needs_of(drafter, loaded),
             )
             for prompt in PROMPTS[:most]
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from architectures import ALL, TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.target import Needs
 from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.attention import _watched
+from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 
@@ -117,6 +120,21 @@ def test_ragged_rows(name: str) -> None:
     check_taps(model, runner, rows[1], ids[2], needs[2])
 
 
+def test_a_row_that_moves_takes_its_taps_along() -> None:
+    """Rows close up when one leaves; the next to join takes the place that became free."""
+    model, needs = loaded("llama"), Needs(1, HEADS)
+    runner = Runner(model)
+    ids = [prompt(9), prompt(14, seed=3)]
+    rows = [runner.open(ids[0]), runner.open(ids[1], needs)]
+    for row in rows:
+        runner.prefill(row)
+    runner.forward(rows, [EMPTY, Draft.chain([5, 6, 7], "test")])
+    runner.commit(rows, [[], [0, 1]], [[8], [5, 6, 9]])
+    runner.close(rows[0])
+    runner.prefill(runner.open(prompt(30, seed=4)))
+    check_taps(model, runner, rows[1], [*ids[1], 5, 6, 9], needs)
+
+
 def test_the_output_of_a_pass_has_the_hidden_states_of_its_nodes() -> None:
     model, ids = loaded("llama"), prompt(9)
     runner = Runner(model)
@@ -193,20 +211,16 @@ def test_a_pass_that_is_not_committed_leaves_no_trace() -> None:
 
 
 def test_the_model_is_left_as_it_was() -> None:
-    model, ids = loaded("llama"), prompt(12)
+    model = load(build("llama"))  # of its own: transformers leaves hooks behind when asked
     runner = Runner(model)
-    row = runner.open(ids, Needs(1, HEADS))
+    row = runner.open(prompt(12), Needs(1, HEADS))
     runner.prefill(row)
     runner.forward([row], [EMPTY])
     assert not any(module._forward_hooks for module in model.model.modules())
-    from draftsmith.model.attention import _watched
-
     assert not _watched
 
 
 def sdpa_only() -> LoadedModel:
-    from dataclasses import replace
-
     model = loaded("llama")
     why = ("trees with draftsmith attention: it differs",)
     return replace(model, capabilities=replace(model.capabilities, attention="sdpa", reasons=why))
@@ -239,8 +253,6 @@ def test_a_plain_target_records_nothing() -> None:
 
 
 def test_half_precision_keeps_the_models_type() -> None:
-    from draftsmith.model.load import load
-
     model = load(build("llama").to(torch.bfloat16))
     runner, ids = Runner(model), prompt(20)
     row = runner.open(ids, Needs(1, HEADS))
@@ -250,3 +262,10 @@ def test_half_precision_keeps_the_models_type() -> None:
     assert taps.hidden.dtype == torch.bfloat16
     assert taps.attention is not None
     torch.testing.assert_close(taps.attention.sum(-1), torch.ones(4), rtol=0, atol=1e-3)
+
+
+def test_the_blocks_are_those_near_the_word_embeddings() -> None:
+    """A vision tower may have as many, and stand nearer the top."""
+    model = build("llama")
+    model.tower = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)])
+    assert load(model).blocks is model.model.layers

@@ -41,7 +41,7 @@ class Context:
     """(T-1, D) states of the layer in `Needs.hidden_layer`; row i belongs to `ids[i]`.
 
     The last of the T ids has none yet: it was drawn after the pass that recorded the others. None
-    where the target has recorded none. A view, valid until the next pass.
+    where the target has recorded none. A view, to be read in `draft` only.
     """
     attention: Tensor | None = None
     """(heads, T-1) attention of the last id that has a state, over the ids up to itself.
@@ -129,7 +129,7 @@ def sync(state: DrafterState, before: Sequence[int], now: Sequence[int]) -> int:
     return common
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common prefix."""
     limit = min(len(a), len(b))
     return next((i for i in range(limit) if a[i] != b[i]), limit)

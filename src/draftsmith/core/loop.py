@@ -87,7 +87,7 @@ def propose(sessions: Sequence[Session], target: Target[Any]) -> list[Draft]:
         context.depth = min(session.limit - session.generated - 1, target.room(session.row))
         allowed = session.budget.next() if context.depth > 0 and target.shape != "plain" else 0
         context.budget = allowed
-        if session.needs.taps:
+        if session.needs.taps and allowed:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention
     drafts: dict[int, Draft] = {}

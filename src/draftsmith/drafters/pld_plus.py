@@ -118,7 +118,7 @@ class PldPlus(Drafter):
         return Needs(hidden_layer=found.layer, why=self._told(f"layer {found.layer}", found))
 
     def _told(self, what: str, found: calibration.Calibration) -> str:
-        K = found.K[self.rank]  # noqa: N806
+        K = found.K.get(self.rank, self.K)  # noqa: N806
         other = f"; K={K} was best there, this is K={self.K}" if K != self.K else ""
         return f"pld_plus uses {what} from its calibration on {found.prompts} prompts{other}"
 
@@ -135,10 +135,10 @@ class _Places(DrafterState):
         self.places: dict[int, list[int]] = {}
 
     def draft(self, ctx: Context) -> Draft:
-        # 1  P = {j | x_j = x_t, j < t}                                        (equation 1)
+        # 1  P = {j | x_j = x_t, j < t}, the newest first                      (equation 1)
         self._index(ctx.ids)
         t = len(ctx.ids) - 1
-        P = self.places[ctx.ids[t]][-2::-1]  # noqa: N806  newest first, t itself left out
+        P = self.places[ctx.ids[t]][-2::-1]  # noqa: N806
         # 2  j* = argmax over P, by attention or by hidden states              (equations 2, 3)
         j = self._best(P, ctx)
         if j is None:
@@ -190,9 +190,12 @@ class _Places(DrafterState):
 def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
     """(|j|, D) mean of the `m` states before each position j; fewer where the text begins.
 
-    m = 1: H_{j−1}. Source: equation 3 and appendix B.2.
+    m = 1: H_{j−1}. For j = 0, which nothing precedes, the value means nothing. Source: equation 3,
+    appendix B.2.
     """
     back = j[:, None] - torch.arange(1, m + 1, device=j.device)
+    if m == 1:
+        return hidden[back[:, 0].clamp_min(0)].float()
     inside = (back >= 0)[..., None]
     states = hidden[back.clamp_min(0)].float() * inside
     return states.sum(1) / inside.sum(1).clamp_min(1)

@@ -44,6 +44,8 @@ class KVMemory:
         """Move the last row into this one's place, so that the rows in use stay side by side."""
         last = self._rows.pop()
         if last is not row:
+            if last.taps is not None:
+                last.taps.settle()
             if last.cached:  # Else it may have no place in the buffers yet.
                 self.cache.replace(row.slot, last.slot, last.cached)
             last.slot = row.slot

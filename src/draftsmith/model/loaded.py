@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.forward import Forward
@@ -83,14 +84,23 @@ class LoadedModel:
 
     @cached_property
     def blocks(self) -> torch.nn.ModuleList | None:
-        """The decoder blocks in order: the outermost module list with one entry per layer."""
-        layers = self.facts.layers
-        found = [
-            (name.count("."), module)
-            for name, module in self.model.named_modules()
-            if isinstance(module, torch.nn.ModuleList) and len(module) == layers
-        ]
-        return min(found, key=lambda pair: pair[0])[1] if found else None
+        """The decoder blocks in order: of the module lists with one entry per layer, the outermost.
+
+        A vision tower may have as many blocks, so the list nearest the word embeddings wins.
+        """
+        layers, words = self.facts.layers, self.model.get_input_embeddings()
+        home: list[str] = []
+        found: list[tuple[list[str], torch.nn.ModuleList]] = []
+        for name, module in self.model.named_modules():
+            if module is words:
+                home = name.split(".")
+            elif isinstance(module, torch.nn.ModuleList) and len(module) == layers:
+                found.append((name.split("."), module))
+
+        def nearness(candidate: tuple[list[str], torch.nn.ModuleList]) -> tuple[int, int]:
+            return common_prefix(candidate[0], home), -len(candidate[0])
+
+        return max(found, key=nearness)[1] if found else None
 
     @property
     def generation_config(self) -> Any:

@@ -103,7 +103,8 @@ class Runner:
     def taps(self, row: Row) -> Taps:
         """What was recorded of this row; nothing before its prompt was computed."""
         own = _own(row)
-        return NO_TAPS if own.taps is None else own.taps.show(own.root)
+        with torch.inference_mode():
+            return NO_TAPS if own.taps is None else own.taps.show(own.root)
 
     def close(self, row: Row) -> None:
         """Drop a sequence and its cache."""

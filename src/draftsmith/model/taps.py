@@ -2,8 +2,9 @@
 
 A pass only keeps references: the output of one block (a hook for the length of the pass), and the
 queries and keys that our attention function was called with. On commit each row copies the hidden
-states of its accepted positions behind those it has, and computes the softmax of the last accepted
-position, of the chosen heads only. What was rejected is never copied, so nothing is rolled back.
+states of its accepted positions behind those it has; what was rejected is never copied, so nothing
+is rolled back. The attention row of the last accepted position is computed when it is asked for, of
+the chosen heads only.
 
 Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key heads, `D` width.
 """
@@ -11,9 +12,10 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,8 +124,10 @@ class RowTaps:
     """Positions that have been recorded."""
     _rows: Tensor | None = None
     """(C, D), C ≥ length; grows with the context in use."""
-    _attention: Tensor | None = None
-    """(heads, length)."""
+    _attention: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
+    """(heads, _attended), or what computes it: while drafting pauses, nobody asks."""
+    _attended: int = 0
+    """Positions that the attention row covers."""
     _pass: tuple[PassTaps, int] | None = field(default=None, repr=False)
     """The pass that awaits `keep`, and this row's place in it."""
 
@@ -144,11 +148,19 @@ class RowTaps:
             return
         (taps, index), self._pass = self._pass, None
         picked = [*range(pending), *(pending + node for node in path)]
+        self.length = start + len(picked)
         if self.needs.hidden_layer is not None:
             self._append(taps.hidden[self.needs.hidden_layer][index], start, picked)
         if self.needs.attention_heads:
-            self._attention = self._row(taps, index, start, picked)
-        self.length = start + len(picked)
+            self._attention = partial(self._row, taps, index, start, picked)
+            self._attended = self.length
+            if not _in_place(picked):
+                self.settle()
+
+    def settle(self) -> None:
+        """Compute the attention row now: its keys are about to move."""
+        if callable(self._attention):
+            self._attention = self._attention()
 
     def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
         end = start + len(picked)
@@ -180,9 +192,8 @@ class RowTaps:
         """Of `common` cached positions, those whose taps are there for a sequence up to `root`."""
         known = min(common, self.length) if self.needs.hidden_layer is not None else common
         # One position must be computed again where its attention row is asked for and gone.
-        has_row = self._attention is not None and self._attention.shape[1] == root
-        again = bool(self.needs.attention_heads) and known == root > 0 and not has_row
-        return known - again
+        lost = bool(self.needs.attention_heads) and self._attended != root
+        return known - (lost and known == root > 0)
 
     def truncate(self, length: int) -> None:
         """Forget the positions at and beyond `length`."""
@@ -192,9 +203,12 @@ class RowTaps:
         """What there is for a sequence with so many states; nothing if some are missing."""
         if self.length != states or not states:
             return NO_TAPS
-        hidden = None if self._rows is None else self._rows[:states]
-        row = self._attention
-        return Taps(hidden, row if row is not None and row.shape[1] == states else None)
+        self.settle()
+        assert not callable(self._attention)
+        return Taps(
+            None if self._rows is None else self._rows[:states],
+            self._attention if self._attended == states else None,
+        )
 
 
 def record(rows: Sequence[RowTaps | None], blocks: Any, last_only: bool = False) -> PassTaps | None:
