@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+import textwrap
 import types
 from pathlib import Path
 
@@ -17,13 +19,14 @@ def blocks(page: str) -> list[str]:
 
 
 def test_the_example_drafter_runs_and_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, contract = blocks("writing-a-drafter.md")
+    drafter, contract, looking = blocks("writing-a-drafter.md")
     lines = [line for line in drafter.splitlines() if line.strip()]
     assert len(lines) < 30
     module = types.ModuleType("example_drafter")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look it up
     exec(drafter, module.__dict__)
     exec(contract, module.__dict__)
+    exec(looking, module.__dict__)
 
 
 def test_every_file_named_in_the_architecture_exists() -> None:
@@ -34,3 +37,25 @@ def test_every_file_named_in_the_architecture_exists() -> None:
         assert matches, name
         defined = rf"(def|class) {function}\b"
         assert any(re.search(defined, p.read_text(encoding="utf-8")) for p in matches), function
+
+
+QUOTED = re.compile(r"```python\n# ([a-z_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
+
+
+def source_of(path: Path, qualified: str) -> str:
+    """A function's or class's source, dedented, without the linter's remarks."""
+    text = path.read_text(encoding="utf-8")
+    node: ast.AST = ast.parse(text)
+    for name in qualified.split("."):
+        node = next(n for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == name)
+    lines = (ast.get_source_segment(text, node, padded=True) or "").splitlines()
+    return textwrap.dedent("\n".join(re.sub(r"  # noqa: \w+$", "", line) for line in lines))
+
+
+@pytest.mark.parametrize("page", ["algorithms/pld_plus.md"])
+def test_quoted_code_is_the_source(page: str) -> None:
+    source = DOCS.parent / "src" / "draftsmith"
+    quotes = QUOTED.findall((DOCS / page).read_text(encoding="utf-8"))
+    assert quotes, f"{page} quotes no code: begin a block with '# folder/file.py: name'"
+    for path, name, quoted in quotes:
+        assert source_of(source / path, name) == quoted, f"{page} quotes {name} wrongly"

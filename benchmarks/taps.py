@@ -1,0 +1,128 @@
+"""What taps cost: a step that records over one that does not, in turn; and ranking with them.
+
+    python -m benchmarks.taps            # about two minutes on two cores
+    python -m benchmarks.taps --runs 5   # quicker, wider intervals
+
+A random Llama of 100M parameters in bfloat16; sessions with the same context take their steps in
+turn: one without taps, one with the states of one layer, one with 50 attention heads of all layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from time import perf_counter
+
+import torch
+
+from benchmarks.step_overhead import random_llama
+from draftsmith.bench.paired import in_turn, ratio
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.session import Session
+from draftsmith.core.target import NO_NEEDS, Needs
+from draftsmith.drafters.pld_plus import PldPlus
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.runner import Runner
+from draftsmith.testing import Scripted
+
+HEADS = 50
+
+
+def spread(layers: int, heads: int, count: int) -> tuple[tuple[int, int], ...]:
+    """`count` of all heads, evenly spread over layers."""
+    every = [(layer, head) for layer in range(layers) for head in range(heads)]
+    return tuple(every[i * len(every) // count] for i in range(count))
+
+
+def session(model: LoadedModel, needs: Needs, context: int, width: int) -> tuple[Session, Runner]:
+    """A started session with `context` cached tokens that drafts `width` random tokens a step."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(10, 30_000, (context + 1,), generator=generator).tolist()
+    drafts = torch.randint(10, 30_000, (width,), generator=generator).tolist()
+    runner = Runner(model)
+    made = Session(
+        ids,
+        drafter=Scripted(lambda ctx: Draft.chain(drafts[: ctx.budget], "scripted")),
+        budget=FixedBudget(width),
+        law=Law((), greedy=True),
+        chance=Dice.seeded(0),
+        vocab_size=model.vocab_size,
+        limit=100_000,
+        needs=needs,
+    )
+    start(made, runner)
+    return made, runner
+
+
+def step_cost(model: LoadedModel, context: int, width: int, runs: int) -> None:
+    """Print what a step costs with taps, in steps without."""
+    facts = model.facts
+    layer = PldPlus().needs_of(facts).hidden_layer
+    wanted = {
+        f"states of layer {layer}": Needs(hidden_layer=layer),
+        f"{HEADS} heads": Needs(attention_heads=spread(facts.layers, facts.heads, HEADS)),
+    }
+    sessions = [session(model, needs, context, width) for needs in (NO_NEEDS, *wanted.values())]
+    arms = [partial(step, [one], runner) for one, runner in sessions]
+    bare, *tapped = in_turn(arms, runs, warmup=3)
+    for name, seconds in zip(wanted, tapped, strict=True):
+        found = ratio(seconds, bare)
+        print(
+            f"step of {1 + width:2}, context {context}, {name:18} / without: {found}  "
+            f"({1e3 * found.a_seconds:.2f} ms / {1e3 * found.b_seconds:.2f} ms)",
+            flush=True,
+        )
+
+
+def ranking_microseconds(width: int, candidates: int, runs: int, rank: str) -> float:
+    """Median microseconds of a draft in 2048 ids, `candidates` of them equal to the last."""
+    ids = list(range(10, 2058))
+    for place in range(candidates):
+        ids[place * (2046 // candidates) + 1] = 7
+    ids.append(7)
+    drafter = PldPlus(layer=1) if rank == "hidden" else PldPlus(rank="attention", heads=((0, 0),))
+    ctx = Context(
+        ids=ids,
+        prompt_length=len(ids),
+        vocab_size=32_000,
+        sampling=SamplingParams(),
+        chance=Dice.seeded(0),
+        budget=64,
+        depth=64,
+        hidden=torch.randn(len(ids) - 1, width).bfloat16(),
+        attention=torch.rand(HEADS, len(ids) - 1),
+    )
+    state = drafter.open(ctx)
+    state.draft(ctx)
+    seconds = []
+    for _ in range(runs):
+        begin = perf_counter()
+        state.draft(ctx)
+        seconds.append(perf_counter() - begin)
+    return 1e6 * sorted(seconds)[runs // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--context", type=int, default=2048)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.runs} steps each, in turn")
+    model = load(random_llama())
+    for width in (0, 7, 15):
+        step_cost(model, args.context, width, args.runs)
+    for rank in ("hidden", "attention"):
+        for candidates in (2, 30, 300):
+            spent = ranking_microseconds(640, candidates, args.runs, rank)
+            print(f"draft by {rank}, {candidates} candidates: {spent:.0f} µs")
+
+
+if __name__ == "__main__":
+    main()
