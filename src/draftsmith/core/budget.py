@@ -19,6 +19,10 @@ LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
 
 
+SETTLING = 8
+"""Passes of a width of which the fastest counts; later ones are averaged."""
+
+
 def rung_for(width: int) -> int:
     """The smallest ladder width that holds `width` nodes; 0 for none."""
     if width == 0:
@@ -49,12 +53,15 @@ class CostCurve:
         """One pass whose widest draft had `width` nodes took `seconds`."""
         key = (self.rows, rung_for(width))
         old, count = self._seconds.get(key, (seconds, 0))
-        # A pass interrupted by other work on the machine is no news about its cost, and a slow
-        # first one (warming up, compiling) must not be remembered.
-        old = min(old, 2 * seconds)
-        sample = min(seconds, 2 * old)
-        rate = max(self.smoothing, 1 / (count + 1))
-        self._seconds[key] = (old + rate * (sample - old), count + 1)
+        if count < SETTLING:
+            # The first passes of a width are slow (warming up, compiling). Were they remembered,
+            # the width would look dear, not be chosen again, and never be set right.
+            learnt = min(old, seconds)
+        else:
+            # A pass interrupted by other work on the machine is no news about its cost.
+            old = min(old, 2 * seconds)
+            learnt = old + self.smoothing * (min(seconds, 2 * old) - old)
+        self._seconds[key] = (learnt, count + 1)
 
     def relative(self, width: int) -> float:
         """Cost of a pass with `width` draft nodes, in plain passes; rises with the width."""
