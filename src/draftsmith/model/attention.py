@@ -58,25 +58,27 @@ def grouped_attention(
     groups = query.shape[1] // key.shape[1]
     queries, keys = query.shape[2], key.shape[2]
     look = _watched.get(module)
-    if (
-        is_causal is False
-        or dropout
+    foreign = (
+        dropout
         or key.shape[1] * groups != query.shape[1]
         or (attention_mask is not None and attention_mask.shape[1] != 1)
         or any(kwargs.get(name) is not None for name in _UNKNOWN)
-    ):
+    )
+    both_ways = is_causal is False and attention_mask is None and queries > 1
+    if look is not None and (foreign or both_ways):
+        raise UnsupportedError(
+            f"{type(module).__name__} attends in a way that only transformers' own function "
+            "knows, so its attention cannot be recorded; rank by hidden states instead"
+        )
+    if foreign or is_causal is False:
         if look is not None:
-            raise UnsupportedError(
-                f"{type(module).__name__} attends in a way that only transformers' own function "
-                "knows, so its attention cannot be recorded; rank by hidden states instead"
-            )
+            # Their function knows neither cap nor sinks.
+            look(Seen(query, key, _effective(attention_mask), scaling, None, None))
         return _transformers_sdpa(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs
         )
-    mask = attention_mask
-    if mask is not None and mask.shape[-1] == 1 and mask.shape[-2] == 1:
-        mask = None  # "everything is visible", see masks.everything
-    elif mask is None and queries > 1 and queries != keys:
+    mask = _effective(attention_mask)
+    if attention_mask is None and queries > 1 and queries != keys:
         mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
     if look is not None:
         look(Seen(query, key, mask, scaling, softcap, s_aux))
@@ -96,6 +98,11 @@ def grouped_attention(
     out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     out = out.reshape(out.shape[0], groups * key.shape[1], queries, value.shape[3])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _effective(mask: Tensor | None) -> Tensor | None:
+    """None for a (1, 1, 1, 1) mask, which says "everything is visible": see masks.EVERYTHING."""
+    return None if mask is not None and mask.shape[-1] == mask.shape[-2] == 1 else mask
 
 
 def _transformers_sdpa(

@@ -100,6 +100,13 @@ class PassTaps:
             if watched:
                 stack.enter_context(watch(watched, self._look))
             yield
+        missing = self._attention_layers - self.seen.keys()
+        if missing:
+            raise UnsupportedError(
+                f"layer {min(missing)} of {type(self._blocks[0]).__name__} never asks for an "
+                "attention function, so its attention cannot be recorded; rank by hidden states "
+                "instead"
+            )
 
     def _hook(self, layer: int) -> Any:
         thread = threading.get_ident()
