@@ -23,7 +23,7 @@ body {
   margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
 }
-main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 48px; }
+main { max-width: 1264px; margin: 0 auto; padding: 28px 24px 48px; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 4px; letter-spacing: -0.01em; }
 h2 { font-size: 1.25rem; margin: 40px 0 2px; }
 h3 { font-size: 1rem; margin: 0 0 2px; }
@@ -39,12 +39,12 @@ p { margin: 0 0 12px; max-width: 74ch; }
 .card svg { display: block; width: 100%; height: auto; max-width: 430px; }
 .table { overflow-x: auto; margin: 16px 0 0; }
 table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
-th, td { text-align: right; padding: 7px 0 7px 18px; white-space: nowrap; }
+th, td { text-align: right; padding: 7px 0 7px 11px; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--rule);
   vertical-align: bottom; }
 td { border-bottom: 1px solid var(--rule); font-variant-numeric: tabular-nums; }
-td small { color: var(--soft); font-size: 0.8rem; }
+td small { color: var(--soft); font-size: 0.75rem; }
 td.arm { font-weight: 600; white-space: normal; }
 .good { color: var(--good); } .warn { color: var(--warn); }
 .key { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; padding: 0; margin: 8px 0;
