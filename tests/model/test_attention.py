@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +13,13 @@ from architectures import build, prompt
 from draftsmith.model.attention import NAME, AttentionScope, grouped_attention
 
 MODULE = torch.nn.Identity()
+
+
+def stand_in(**attributes: Any) -> torch.nn.Module:
+    """A module with what attention functions ask of theirs."""
+    module = torch.nn.Identity()
+    vars(module).update(attributes)
+    return module
 
 
 def tensors(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +64,7 @@ def test_no_mask_is_causal_from_the_end(
     groups: int, softcap: float | None, queries: int, keys: int
 ) -> None:
     query, key, value = tensors(4, groups, queries, keys)
-    module = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
+    module = stand_in(num_key_value_groups=groups, is_causal=True)
     out, _ = grouped_attention(module, query, key, value, None, scaling=0.25, softcap=softcap)
     mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     torch.testing.assert_close(out, written_out(query, key, value, mask, softcap))
@@ -67,7 +74,7 @@ def test_many_queries_are_not_packed() -> None:
     query, key, value = tensors(4, 2, 200, 210)
     mask = torch.rand(1, 1, 200, 210) < 0.5
     mask[..., 0] = True
-    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    module = stand_in(num_key_value_groups=2, is_causal=True)
     out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
     torch.testing.assert_close(out, written_out(query, key, value, mask))
 
@@ -93,7 +100,7 @@ def test_a_mask_per_head_is_left_to_transformers() -> None:
     query, key, value = tensors(4, 2, 3, 6)
     mask = torch.rand(1, 4, 3, 6) < 0.7
     mask[..., 0] = True
-    module = SimpleNamespace(num_key_value_groups=2, is_causal=True)
+    module = stand_in(num_key_value_groups=2, is_causal=True)
     out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
     torch.testing.assert_close(out, written_out(query, key, value, mask))
 
