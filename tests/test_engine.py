@@ -12,7 +12,7 @@ import tiny
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.drafters.registry import names
+from draftsmith.drafters.registry import bare_names
 from draftsmith.engine import Engine
 from draftsmith.errors import (
     DrafterError,
@@ -50,7 +50,7 @@ def test_same_seed_same_tokens_with_every_guess_drafter(
             "budget": 8,
         }
         plain = engine.generate(IDS, drafter="none", **options).tokens
-        for name in names():
+        for name in bare_names():
             assert engine.generate(IDS, drafter=name, **options).tokens == plain, name
         trees = random_trees(seed, near=plain)
         assert engine.generate(IDS, drafter=trees, **options).tokens == plain
@@ -176,7 +176,7 @@ def test_n_samples_use_following_seeds(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "drafter", [*names(), pytest.param(random_trees(3, nodes=6, probes=2), id="random trees")]
+    "drafter", [*bare_names(), pytest.param(random_trees(3, nodes=6, probes=2), id="random trees")]
 )
 def test_ragged_batches_equal_single_runs(engine: Engine, drafter: Any) -> None:
     prompts = [[*range(5, 5 + n), *range(5, 5 + n // 2)] for n in (1, 4, 9, 30, 2, 17)]

@@ -111,7 +111,7 @@ def test_replay_and_live_runs_agree(model: LoadedModel, tmp_path: Path) -> None:
 
 def id_only() -> list[str]:
     """Every drafter that looks at token ids only, at fixed budgets."""
-    names = [n for n in registry.names() if registry.lookup(n).needs == Needs()]
+    names = [n for n in registry.bare_names() if registry.lookup(n).needs == Needs()]
     able = []
     for name in names:
         try:
