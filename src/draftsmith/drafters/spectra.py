@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 Guess = tuple[str, Sequence[int]]
 """Who guesses, and what: tokens that may follow the last one."""
-
-BLOCK, GROUP = 128, 5
-"""Logits that share one maximum, and chains that share one buffer, in the search for tokens."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -365,20 +363,11 @@ class Predictor:
     """Picks the next token of every chain from its logits (algorithm 1, lines 26 to 34)."""
 
     def __init__(self, like: Tensor) -> None:
-        """`like`: logits (…, V) such as will come: their vocabulary, type and device."""
-        self.vocab = like.shape[-1]
-        blocks = -(-self.vocab // BLOCK)
-        shape = (blocks, BLOCK)
-        # Padding to whole blocks is never the maximum.
-        self._none = like.new_zeros(shape)
-        self._none.view(-1)[self.vocab :] = -torch.inf
-        self._penalty = self._none.clone()  # -inf for the keys of the forward dictionary, too
-        buffer = like.new_full((GROUP, blocks * BLOCK), -torch.inf)
-        self._views = [
-            (buffer[:count, : self.vocab], buffer[:count].view(count, *shape))
-            for count in range(GROUP + 1)
-        ]
-        self._inside = torch.arange(BLOCK, device=like.device)
+        """`like`: logits (…, V) such as will come: their vocabulary and device."""
+        self._penalty = torch.zeros(like.shape[-1], device=like.device)
+        """(V,) -inf for the keys of the forward dictionary, else 0."""
+        self._on_host = like.device.type == "cpu"
+        self._sum = np.empty(like.shape[-1], np.float32)
 
     def update(self, keys: dict[int, bool]) -> None:
         """Keys that came (True) or went (False)."""
@@ -386,36 +375,33 @@ class Predictor:
         come = [token for token, known in keys.items() if known] if gone else list(keys)
         for tokens, value in ((come, -torch.inf), (gone, 0.0)):
             if tokens:
-                index = torch.tensor(tokens, device=self._penalty.device)
-                self._penalty.view(-1).index_fill_(0, index, value)
+                if self._on_host:
+                    self._penalty.numpy()[tokens] = value
+                else:
+                    index = torch.tensor(tokens, device=self._penalty.device)
+                    self._penalty.index_fill_(0, index, value)
 
     def __call__(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
         """The most probable token by each of rows (C, V); where `fresh`, the best unseen one.
 
         Where every possible token was seen, the most probable all the same.
         """
-        unseen = any(fresh)
-        tokens = self._best(rows, self._penalty if unseen else self._none)
-        for i, choosy in enumerate(fresh):
-            if tokens[i] < 0 or (unseen and not choosy):
-                tokens[i] = int(rows[i].max(0).indices)
-        return tokens
+        if self._on_host:
+            return self._by_row(rows, fresh)
+        unseen, best = (rows + self._penalty).max(1), rows.argmax(1)
+        wanted = torch.tensor(fresh, device=rows.device) & (unseen.values > -torch.inf)
+        found: list[int] = torch.where(wanted, unseen.indices, best).tolist()
+        return found
 
-    def _best(self, rows: Tensor, penalty: Tensor) -> list[int]:
-        """(C,) arg-max of each row plus `penalty`, (blocks, BLOCK); -1 where all is -inf."""
-        # An arg-max over the vocabulary costs several times a maximum: so the maximum of every
-        # block is taken, then the arg-max of those, then the arg-max within that one block. A
-        # few chains at a time, so that their sums stay in the processor's cache.
-        flat = penalty.view(-1)[: self.vocab]
-        tops = rows.new_empty((len(rows), len(penalty)))
-        for some, out in zip(torch.split(rows, GROUP), torch.split(tops, GROUP), strict=True):
-            masked, blocks = self._views[len(some)]
-            torch.add(some, flat, out=masked)
-            torch.amax(blocks, -1, out=out)
-        block = tops.max(1).indices
-        tokens = (block[:, None] * BLOCK + self._inside).clamp_max_(self.vocab - 1)
-        scores = rows.gather(1, tokens).add_(penalty[block])
-        best = scores.max(1)
-        ids = best.indices.add_(block, alpha=BLOCK)
-        found: list[int] = torch.where(best.values > -torch.inf, ids, -1).tolist()
+    def _by_row(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
+        # NumPy, because its arg-max takes a twentieth of torch's on a CPU; row by row, because
+        # one row and its sum fit the processor's nearest cache.
+        penalty, found = self._penalty.numpy(), []
+        for row, choosy in zip(rows.float().numpy(), fresh, strict=True):
+            if choosy:
+                best = np.add(row, penalty, out=self._sum).argmax()
+                if self._sum[best] > -np.inf:
+                    found.append(int(best))
+                    continue
+            found.append(int(row.argmax()))
         return found
