@@ -308,7 +308,9 @@ def test_failing_half_way_keeps_what_there_is(model: str, monkeypatch: pytest.Mo
 
 
 def start(*args: str) -> subprocess.Popen[bytes]:
-    code = "from draftsmith.cli import main; main()"
+    # Whoever starts the tests in the background has SIGINT ignored, and children inherit that.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{listen}; from draftsmith.cli import main; main()"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *args],
