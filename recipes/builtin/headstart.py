@@ -85,7 +85,7 @@ class Circuit:
         self.content = self.free[: self.size]
         self.words = self.free[self.size : self.size + bag_size]
         self.turns = [shape.rope_theta ** (-pair / self.half) for pair in range(self.half)]
-        self.common = torch.tensor(1.0)  # size of the shared direction
+        self.common = 1.0  # size of the shared direction
         self.fixed = torch.empty(0)  # of every embedding, what stays as it is, (vocab, hidden)
         self.moving = self.free[3 * self.size :]  # the directions in which embeddings may move
         self.lengths_of_moving = torch.empty(0)
@@ -209,7 +209,7 @@ def write_embeddings(network: TinyLlama, circuit: Circuit) -> float:
     table[MARKED] = 0.6 * table[MARKED] + 0.8 * typical * circuit.mark
     # Adding the same vector to every row of a tied table changes no probability.
     table += typical * circuit.constant * circuit.shared
-    circuit.common = torch.tensor(typical * circuit.constant)
+    circuit.common = typical * circuit.constant
     return typical
 
 
@@ -218,7 +218,7 @@ def write_past(network: TinyLlama, circuit: Circuit, scale: float) -> None:
     attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
     for projection in attention.children():
         projection.weight.zero_()
-    gain = float(circuit.common) * scale
+    gain = circuit.common * scale
     for group in range(network.shape.kv_heads):
         values = attention.v_proj.weight[group * width : (group + 1) * width]
         values[:size] = circuit.content / scale
@@ -246,7 +246,7 @@ def write_hop(network: TinyLlama, circuit: Circuit, scale: float) -> None:
     attention = network.model.layers[1].self_attn
     for projection in attention.children():
         projection.weight.zero_()
-    circuit.look_back(attention, 0, HOP, float(circuit.common) * scale)
+    circuit.look_back(attention, 0, HOP, circuit.common * scale)
     near, far = torch.cat(circuit.spaces[:HOP]), torch.cat(circuit.spaces[HOP:])
     attention.v_proj.weight[: len(near)] = near / scale
     attention.o_proj.weight[:, : len(far)] = far.T
@@ -261,7 +261,7 @@ def write_answered(network: TinyLlama, circuit: Circuit, scale: float) -> None:
     seen = circuit.mark / float(network.model.embed_tokens.weight[MARKED] @ circuit.mark) / scale
     attention.k_proj.weight[group * width + slowest] = seen * strong
     attention.q_proj.weight[head * width + slowest] = (
-        circuit.shared / (float(circuit.common) * scale) * strong
+        circuit.shared / (circuit.common * scale) * strong
     )
     attention.v_proj.weight[group * width] = seen
     attention.o_proj.weight[:, head * width] = circuit.answered * PART
@@ -316,7 +316,7 @@ def write_match(
     attention, width = network.model.layers[MATCH].self_attn, 2 * circuit.half
     slowest, free = circuit.half - 1, circuit.free
     sharp = math.sqrt(circuit.nearness * math.sqrt(width)) / scale
-    always = circuit.shared / float(circuit.common)
+    always = circuit.shared / circuit.common
     for group, (keys, queries) in enumerate(compared):
         keys[slowest] = -0.5 * circuit.lengths[group] / PART
         queries[slowest] = always

@@ -11,7 +11,7 @@ import typer
 from draftsmith.cli.bench_records import RecordOptions, bar, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
 from draftsmith.cli.loading import busy, checked_device, quiet, resolve, short, waiting
-from draftsmith.cli.options import Json, grouped
+from draftsmith.cli.options import Device, Dtype, Json, Threads, grouped
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
 
@@ -70,16 +70,9 @@ def cost(
         typer.Option(metavar="N,N,…", show_default="14 from 1 to 128", help="Widths of a pass."),
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Times of each.")] = 9,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
     json_: Json = False,
 ) -> None:
     """Measure what a pass costs here by its width, context and batch size, and save it as JSON.

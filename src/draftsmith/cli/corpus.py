@@ -12,7 +12,7 @@ from rich.text import Text
 from draftsmith import builtin
 from draftsmith.cli.bench_records import bar
 from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
-from draftsmith.cli.options import Json, grouped
+from draftsmith.cli.options import Device, Dtype, Json, Threads, grouped
 from draftsmith.cli.render import plain_table, visible
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
@@ -76,16 +76,9 @@ def build(
         int,
         typer.Option(metavar="N", min=4, help="Cut documents longer than N tokens for ranking."),
     ] = 512,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
     json_: Json = False,
 ) -> None:  # fmt: skip
     """Build a corpus of the texts that a model finds least surprising. Goes on if interrupted.

@@ -141,6 +141,15 @@ class OutputOptions:
     ] = False  # fmt: skip
 
 
+Dtype = Annotated[
+    str | None,
+    typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
+]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
+]
+Threads = Annotated[int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")]
+
 Json = Annotated[
     bool,
     typer.Option(

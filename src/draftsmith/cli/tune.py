@@ -10,7 +10,7 @@ from rich.text import Text
 
 from draftsmith.cli.bench_records import bar
 from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
-from draftsmith.cli.options import Json
+from draftsmith.cli.options import Device, Dtype, Json, Threads
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, stdout
 
@@ -47,16 +47,9 @@ def pld_plus(
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")
     ] = 128,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
     json_: Json = False,
 ) -> None:
     """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
