@@ -163,17 +163,27 @@ def test_the_backward_guess_takes_the_longest_key_and_stops_at_a_miss() -> None:
 
 
 def test_the_least_recently_recorded_goes() -> None:
-    ngrams = Ngrams(per_key=2, memory=2, sub_ngrams=False)
+    ngrams = Ngrams(per_key=2, memory=4, sub_ngrams=False)
     for last in (1, 2, 1, 3):
         ngrams.record((0, last))
-    assert list(ngrams.forward(0)) == [(3,), (1,)]
+    assert ngrams.forward(0) == [(3,), (1,)]
     assert ngrams.changed_keys() == {0: True}
-    ngrams.record((5, 1))
-    ngrams.record((0, 4))
-    ngrams.record((6, 1))
-    assert 5 not in ngrams._forward, "0 was recorded after 5"
-    assert ngrams.changed_keys() == {5: False, 6: True}, "what is forgotten is unseen again"
-    assert ngrams._backward == {(0,): 4, (6,): 1}
+    for key in (5, 6, 0, 7, 8):
+        ngrams.record((key, 4))
+    assert ngrams.changed_keys() == {0: False, 5: False, 6: False, 7: True, 8: True}
+    assert ngrams.forward(0) == [], "what is forgotten is unseen again"
+    assert ngrams.forward(8) == [(4,)]
+    assert ngrams._backward == {(7,): 4, (8,): 4}, "those that came first went, down to half"
+
+
+@given(st.lists(st.integers(0, 9), max_size=90))
+def test_a_key_has_the_latest_different_continuations(lasts: list[int]) -> None:
+    ngrams = Ngrams(per_key=3, memory=4, sub_ngrams=False)
+    for last in lasts:
+        ngrams.record((0, last))
+    latest = list(dict.fromkeys(reversed(lasts)))[:3]
+    assert ngrams.forward(0) == [(last,) for last in latest]
+    assert len(ngrams._forward.get(0, [])) <= 12
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), max_size=60))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from draftsmith.corpus.datastore import Datastore
     from draftsmith.drafters.retrieval import Retrieval
 
+Key = TypeVar("Key")
+
 Guess = tuple[str, Sequence[int]]
 """Who guesses, and what: tokens that may follow the last one."""
 
@@ -39,9 +42,10 @@ class Spectra(Drafter):
 
     Decisions where the paper is silent: the backward guess goes first (`backward_first`); it stops
     at the first miss; guesses are merged to a tree, the latest first; a key of the forward
-    dictionary keeps the W continuations recorded last, and a dictionary the `memory` keys recorded
-    last; chains start from random tokens of the prompt; `keep` keeps the dictionaries from one turn
-    of a chat to the next. Ablations of its table 2: `forward`, `backward`, `sub_ngrams`.
+    dictionary keeps the W continuations recorded last; a dictionary of more than `memory` keys
+    forgets those that came first, down to half; chains start from random tokens of the prompt;
+    `keep` keeps the dictionaries from one turn of a chat to the next. Ablations of its table 2:
+    `forward`, `backward`, `sub_ngrams`.
 
     With a `corpus`, a folder made by `draftsmith corpus build`, what followed there fills the rest
     of the G guesses (section 3.2; `retrieval` is that half alone).
@@ -242,7 +246,7 @@ class _Pool(DrafterState):
         c, probes = self.config, outcome.draft.probes
         if not running or probes != len(running) * (c.N - 1):
             return  # a target that verifies one branch only left the pool out
-        rows = outcome.output.logits[-probes:][c.N - 2 :: c.N - 1]
+        rows = outcome.output.logits[c.N - 2 - probes :: c.N - 1]
         fresh = [self._dice.random() > c.tau for _ in running]
         if self.predictor is None:
             self.predictor = Predictor(rows)
@@ -269,9 +273,9 @@ class Ngrams:
         self.per_key = per_key
         self.memory = memory
         self.sub_ngrams = sub_ngrams
-        # Python's dictionaries remember the order of insertion: writing anew at the end and
-        # deleting the first is all that "least recently" takes.
-        self._forward: dict[int, dict[tuple[int, ...], None]] = {}
+        # A pass writes a hundred entries and reads a few, so writing has to be what is cheap:
+        # what was recorded twice or is out of date is sorted out by whoever reads.
+        self._forward: dict[int, list[tuple[int, ...]]] = {}
         self._backward: dict[tuple[int, ...], int] = {}
         self._changed: dict[int, bool] = {}
 
@@ -281,32 +285,35 @@ class Ngrams:
         for chain in chains:
             last = len(chain) - 1
             for j in range(last) if self.sub_ngrams else (0,):
-                token, rest = chain[j], chain[j + 1 :]
-                entries = forward.pop(token, None)
+                entries = forward.get(chain[j])
                 if entries is None:
-                    entries = {}
-                    self._changed[token] = True
-                elif rest in entries:
-                    del entries[rest]
-                elif len(entries) == self.per_key:
-                    del entries[next(iter(entries))]
-                entries[rest] = None
-                forward[token] = entries
+                    entries = forward[chain[j]] = []
+                    self._changed[chain[j]] = True
+                entries.append(chain[j + 1 :])
+                if len(entries) > 4 * self.per_key:
+                    entries[:] = reversed(self._latest(entries))
             for j in range(last) if self.sub_ngrams else (last - 1,):
-                key = chain[: j + 1]
-                if key in backward:
-                    del backward[key]
-                backward[key] = chain[j + 1]
-        while len(backward) > self.memory:
-            del backward[next(iter(backward))]
-        while len(forward) > self.memory:
-            token = next(iter(forward))
-            del forward[token]
-            self._changed[token] = False
+                backward[chain[: j + 1]] = chain[j + 1]
+        self._forget(backward)
+        self._changed.update(dict.fromkeys(self._forget(forward), False))
 
-    def forward(self, token: int) -> Iterable[tuple[int, ...]]:
+    def _forget(self, dictionary: dict[Key, Any]) -> list[Key]:
+        """Of more than `memory` keys, drop those that came first and keep half of `memory`."""
+        if len(dictionary) <= self.memory:
+            return []
+        # All at once: to delete the first key again and again, Python walks over all that went.
+        gone = list(islice(dictionary, len(dictionary) - (self.memory + 1) // 2))
+        for key in gone:
+            del dictionary[key]
+        return gone
+
+    def forward(self, token: int) -> list[tuple[int, ...]]:
         """Continuations of `token`, the latest first."""
-        return reversed(self._forward.get(token, {}))
+        return self._latest(self._forward.get(token, []))
+
+    def _latest(self, entries: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The last `per_key` different ones, the latest first."""
+        return list(dict.fromkeys(reversed(entries)))[: self.per_key]
 
     def backward(self, past: Sequence[int], n: int) -> list[int]:
         """Up to `n` tokens after `past`, each by the longest key of ≤ n−1 (lines 8 to 14)."""
@@ -371,15 +378,14 @@ class Predictor:
 
     def update(self, keys: dict[int, bool]) -> None:
         """Keys that came (True) or went (False)."""
-        gone = [token for token, known in keys.items() if not known]
-        come = [token for token, known in keys.items() if known] if gone else list(keys)
-        for tokens, value in ((come, -torch.inf), (gone, 0.0)):
-            if tokens:
-                if self._on_host:
-                    self._penalty.numpy()[tokens] = value
-                else:
-                    index = torch.tensor(tokens, device=self._penalty.device)
-                    self._penalty.index_fill_(0, index, value)
+        if self._on_host:
+            penalty = self._penalty.numpy()
+            for token, known in keys.items():
+                penalty[token] = -np.inf if known else 0.0
+        elif keys:
+            index = torch.tensor(list(keys), device=self._penalty.device)
+            values = [-torch.inf if known else 0.0 for known in keys.values()]
+            self._penalty[index] = torch.tensor(values, device=self._penalty.device)
 
     def __call__(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
         """The most probable token by each of rows (C, V); where `fresh`, the best unseen one.
