@@ -671,7 +671,9 @@ def test_encoder_decoder_generates_as_before() -> None:
 def test_model_without_rewind_generates_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_llama()
     plainly = Capabilities("plain", "sdpa", "none", False, ("its state cannot be rewound",))
-    monkeypatch.setattr("draftsmith.hf.load", lambda live: LoadedModel(live, None, plainly, "tiny"))
+    monkeypatch.setattr(
+        "draftsmith.hf.load", lambda live, _: LoadedModel(live, None, plainly, "tiny")
+    )
     expected = plain(model, max_new_tokens=8)
     with pytest.warns(NotAcceleratedWarning, match="cannot be rewound"):
         accelerate(model)

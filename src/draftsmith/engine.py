@@ -56,7 +56,8 @@ class Engine:
         max_batch: int = 16,
     ) -> None:
         self.model = model
-        self.drafter = parse(drafter)
+        self._bound: dict[Drafter, Drafter] = {}
+        self.drafter = self.bind(drafter)
         self.budget = checked_budget(budget)
         if max_batch < 1:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
@@ -162,6 +163,14 @@ class Engine:
         )
         return call, self.sampling(given)
 
+    def bind(self, drafter: str | Drafter) -> Drafter:
+        """The drafter for this model; asked once per configuration, since it may load a model."""
+        config = parse(drafter)
+        if config not in self._bound:
+            bound = config.bind(self.model.facts)
+            self._bound[config] = self._bound[bound] = bound
+        return self._bound[config]
+
     def batch_size(self) -> int:
         """Sequences per pass: one where the model cannot run several."""
         return self.max_batch if self.model.capabilities.batch else 1
@@ -224,7 +233,7 @@ class Call:
     ) -> None:
         self.began = perf_counter()
         self.engine = engine
-        self.drafter = engine.drafter if drafter is None else parse(drafter)
+        self.drafter = engine.drafter if drafter is None else engine.bind(drafter)
         self.budget = engine.budget if budget is None else checked_budget(budget)
         self.template = template
         self.needs = needs_of(self.drafter, engine.model)

@@ -68,12 +68,17 @@ class NotAcceleratedWarning(UserWarning):
 
 
 def accelerate(
-    model: Any, drafter: str | Drafter = "auto", *, budget: int | str = "auto"
+    model: Any,
+    drafter: str | Drafter = "auto",
+    *,
+    budget: int | str = "auto",
+    tokenizer: Any = None,
 ) -> Accelerated:
     """Make `model.generate` speculative, with the same output; also a context manager.
 
     `budget` is the number of guessed tokens a pass may carry, or "auto". A second call replaces
     the first. What cannot be accelerated still runs, with one NotAcceleratedWarning per reason.
+    `tokenizer` is the model's own, for drafters that write another vocabulary than its.
     Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
     batch jointly and we one by one, so there only the distribution is the same.
     Raises UnknownName or OptionError for options that do not exist, OptionError for a model in
@@ -89,8 +94,11 @@ def accelerate(
     restore(own)
     reason, loaded = _why_not(own), None
     if reason is None:
-        loaded, reason = _load(own)
-    needs = NO_NEEDS if loaded is None else needs_of(chosen, loaded)
+        loaded, reason = _load(own, tokenizer)
+    needs = NO_NEEDS
+    if loaded is not None:
+        chosen = chosen.bind(loaded.facts)
+        needs = needs_of(chosen, loaded)
     handle = own.generate = Accelerated(own, loaded, chosen, budget, needs)
     if reason is not None:
         handle.refuse(reason)
@@ -418,10 +426,10 @@ def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _load(model: Any) -> tuple[LoadedModel | None, str | None]:
+def _load(model: Any, tokenizer: Any) -> tuple[LoadedModel | None, str | None]:
     """The model ready for our loop, or the reason why it is not."""
     try:
-        loaded = load(model)
+        loaded = load(model, tokenizer)
     except (OptionError, LoadError):
         raise
     except UnsupportedError as error:

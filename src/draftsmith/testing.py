@@ -50,8 +50,6 @@ class ToyTarget:
     functions of the prefix, too: see `toy_taps`.
     """
 
-    facts = ModelFacts(layers=2, heads=2)
-
     def __init__(
         self,
         vocab_size: int,
@@ -69,6 +67,11 @@ class ToyTarget:
         self._given = law
         self._seed = seed
         self._laws: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What drafters may know of it."""
+        return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size)
 
     def law(self, prefix: Sequence[int]) -> Tensor:
         """(V,) float64 probabilities of the next id after `prefix`."""
@@ -325,7 +328,8 @@ def decode(
     budget: int = 16,
     stop_rules: Sequence[StopRule] = (),
 ) -> Session:
-    """A finished session of `drafter` on the toy target."""
+    """A finished session of `drafter`, which is bound here, on the toy target."""
+    drafter = drafter.bind(target.facts)
     session = Session(
         prompt,
         drafter=drafter,
@@ -374,24 +378,26 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
     assert str(drafter).startswith(drafter.name)
     assert hash(drafter) == hash(type(drafter)(**_options(drafter))), "configuration must hash"
+    bound = drafter.bind(ToyTarget(11).facts)
+    assert str(bound) == str(drafter), "a bound drafter prints like its configuration"
     cases: tuple[tuple[int, Shape], ...] = ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain"))
     for order, shape in cases:
         target = ToyTarget(11, order=order, shape=shape)
         for prompt in contract_prompts(target.vocab_size):
             for budget in (0, 1, 3, 16):
                 # The loop checks form and budget of every draft on the way.
-                ours = decode(target, drafter, prompt, length, budget=budget)
+                ours = decode(target, bound, prompt, length, budget=budget)
                 assert ours.ids[len(prompt) :] == plain(target, prompt, length), (
                     f"greedy output differs from plain decoding: {drafter} on {prompt}"
                 )
                 assert ours.stats.tokens == len(ours.ids) - len(prompt)
-            if not drafter.sampled:
-                seeded = decode(target, drafter, prompt, length, greedy=False, seed=3)
+            if not bound.sampled:
+                seeded = decode(target, bound, prompt, length, greedy=False, seed=3)
                 expected = plain(target, prompt, length, greedy=False, seed=3)
                 assert seeded.ids[len(prompt) :] == expected, (
                     f"same seed, other tokens: {drafter} on {prompt}"
                 )
-    if drafter.sampled:
+    if bound.sampled:
         check_law(drafter)
     check_rewind(drafter)
 
@@ -406,6 +412,7 @@ def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> 
     On targets that verify trees and on those that verify one branch, and with answers so short that
     drafts overshoot them.
     """
+    drafter = drafter.bind(ToyTarget(3).facts)
     shapes: tuple[Shape, ...] = ("tree", "chain")
     prompt = [0, 1, 0]
     for shape in shapes:
@@ -447,6 +454,7 @@ def assert_same_law(ours: dict[T, float], exact: dict[T, float], tolerance: floa
 
 def check_rewind(drafter: Drafter) -> None:
     """Assert that a state rewound with `truncate` drafts like one that never went there."""
+    drafter = drafter.bind(ToyTarget(11).facts)
     if drafter.sampled:
         return
     for prompt in contract_prompts(11):
@@ -463,7 +471,7 @@ def check_rewind(drafter: Drafter) -> None:
 
 
 def _context(drafter: Drafter, ids: Sequence[int]) -> Context:
-    taps = toy_taps(ids, drafter.needs_of(ToyTarget.facts))
+    taps = toy_taps(ids, drafter.needs_of(ToyTarget(11).facts))
     return Context(
         ids=list(ids),
         prompt_length=len(ids),

@@ -157,8 +157,8 @@ class Ours:
         assert spec.drafter is not None
         self.name, self.drafter = spec.name, str(spec.drafter)
         self.budget: BudgetSpec | None = spec.budget
-        self.seeded = not spec.drafter.sampled
         self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget)
+        self.seeded = not self.engine.drafter.sampled
 
     def answer(self, ask: Ask) -> Answer:
         options = sampling_options(ask.sampling)

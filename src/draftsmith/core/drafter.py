@@ -91,6 +91,15 @@ class Drafter(ABC):
     width: ClassVar[int] = 16
     """Nodes it would draft if nobody set a budget."""
 
+    def bind(self, model: ModelFacts) -> Drafter:  # noqa: ARG002
+        """The drafter for this very model; another one than itself where it loads or compares.
+
+        Hosts call it once per model, before `needs_of` and `open`. The bound drafter prints, and
+        names its drafts, like this one. Raises OptionError, UnsupportedError or LoadError where
+        the two do not go together.
+        """
+        return self
+
     @abstractmethod
     def open(self, ctx: Context) -> DrafterState:
         """State for a new sequence whose ids so far are `ctx.ids`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -50,6 +50,12 @@ class ModelFacts:
 
     A function, since computing it takes a while and few drafters ask.
     """
+    tokenizer: Any | None = field(default=None, compare=False)
+    """Its Hugging Face tokenizer; None where it was loaded without one."""
+    vocab_size: int = 0
+    """V: width of its logits, padding ids included."""
+    device: str = "cpu"
+    """Where its input ids go."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,9 @@ class LoadedModel:
             heads=min(heads) if isinstance(heads, list | tuple) else int(heads or 0),
             name=str(getattr(self.model.config, "_name_or_path", "") or ""),
             vocabulary=lambda: self.vocabulary,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            device=str(self.device),
         )
 
     @cached_property
