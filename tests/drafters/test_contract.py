@@ -24,6 +24,8 @@ SETTINGS = [
     "prompt_lookup(max=5, min=2, tokens=30)",
     "auto(min=2)",
     "auto(candidates=1, max=4)",
+    "copyspec+auto",
+    "cascade(prompt_lookup(min=2), spectra(W=3))",
 ]
 
 

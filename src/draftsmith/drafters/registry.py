@@ -1,4 +1,4 @@
-"""Drafters by name: `copyspec(gamma=3, block=10)` → a configured `Drafter`.
+"""Drafters by name: `copyspec(gamma=3, block=10)` → a configured `Drafter`; `a+b` cascades.
 
 The built-in drafters are registered through the same entry points (`draftsmith.drafters`) as
 anybody else's.
@@ -52,47 +52,67 @@ def lookup(name: str) -> type[Drafter]:
 
 
 def parse(spec: str | Drafter) -> Drafter:
-    """A configured drafter from what one types, e.g. `copyspec` or `copyspec(gamma=3)`."""
+    """A configured drafter from what one types: `copyspec`, `copyspec(gamma=3)`, `copyspec+auto`.
+
+    `a+b` is short for `cascade(a, b)`. Raises UnknownName with a suggestion, or OptionError.
+    """
     if isinstance(spec, Drafter):
         return spec
-    name, options = _split(spec)
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise OptionError(f"drafter {spec!r} cannot be read; {_LIKE}") from error
+    return _drafter(node, spec)
+
+
+_LIKE = "write it like copyspec, copyspec(gamma=3, block=10) or copyspec+auto"
+
+
+def _drafter(node: ast.expr, spec: str) -> Drafter:
+    """The drafter that `node`, a part of `spec`, stands for."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        name, positional, keywords = "cascade", _summands(node), []
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        name, positional, keywords = node.func.id, node.args, node.keywords
+    elif isinstance(node, ast.Name):
+        name, positional, keywords = node.id, [], []
+    # `None` is a keyword to Python but a drafter's name to anybody else.
+    elif isinstance(node, ast.Constant) and node.value is None:
+        name, positional, keywords = "none", [], []
+    else:
+        raise OptionError(f"drafter {spec!r} cannot be read; {_LIKE}")
     cls = lookup(name)
     known = [f.name for f in fields(cls)]
+    options = dict(_option(keyword, spec) for keyword in keywords)
     for option in options:
         if option not in known:
             raise UnknownName(f"option of {name}", option, known)
+    if positional:
+        if "drafters" not in known:
+            raise OptionError(f"drafter {spec!r}: name the options; {_LIKE}")
+        if "drafters" in options:
+            raise OptionError(f"drafter {spec!r}: {name}'s drafters are there twice; {_LIKE}")
+        options["drafters"] = tuple(_drafter(part, spec) for part in positional)
     try:
         return cls(**options)
     except TypeError as error:
         raise OptionError(f"{spec!r}: {error}") from error
 
 
-def _split(spec: str) -> tuple[str, dict[str, Any]]:
-    wanted = "write it like copyspec or copyspec(gamma=3, block=10)"
+def _summands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_summands(node.left), *_summands(node.right)]
+    return [node]
+
+
+def _option(keyword: ast.keyword, spec: str) -> tuple[str, Any]:
+    if keyword.arg is None:
+        raise OptionError(f"drafter {spec!r}: ** is not understood; {_LIKE}")
     try:
-        node = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise OptionError(f"drafter {spec!r} cannot be read; {wanted}") from error
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    # `None` is a keyword to Python but a drafter's name to anybody else.
-    if isinstance(node, ast.Constant) and node.value is None:
-        return "none", {}
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        raise OptionError(f"drafter {spec!r} cannot be read; {wanted}")
-    if node.args:
-        raise OptionError(f"drafter {spec!r}: name the options; {wanted}")
-    options: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise OptionError(f"drafter {spec!r}: ** is not understood; {wanted}")
-        try:
-            options[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
-            # A bare word is a string: match=last.
-            if not isinstance(keyword.value, ast.Name):
-                raise OptionError(
-                    f"drafter {spec!r}: the value of {keyword.arg} is not a plain value; {wanted}"
-                ) from None
-            options[keyword.arg] = keyword.value.id
-    return node.func.id, options
+        return keyword.arg, ast.literal_eval(keyword.value)
+    except ValueError:
+        if isinstance(keyword.value, ast.Name):  # a bare word is a string: match=last
+            return keyword.arg, keyword.value.id
+        raise OptionError(
+            f"drafter {spec!r}: the value of {keyword.arg} is not a plain value; {_LIKE}"
+        ) from None

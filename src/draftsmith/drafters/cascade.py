@@ -1,0 +1,142 @@
+"""cascade: the first drafter with something to say, in order.
+
+CopySpec's section 3.3, "Merging with Vanilla Speculative Decoding", is `copyspec+draft_model(…)`:
+copy if the last γ tokens occurred before, else let a draft model propose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import ClassVar
+
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput
+from draftsmith.drafters import registry
+from draftsmith.errors import OptionError
+
+
+@dataclass(frozen=True, repr=False)
+class Cascade(Drafter):
+    """Ask `drafters` in order; the first with something to say drafts this step.
+
+    `copyspec+draft_model(model=…)` is short for `cascade(copyspec, draft_model(model=…))`.
+
+    Decisions: one drafter speaks per sequence and step, as in the paper, so a copy is judged by the
+    guess rule and a sampled draft by Leviathan's, side by side in the pass of a batch. Who has
+    drawn nothing (⊥) from a law that allows it *has* spoken: its law must be judged, and to let the
+    next drafter replace the draw for its value would change the output's law. Members that stayed
+    silent are told which tokens were emitted, as after an empty draft of their own.
+    """
+
+    drafters: tuple[Drafter, ...]
+
+    name: ClassVar[str] = "cascade"
+    summary: ClassVar[str] = "the first drafter with something to say: copyspec+draft_model(…)"
+
+    def __post_init__(self) -> None:
+        given = self.drafters
+        if isinstance(given, str | Drafter) or not isinstance(given, Sequence) or not given:
+            raise OptionError(
+                f"{self.name}: drafters={given!r} cannot work; give at least one drafter, like "
+                "cascade(copyspec, auto)"
+            )
+        object.__setattr__(self, "drafters", tuple(map(registry.parse, given)))
+
+    @property
+    def sampled(self) -> bool:  # type: ignore[override]
+        """Whether any of them samples."""
+        return any(drafter.sampled for drafter in self.drafters)
+
+    def preferred_width(self) -> int:
+        return max(drafter.preferred_width() for drafter in self.drafters)
+
+    def bind(self, model: ModelFacts) -> Drafter:
+        return Cascade(tuple(drafter.bind(model) for drafter in self.drafters))
+
+    def needs_of(self, model: ModelFacts) -> Needs:
+        """All that any of them needs; raises OptionError where one recording cannot serve two."""
+        return reduce(_both, (drafter.needs_of(model) for drafter in self.drafters), NO_NEEDS)
+
+    def open(self, ctx: Context) -> DrafterState:
+        return _Members(self, [drafter.open(ctx) for drafter in self.drafters])
+
+    def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
+        """Each member is asked once, for all sequences that have no draft yet."""
+        drafts = [EMPTY] * len(states)
+        all_members = [state for state in states if isinstance(state, _Members)]
+        silent = list(range(len(all_members)))
+        for number, drafter in enumerate(self.drafters):
+            if not silent:
+                break
+            members = [all_members[i] for i in silent]
+            made = drafter.draft([m.states[number] for m in members], [contexts[i] for i in silent])
+            for i, m, draft in zip(silent, members, made, strict=True):
+                m.speaker = number if speaks(draft) else None
+                drafts[i] = draft
+            silent = [i for i in silent if not speaks(drafts[i])]
+        return drafts
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.drafters))})"
+
+    __repr__ = __str__
+
+
+def speaks(draft: Draft) -> bool:
+    """Whether a draft says anything: nodes, or that a draw gave nothing."""
+    return bool(draft.tokens or draft.proposals)
+
+
+class _Members(DrafterState):
+    """One sequence's state in every member, and who drafted its last step."""
+
+    def __init__(self, config: Cascade, states: Sequence[DrafterState]) -> None:
+        self.config = config
+        self.states = list(states)
+        self.speaker: int | None = None
+
+    def draft(self, ctx: Context) -> Draft:
+        return self.config.draft([self], [ctx])[0]
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:
+        speaker, self.speaker = self.speaker, None
+        for number, state in enumerate(self.states):
+            state.observe(ctx, outcome if number == speaker else unheard(outcome))
+
+    def truncate(self, length: int) -> None:
+        self.speaker = None
+        for state in self.states:
+            state.truncate(length)
+
+    def close(self) -> None:
+        for state in self.states:
+            state.close()
+
+
+def unheard(outcome: Outcome) -> Outcome:
+    """A step as one sees it who had drafted nothing: the emitted tokens, and the root's logits."""
+    theirs = outcome.verdict
+    verdict = replace(theirs, path=(), nodes=(None,) * len(theirs.tokens))
+    return Outcome(EMPTY, verdict, RowOutput(outcome.output.logits[:1]))
+
+
+def _both(a: Needs, b: Needs) -> Needs:
+    """One recording that serves two drafters; raises OptionError where none does."""
+    for what, first, second in (
+        ("the states of one layer", a.hidden_layer, b.hidden_layer),
+        ("the attention of one set of heads", a.attention_heads, b.attention_heads),
+    ):
+        if first and second and first != second:
+            raise OptionError(
+                f"cascade: its drafters need {what}, but not the same: {first} and {second}; "
+                "give both the same in their options"
+            )
+    return Needs(
+        a.hidden_layer or b.hidden_layer,
+        a.attention_heads or b.attention_heads,
+        a.logits or b.logits,
+        why="; ".join(filter(None, (a.why, b.why))),
+    )

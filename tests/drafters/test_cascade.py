@@ -1,0 +1,246 @@
+"""Cascades: who speaks, who learns what, one law for all, and what one types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import tiny
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.draft import EMPTY, Draft, Proposal
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Chance, Dice, Law
+from draftsmith.core.session import Session
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
+from draftsmith.drafters import cascade
+from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.copyspec import CopySpec
+from draftsmith.drafters.pld_plus import PldPlus
+from draftsmith.drafters.registry import parse
+from draftsmith.engine import Engine
+from draftsmith.errors import OptionError, UnknownName
+from draftsmith.testing import (
+    Enumerated,
+    Scripted,
+    ToyTarget,
+    assert_same_law,
+    check_drafter,
+    check_law,
+    enumerate_law,
+    exact_law,
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Sampling(Drafter):
+    """Draws a chain, each token from a law that draws nothing with probability 0.2."""
+
+    name: ClassVar[str] = "sampling"
+    sampled: ClassVar[bool] = True
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Draws()
+
+
+class _Draws(DrafterState):
+    def draft(self, ctx: Context) -> Draft:
+        q = torch.arange(ctx.vocab_size, 0, -1, dtype=torch.float64)
+        q *= 0.8 / q.sum()
+        drawn: list[int] = []
+        laws: dict[int, Proposal] = {}
+        while len(drawn) < min(2, ctx.budget):
+            x = ctx.chance.draw(torch.cat([q, q.new_tensor([0.2])]))
+            laws[len(drawn) - 1] = Proposal(q, len(drawn) if x < ctx.vocab_size else None)
+            if x == ctx.vocab_size:
+                break
+            drawn.append(x)
+        return Draft(tuple(drawn), tuple(range(-1, len(drawn) - 1)), ("s",) * len(drawn), laws)
+
+
+def copy_after_zero(ctx: Context) -> Draft:
+    """A guess drafter that is silent most of the time."""
+    return Draft.chain([1, 2][: ctx.budget], "copy") if ctx.ids[-1] == 0 else EMPTY
+
+
+COPY = Scripted(copy_after_zero)
+SILENT = Scripted(lambda _ctx: EMPTY)
+
+
+class Recording(Scripted):
+    """Notes how many sequences it was asked for, and what it was told."""
+
+    name: ClassVar[str] = "recording"
+
+    def __init__(self, *drafts: Draft) -> None:
+        super().__init__(lambda ctx: drafts[len(ctx.ids) % len(drafts)])
+        object.__setattr__(self, "asked", [])
+        object.__setattr__(self, "told", [])
+
+    def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
+        self.asked.append(len(states))  # type: ignore[attr-defined]
+        return super().draft(states, contexts)
+
+    def open(self, ctx: Context) -> DrafterState:
+        state = super().open(ctx)
+        state.observe = lambda _ctx, outcome: self.told.append(outcome)  # type: ignore
+        state.truncate = lambda length: self.told.append(length)  # type: ignore
+        return state
+
+
+def sessions(
+    drafter: Drafter, *prompts: list[int], vocab: int = 11, chance: Chance | None = None
+) -> list[Session]:
+    made = [
+        Session(
+            prompt, drafter=drafter, budget=FixedBudget(4), law=Law((), greedy=chance is None),
+            chance=chance or Dice.seeded(0), vocab_size=vocab, limit=2,
+        )
+        for prompt in prompts
+    ]  # fmt: skip
+    for session in made:
+        session.context.chance = chance or session.context.chance
+    return made
+
+
+def test_the_first_with_something_to_say_drafts() -> None:
+    one, two = Draft.chain([1], "one"), Draft.chain([2], "two")
+    first, second = Recording(one, EMPTY), Recording(two)
+    target = ToyTarget(11)
+    running = sessions(Cascade((SILENT, first, second)), [3, 3], [3, 3, 3], [4] * 4)
+    for session in running:
+        start(session, target)
+    step(running, target)
+    # The sequences of even length were drafted for by the first, the other one by the second.
+    assert (first.asked, second.asked) == ([3], [1])  # type: ignore[attr-defined]
+    told: list[Outcome] = first.told  # type: ignore[attr-defined]
+    assert [outcome.draft for outcome in told] == [one, EMPTY, one]
+    silent = told[1]
+    assert silent.verdict.path == ()
+    assert silent.verdict.accepted == 0
+    assert silent.verdict.tokens == tuple(running[1].ids[3:])
+    assert silent.output.logits.shape == (1, 11)
+    assert [o.draft for o in second.told] == [EMPTY, two, EMPTY]  # type: ignore[attr-defined]
+    assert running[0].state is not None
+    running[0].state.truncate(1)
+    assert first.told[-1] == second.told[-1] == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "members", [(COPY, Sampling()), (Sampling(), COPY), (Sampling(), Sampling())]
+)
+def test_the_law_is_the_targets(members: tuple[Drafter, ...]) -> None:
+    drafter = Cascade(members)
+    assert drafter.sampled
+    check_law(drafter)
+    check_drafter(drafter, length=12)
+
+
+def test_to_replace_a_draw_of_nothing_would_be_unlawful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cascade, "speaks", lambda draft: bool(draft.tokens))
+    with pytest.raises(AssertionError, match="law differs"):
+        check_law(Cascade((Sampling(), COPY)))
+
+
+def test_copies_and_samples_share_a_pass() -> None:
+    """In a batch one sequence copies, another samples: each is judged by its own rule."""
+    target = ToyTarget(3, order=1)
+    drafter = Cascade((COPY, Sampling()))
+    seen: set[tuple[str, ...]] = set()
+
+    def answers(chance: Enumerated) -> tuple[tuple[int, ...], ...]:
+        running = sessions(drafter, [1, 0], [1, 1], vocab=3, chance=chance)
+        for session in running:
+            start(session, target)
+        while left := [session for session in running if not session.finished]:
+            step(left, target)
+        seen.add(tuple(s for session in running for s in session.stats.by_source))
+        return tuple(tuple(session.ids[2:]) for session in running)
+
+    copied, sampled = (exact_law(target, prompt, 2) for prompt in ([1, 0], [1, 1]))
+    both = {(a, b): p * q for a, p in copied.items() for b, q in sampled.items()}
+    assert_same_law(enumerate_law(answers), both)
+    assert ("copy", "s") in seen
+
+
+def test_guess_drafters_keep_the_tokens_of_a_seed() -> None:
+    assert not parse("copyspec+auto").sampled
+    check_drafter(parse("copyspec(gamma=2)+spectra(W=3)+auto"))
+
+
+def test_needs_are_merged() -> None:
+    model = ModelFacts(layers=4, heads=2)
+    heads = PldPlus("attention", heads=((1, 0),))
+    assert parse("copyspec+auto").needs_of(model) == NO_NEEDS
+    merged = Cascade((CopySpec(), PldPlus(layer=2), heads, parse("spectra"))).needs_of(model)
+    assert merged == Needs(hidden_layer=2, attention_heads=((1, 0),), logits=True)
+    assert Cascade((PldPlus(layer=2), PldPlus(layer=2, K=9))).needs_of(model).hidden_layer == 2
+    with pytest.raises(OptionError, match="states of one layer, but not the same: 2 and 3"):
+        Cascade((PldPlus(layer=2), PldPlus(layer=3))).needs_of(model)
+    with pytest.raises(OptionError, match="one set of heads, but not the same"):
+        Cascade((heads, PldPlus("attention", heads=((0, 0),)))).needs_of(model)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "copyspec+auto",
+        "cascade(copyspec, auto)",
+        "cascade(drafters=('copyspec', 'auto'))",
+        " copyspec() + auto(min=1) ",
+    ],
+)
+def test_ways_to_type_it(spec: str) -> None:
+    drafter = parse(spec)
+    assert drafter == Cascade((parse("copyspec"), parse("auto")))
+    assert parse(str(drafter)) == drafter
+    assert hash(parse(str(drafter))) == hash(drafter)
+
+
+def test_cascades_nest() -> None:
+    drafter = parse("copyspec(gamma=5) + cascade(prompt_lookup, auto + None)")
+    assert parse(str(drafter)) == drafter
+    assert str(drafter).count("cascade(") == 3
+    assert drafter.preferred_width() == 64
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("copyspec+atuo", "unknown drafter 'atuo'. Did you mean 'auto'"),
+        ("cascade(copyspec, auto(mni=2))", "unknown option of auto 'mni'. Did you mean 'min'"),
+        ("copyspec-auto", "cannot be read; write it like"),
+        ("copyspec+3", "cannot be read"),
+        ("cascade(3)", "cannot be read"),
+        ("cascade()", "drafters"),
+        ("cascade(drafters=())", "give at least one drafter"),
+        ("cascade(drafters='auto')", "give at least one drafter"),
+        ("copyspec(auto)", "name the options"),
+        ("cascade(auto, gamma=3)", "unknown option of cascade 'gamma'"),
+        ("cascade(auto, drafters=('copyspec',))", "twice"),
+    ],
+)
+def test_what_cannot_be_read(spec: str, message: str) -> None:
+    with pytest.raises((OptionError, UnknownName)) as caught:
+        parse(spec)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["copyspec(gamma=2)+auto", "pld_plus(layer=1)+spectra(W=3)"])
+def test_on_a_model(spec: str) -> None:
+    engine = Engine.from_pretrained(
+        tiny.model(), tokenizer=tiny.tokenizer(), drafter=spec, budget=9
+    )
+    prompts = [[5, 6, 7, 8] * 5, [9] * 12, [20, 30, 40]]
+    for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3, "top_k": 20}):
+        expected = engine.generate(prompts, max_new_tokens=40, drafter="none", **sampling)
+        answers = engine.generate(prompts, max_new_tokens=40, **sampling)
+        assert [a.tokens for a in answers] == [e.tokens for e in expected]
+    chat = engine.chat(max_new_tokens=20)
+    other = engine.chat(max_new_tokens=20, drafter="none")
+    for message in ("hello world", "hello world again"):
+        assert chat.send(message).tokens == other.send(message).tokens
