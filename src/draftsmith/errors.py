@@ -45,7 +45,7 @@ class UnknownName(OptionError):
         hint = f"Did you mean {near[0]!r}? " if near else ""
         listed = ", ".join(names) if names else "none"
         super().__init__(f"unknown {kind} {name!r}. {hint}Known: {listed}.")
-        self.name, self.suggestion = name, near[0] if near else None
+        self.kind, self.name, self.suggestion = kind, name, near[0] if near else None
 
 
 class PromptError(DraftsmithError, ValueError):

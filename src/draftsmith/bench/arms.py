@@ -101,7 +101,7 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
     try:
         drafter = registry.parse(spec)
     except UnknownName as error:
-        if spec.partition("(")[0] in registry.names():  # One of its options is unknown.
+        if error.kind != "drafter":  # One of its options is unknown.
             raise
         known = [*registry.names(), *(PEER + peer for peer in PEERS)]
         raise UnknownName("arm", error.name, known) from error
