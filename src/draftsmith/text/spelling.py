@@ -1,0 +1,200 @@
+"""From a tokenizer of Hugging Face's library to the bytes that each of its ids writes.
+
+The tokenizer is asked: each id is decoded between two letters. Only ids that write no whole
+characters need more, and there the decoder's own JSON says which alphabet it has, never the name of
+a class. In the end all tokens in a row must write what each of them writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from draftsmith.errors import LoadError, UnsupportedError
+
+UNKNOWN = "\ufffd"
+"""What decoders write for bytes that are no character."""
+
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""SentencePiece's name of a token that is one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What the ids of a tokenizer write in the middle of a text."""
+
+    tokens: list[bytes | None]
+    """None: a special token, an id that does not exist, or one that writes nothing."""
+    special: Mapping[int, str]
+    """Names of the special tokens."""
+    fallback: frozenset[int]
+    """Tokens kept for bytes that no other token writes."""
+
+
+def backend_of(tokenizer: Any) -> Tokenizer:
+    """The Rust tokenizer inside; raises LoadError for None, UnsupportedError if there is none."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer is None:
+        raise LoadError(
+            "there is no tokenizer, so what its ids write is not known; pass tokenizer=…"
+        )
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(backend, Tokenizer):
+        raise UnsupportedError(
+            f"{type(tokenizer).__name__} is a tokenizer in Python, which does not say what bytes "
+            "its ids write; load the model's fast one (with a tokenizer.json)"
+        )
+    return backend
+
+
+def spelling(backend: Tokenizer, size: int | None) -> Spelling:
+    """What the ids 0 … size-1 write, None: all; raises UnsupportedError if it cannot be told."""
+    if size is None:
+        size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    added = backend.get_added_tokens_decoder()
+    special = {i: token.content for i, token in added.items() if token.special and i < size}
+    anchor, head, tail = _anchor(backend, special)
+    between = [[anchor, i, anchor] for i in range(size)]
+    kinds = _kinds(backend)
+    tokens: list[bytes | None] = []
+    for i, text in enumerate(backend.decode_batch(between, skip_special_tokens=False)):
+        if i in special or text == head + tail:
+            tokens.append(None)
+        elif UNKNOWN in text:
+            tokens.append(_partial(backend, i, kinds))
+        elif text.startswith(head) and text.endswith(tail):
+            tokens.append(text[len(head) : len(text) - len(tail)].encode())
+        else:
+            raise _depends(f"token {i} writes", kinds)
+    whole = [i for i, data in enumerate(tokens) if data is not None and _is_text(data)]
+    row = backend.decode([anchor, *whole, anchor], skip_special_tokens=False)
+    if row != head + b"".join(tokens[i] or b"" for i in whole).decode() + tail:
+        raise _depends("its tokens write", kinds)
+    fallback = frozenset[int]()
+    if "ByteFallback" in kinds:
+        names = {i: backend.id_to_token(i) or "" for i in range(size)}
+        fallback = frozenset(i for i, name in names.items() if _FALLBACK.fullmatch(name))
+    return Spelling(tokens, special, fallback)
+
+
+def encoder(backend: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
+    """Two copies that add nothing around a text and take text for text, special names included.
+
+    The first also puts nothing before the first word, which is right in the middle of a text; for
+    tokenizers that put the space before every word so (T5) only the second can be used.
+    """
+    state = json.loads(backend.to_str())
+    state["truncation"] = state["padding"] = None
+    if "dropout" in state["model"]:
+        state["model"]["dropout"] = None
+    plain = _made(state)
+    if not _prefixes(state):
+        return plain, plain
+    for part in _parts(state["pre_tokenizer"]):
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+        elif part["type"] == "ByteLevel":
+            part["add_prefix_space"] = False
+    for part in _parts(state["normalizer"]):
+        if part["type"] == "Prepend":
+            part["prepend"] = ""
+    return _made(state), plain
+
+
+def _made(state: Mapping[str, Any]) -> Tokenizer:
+    made = Tokenizer.from_str(json.dumps(state))
+    made.encode_special_tokens = True
+    return made
+
+
+def _prefixes(state: Mapping[str, Any]) -> bool:
+    """Whether something is put before a text's first word."""
+    parts = [*_parts(state["pre_tokenizer"]), *_parts(state["normalizer"])]
+    return any(
+        part["type"] == "Prepend"
+        or part.get("add_prefix_space")
+        or part.get("prepend_scheme", "never") != "never"
+        for part in parts
+    )
+
+
+def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
+    """An id that writes a letter, what it writes at the beginning of a text, and after itself."""
+    for letter in "aeinost0123456789":
+        found = backend.token_to_id(letter)
+        if found is None or found in special:
+            continue
+        head, both = backend.decode([found]), backend.decode([found, found])
+        if head == letter and both.startswith(head) and both.endswith(letter):
+            return found, head, both[len(head) :]
+    raise UnsupportedError(
+        "this tokenizer has no token that is a plain letter or digit, so it cannot be asked what "
+        "its ids write"
+    )
+
+
+def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes:
+    """The bytes of an id that writes no whole characters, as the decoder takes them."""
+    name = backend.id_to_token(i) or ""
+    if "ByteLevel" in kinds and all(character in _ALPHABET for character in name):
+        return bytes(_ALPHABET[character] for character in name)
+    byte = _FALLBACK.fullmatch(name) if "ByteFallback" in kinds else None
+    if byte is not None:
+        return bytes.fromhex(byte[1])
+    if UNKNOWN in name:
+        return name.encode()
+    raise UnsupportedError(
+        f"token {i}, {name!r}, writes no whole character, and a decoder of {_named(kinds)} does "
+        "not say which bytes it is"
+    )
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _depends(what: str, kinds: set[str]) -> UnsupportedError:
+    return UnsupportedError(
+        f"with this tokenizer's decoder ({_named(kinds)}) what {what} depends on the tokens beside "
+        "it, so it cannot be compared with other tokenizers"
+    )
+
+
+def _named(kinds: set[str]) -> str:
+    return ", ".join(sorted(kinds)) or "no kind"
+
+
+def _kinds(backend: Tokenizer) -> set[str]:
+    """The types of all parts of the decoder, from its JSON."""
+    if backend.decoder is None:
+        return set()
+    return {part["type"] for part in _parts(json.loads(backend.decoder.__getstate__()))}
+
+
+def _parts(state: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """A component and, if it is a sequence, what it consists of."""
+    if state is None:
+        return
+    yield state
+    for name in ("decoders", "pretokenizers", "normalizers"):
+        for part in state.get(name, ()):
+            yield from _parts(part)
+
+
+def _alphabet(printable: Sequence[int]) -> dict[str, int]:
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+_ALPHABET = _alphabet([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
+"""GPT-2's characters for the 256 bytes: the printable ones as they are, others from U+0100 on."""

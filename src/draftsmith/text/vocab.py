@@ -1,0 +1,210 @@
+"""What each id of a tokenizer writes, in bytes, and which tokens two tokenizers share.
+
+A token is a byte string here, whatever its tokenizer calls it (`Ġthe`, `▁the`, `<0x0A>`): the only
+ground on which two vocabularies can be compared.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from draftsmith.errors import UnsupportedError
+from draftsmith.text import spelling
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The byte-exact table of a tokenizer; without one, of a toy, which cannot `encode`.
+
+    A token's bytes are those that it writes in the middle of a text. Some tokenizers drop a space
+    at the very beginning (SentencePiece marks first words with one): see `opening`.
+    """
+
+    tokens: Sequence[bytes | None]
+    """(V,) the bytes of each id; None: a special token, padding, or an id that writes nothing."""
+    special: Mapping[int, str] = field(default_factory=dict)
+    """Names of the control tokens by id: they are never text."""
+    fallback: frozenset[int] = frozenset()
+    """Byte-fallback tokens: kept for bytes that no other token of the tokenizer writes."""
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, tokenizer: Any, size: int | None = None) -> Vocabulary:
+        """The table of a fast tokenizer of transformers or tokenizers, made once for each object.
+
+        `size` is V, the width of the logits: rows beyond the tokenizer's own ids are padding. None:
+        as many as there are ids. Raises LoadError without a tokenizer, UnsupportedError if what its
+        ids write cannot be told.
+        """
+        backend = spelling.backend_of(tokenizer)
+        made = _MADE.setdefault(tokenizer, {})
+        key = size, backend.get_vocab_size()  # tokens may be added later
+        if key not in made:
+            found = spelling.spelling(backend, size)
+            made[key] = cls(found.tokens, found.special, found.fallback, backend)
+        return made[key]
+
+    @property
+    def size(self) -> int:
+        """V, padding included."""
+        return len(self.tokens)
+
+    @cached_property
+    def ids(self) -> Mapping[bytes, int]:
+        """One canonical id for each byte string: the lowest that is no byte-fallback token.
+
+        Where a vocabulary has both `<0x41>` and `A`, its model writes the latter.
+        """
+        found: dict[bytes, int] = {}
+        usual = (i for i in range(self.size) if i not in self.fallback)
+        for i in (*usual, *sorted(self.fallback)):
+            if (data := self.tokens[i]) is not None:
+                found.setdefault(data, i)
+        return found
+
+    def bytes_of(self, ids: Sequence[int]) -> bytes:
+        """What ids write in the middle of a text; special tokens and padding write nothing."""
+        return b"".join(self.tokens[i] or b"" for i in ids)
+
+    def opening(self, token: int) -> bytes:
+        """What an id writes at the very beginning of a text."""
+        data = self.tokens[token]
+        if data is None or self.tokenizer is None:
+            return data or b""
+        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return data if spelling.UNKNOWN in text else text.encode()
+
+    def encode(self, text: str | bytes) -> list[int]:
+        """Ids of the middle of a text: nothing is put before it or around it.
+
+        Text that looks like a special token stays text. Bytes that are no UTF-8 become single-byte
+        tokens, or nothing where the vocabulary has none. `bytes_of` gives the text back unless the
+        tokenizer is not injective. Raises UnsupportedError for a toy.
+        """
+        if isinstance(text, str):
+            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+            return ids
+        found: list[int] = []
+        for part in _characters(text):
+            if isinstance(part, str):
+                found += self.encode(part)
+            else:
+                found += [self.ids[byte] for byte in part if byte in self.ids]
+        return found
+
+    @cached_property
+    def _encoder(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise UnsupportedError(
+                "this vocabulary was made without a tokenizer, so it cannot encode text; make it "
+                "with Vocabulary.of(tokenizer, size)"
+            )
+        bare, plain = spelling.encoder(self.tokenizer)
+        probe = "a b"
+        kept = self.bytes_of(bare.encode(probe, add_special_tokens=False).ids)
+        return bare if kept == probe.encode() else plain
+
+
+_MADE: WeakKeyDictionary[Any, dict[tuple[int | None, int], Vocabulary]] = WeakKeyDictionary()
+"""By tokenizer; a table holds the Rust tokenizer only, so that the key can go."""
+
+
+@dataclass(frozen=True, eq=False)
+class Intersection:
+    """T ∩ D, the tokens that two vocabularies share, as two maps that undo each other.
+
+    A special token is shared where both have one of that name. Of several ids with the same bytes
+    the canonical one is mapped, so that no token gets the probability of two; where the two are
+    the `same`, every id is mapped to itself.
+    """
+
+    to_target: Tensor
+    """(V_drafter,) int64: the target's id of each drafter id, -1 where the target has none."""
+    to_drafter: Tensor
+    """(V_target,) int64: the drafter's id of each target id, -1 where the drafter has none."""
+    size: int
+    """|T ∩ D|, special tokens included."""
+    same: bool
+    """Whether every id, padding aside, means the same in both."""
+
+
+def intersect(target: Vocabulary, drafter: Vocabulary) -> Intersection:
+    """What two vocabularies share, by bytes, whatever the order of their ids."""
+    used = _used(target)
+    same = used == _used(drafter)
+    if same:
+        pairs = [(i, i) for i, token in enumerate(used) if token is not None]
+    else:
+        pairs = [(i, drafter.ids[data]) for data, i in target.ids.items() if data in drafter.ids]
+        named = {name: i for i, name in drafter.special.items()}
+        pairs += [(i, named[name]) for i, name in target.special.items() if name in named]
+    t, d = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+    to_target = torch.full((drafter.size,), -1)
+    to_drafter = torch.full((target.size,), -1)
+    to_target[d], to_drafter[t] = t, d
+    return Intersection(to_target, to_drafter, len(pairs), same)
+
+
+def _used(vocabulary: Vocabulary) -> list[bytes | str | None]:
+    """The bytes of each id, or a special token's name, without the padding at the end."""
+    table: list[bytes | str | None] = list(vocabulary.tokens)
+    for i, name in vocabulary.special.items():
+        table[i] = name
+    while table and table[-1] is None:
+        table.pop()
+    return table
+
+
+class ByteDecoder:
+    """Text of a growing list of ids, holding back the bytes of an unfinished character.
+
+    Bytes that can no longer become a character are U+FFFD. `begins`: the first id begins a text.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, begins: bool = True) -> None:
+        self._vocabulary = vocabulary
+        self._begins = begins
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while a character is unfinished."""
+        data = self._vocabulary.tokens[token]
+        if data is None:
+            return ""
+        if self._begins:
+            data, self._begins = self._vocabulary.opening(token), False
+        return self._utf8.decode(data)
+
+    def unfinished(self) -> str:
+        """What is left at the end: nothing, or one U+FFFD."""
+        return self._utf8.decode(b"", True)
+
+
+def complete(data: bytes) -> bytes:
+    """`data` without the bytes of an unfinished character at its end."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    held, _ = decoder.getstate()
+    return data[: len(data) - len(held)]
+
+
+def _characters(data: bytes) -> Iterator[str | list[bytes]]:
+    """The parts of `data` that are UTF-8, as text, and those that are not, byte by byte."""
+    while data:
+        try:
+            yield data.decode()
+            return
+        except UnicodeDecodeError as error:
+            if error.start:
+                yield data[: error.start].decode()
+            yield [data[i : i + 1] for i in range(error.start, error.end)]
+            data = data[error.end :]

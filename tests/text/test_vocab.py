@@ -1,0 +1,234 @@
+"""Byte-exact tables: every table is held against its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import tiny
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.text.vocab import ByteDecoder, Vocabulary, complete, intersect
+
+SHARED = ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon", "t5-small")
+TEXTS = ["the quick brown fox jumps", "def f(x):\n\treturn x", "日本語 and 🙂", "a  b   c\r\n"] * 9
+
+
+@cache
+def trained(kind: str) -> Tokenizer:
+    """A tiny tokenizer of each family."""
+    special = ["<unk>", "<s>", "</s>"]
+    if kind == "byte-level":
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        )
+    elif kind in ("llama", "llama-legacy", "gemma"):
+        made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+        special += [f"<0x{byte:02X}>" for byte in range(256)]
+        strip = [] if kind == "gemma" else [decoders.Strip(" ", 1, 0)]
+        made.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+        if kind == "llama":
+            made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        elif kind == "llama-legacy":
+            made.normalizer = normalizers.Sequence(
+                [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            )
+        else:
+            made.normalizer = normalizers.Replace(" ", "▁")
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, show_progress=False)
+    elif kind == "unigram":
+        made = Tokenizer(models.Unigram())
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        made.decoder = decoders.Metaspace(prepend_scheme="always")
+        trainer = trainers.UnigramTrainer(
+            vocab_size=80, special_tokens=special, unk_token="<unk>", show_progress=False
+        )
+    else:
+        made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        made.decoder = decoders.WordPiece(cleanup=True)
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=90, special_tokens=special, show_progress=False
+        )
+    made.train_from_iterator(TEXTS, trainer)
+    if kind.startswith("llama") or kind == "gemma":
+        # The trainer calls them special; SentencePiece's bytes are ordinary tokens.
+        made = Tokenizer.from_str(_without_special_bytes(made))
+    return made
+
+
+def _without_special_bytes(made: Tokenizer) -> str:
+    state = json.loads(made.to_str())
+    state["added_tokens"] = [t for t in state["added_tokens"] if not t["content"].startswith("<0x")]
+    return json.dumps(state)
+
+
+KINDS = ("byte-level", "llama", "llama-legacy", "gemma", "unigram", "wordpiece")
+
+
+def check_table(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Decoding a sequence gives the bytes of its tokens, but for a space at the very beginning."""
+    vocabulary = Vocabulary.of(tokenizer)
+    written = [i for i in ids if vocabulary.tokens[i] is not None]
+    first = vocabulary.opening(written[0]) if written else b""
+    data = first + vocabulary.bytes_of(written[1:])
+    text = tokenizer.decode(ids)  # without special tokens
+    try:
+        assert text == data.decode()
+    except UnicodeDecodeError:
+        # Byte fallback writes one U+FFFD for each byte of a run that is not all UTF-8.
+        assert "\ufffd" in text
+    decoder = ByteDecoder(vocabulary)
+    assert "".join(map(decoder.push, ids)) + decoder.unfinished() == data.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sequences_decode_to_the_bytes_of_their_tokens(kind: str, data: Any) -> None:
+    tokenizer = trained(kind)
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=12))
+    check_table(tokenizer, ids)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_real_tables_agree_with_their_tokenizers(name: str, shared_data: Path) -> None:
+    tokenizer = real(name, shared_data)
+    size = Vocabulary.of(tokenizer).size
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.lists(st.integers(0, size - 1), max_size=12))
+    def check(ids: list[int]) -> None:
+        check_table(tokenizer, ids)
+
+    check()
+
+
+@cache
+def real(name: str, data: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(data / "tokenizers" / name / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "llama", "llama-legacy", "gemma"])
+@settings(max_examples=60, deadline=None)
+@given(text=st.one_of(st.text(), st.binary()))
+def test_encoding_gives_the_bytes_back(kind: str, text: str | bytes) -> None:
+    vocabulary = Vocabulary.of(trained(kind))
+    expected = text.encode() if isinstance(text, str) else text
+    assert vocabulary.bytes_of(vocabulary.encode(text)) == expected
+
+
+def test_special_names_in_a_text_stay_text() -> None:
+    vocabulary = Vocabulary.of(trained("byte-level"))
+    assert set(vocabulary.special.values()) == {"<unk>", "<s>", "</s>"}
+    ids = vocabulary.encode("a</s>b")
+    assert not set(ids) & vocabulary.special.keys()
+    assert vocabulary.bytes_of(ids) == b"a</s>b"
+
+
+def test_the_users_tokenizer_is_not_changed() -> None:
+    tokenizer = tiny.tokenizer()
+    before = tokenizer.backend_tokenizer.to_str(), tokenizer("a</s>b")["input_ids"]
+    Vocabulary.of(tokenizer).encode("a</s>b")
+    assert before == (tokenizer.backend_tokenizer.to_str(), tokenizer("a</s>b")["input_ids"])
+    assert not tokenizer.backend_tokenizer.encode_special_tokens
+
+
+def test_padded_rows_write_nothing() -> None:
+    tokenizer = tiny.tokenizer()
+    vocabulary = Vocabulary.of(tokenizer, len(tokenizer) + 7)
+    assert vocabulary.size == len(tokenizer) + 7
+    assert list(vocabulary.tokens[len(tokenizer) :]) == [None] * 7
+    assert intersect(vocabulary, Vocabulary.of(tokenizer)).same
+
+
+def test_a_table_is_made_once_and_again_when_tokens_are_added() -> None:
+    made = PreTrainedTokenizerFast(tokenizer_object=trained("byte-level"))
+    first = Vocabulary.of(made, 400)
+    assert Vocabulary.of(made, 400) is first
+    made.add_tokens(["<tool>"])
+    again = Vocabulary.of(made, 400)
+    assert again.tokens[len(made) - 1] == b"<tool>"
+    assert first.tokens[len(made) - 1] is None
+
+
+def test_the_canonical_id_is_the_one_that_the_tokenizer_writes() -> None:
+    vocabulary = Vocabulary.of(trained("llama"))
+    byte = trained("llama").token_to_id("<0x61>")
+    assert vocabulary.tokens[byte] == b"a"
+    assert vocabulary.ids[b"a"] == trained("llama").token_to_id("a") != byte
+    assert vocabulary.ids[b"\xff"] == trained("llama").token_to_id("<0xFF>")
+
+
+@pytest.mark.parametrize("a", KINDS)
+@pytest.mark.parametrize("b", KINDS)
+def test_the_maps_undo_each_other(a: str, b: str) -> None:
+    target, drafter = Vocabulary.of(trained(a), 400), Vocabulary.of(trained(b), 350)
+    shared = intersect(target, drafter)
+    alike = {"llama", "llama-legacy"}  # the same table, other rules for cutting a text
+    assert shared.same == (a == b or {a, b} == alike)
+    assert shared.to_target.shape == (350,)
+    assert shared.to_drafter.shape == (400,)
+    assert shared.size == int((shared.to_target >= 0).sum()) == int((shared.to_drafter >= 0).sum())
+    for d, t in enumerate(shared.to_target.tolist()):
+        if t >= 0:
+            assert shared.to_drafter[t] == d
+            assert target.tokens[t] == drafter.tokens[d]
+            assert target.special.get(t) == drafter.special.get(d)
+    names = set(target.special.values()) & set(drafter.special.values())
+    if not shared.same:
+        assert shared.size == len(target.ids.keys() & drafter.ids.keys()) + len(names)
+
+
+def test_a_toy_needs_no_tokenizer() -> None:
+    target = Vocabulary([b"a", b"b", None, b"ab"], {2: "</s>"})
+    drafter = Vocabulary([None, b"ab", b"a", b"c", b"a"], {0: "</s>"})
+    shared = intersect(target, drafter)
+    assert shared.to_target.tolist() == [2, 3, 0, -1, -1]
+    assert shared.to_drafter.tolist() == [2, -1, 0, 1]
+    assert shared.size == 3
+    assert target.bytes_of([3, 2, 1]) == b"abb"
+    with pytest.raises(UnsupportedError, match="without a tokenizer"):
+        target.encode("a")
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    with pytest.raises(LoadError, match="no tokenizer"):
+        Vocabulary.of(None)
+    with pytest.raises(UnsupportedError, match="tokenizer in Python"):
+        Vocabulary.of(object())
+    repeats = Tokenizer(models.WordLevel({"a": 0, "b": 1, "|": 2}, unk_token="a"))
+    repeats.decoder = decoders.CTC(pad_token="b")
+    with pytest.raises(UnsupportedError, match=r"depends on the tokens beside|plain letter"):
+        Vocabulary.of(repeats)
+
+
+@given(st.text())
+def test_unfinished_characters_are_held_back(text: str) -> None:
+    data = text.encode()
+    for end in range(len(data) + 1):
+        kept = complete(data[:end])
+        assert data.startswith(kept)
+        assert text.startswith(kept.decode())
+        assert end - len(kept) <= 3
+
+
+def test_bytes_that_cannot_become_a_character_are_not_held_back() -> None:
+    assert complete(b"a\xff") == b"a\xff"
+    assert complete(b"a\xe6\x97") == b"a"
+    decoder = ByteDecoder(Vocabulary([b"a", b"\xe6", b"\x97\xa5"]))
+    assert [decoder.push(i) for i in (0, 1, 2, 1, 0, 1)] == ["a", "", "日", "", "\ufffda", ""]
+    assert decoder.unfinished() == "\ufffd"
