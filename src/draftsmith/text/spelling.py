@@ -7,6 +7,8 @@ a class. In the end all tokens in a row must write what each of them writes.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,45 +85,43 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
     return Spelling(tokens, special, fallback)
 
 
-def encoder(backend: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
-    """Two copies that add nothing around a text and take text for text, special names included.
+def encoder(backend: Tokenizer) -> Tokenizer:
+    """A copy for the middle of a text: it puts nothing before or around it, no space either.
 
-    The first also puts nothing before the first word, which is right in the middle of a text; for
-    tokenizers that put the space before every word so (T5) only the second can be used.
+    What looks like a special token is text to it.
     """
-    state = json.loads(backend.to_str())
-    state["truncation"] = state["padding"] = None
-    if "dropout" in state["model"]:
-        state["model"]["dropout"] = None
-    plain = _made(state)
-    if not _prefixes(state):
-        return plain, plain
-    for part in _parts(state["pre_tokenizer"]):
-        if part["type"] == "Metaspace":
-            part["prepend_scheme"] = "never"
-        elif part["type"] == "ByteLevel":
-            part["add_prefix_space"] = False
-    for part in _parts(state["normalizer"]):
-        if part["type"] == "Prepend":
-            part["prepend"] = ""
-    return _made(state), plain
-
-
-def _made(state: Mapping[str, Any]) -> Tokenizer:
-    made = Tokenizer.from_str(json.dumps(state))
+    made = Tokenizer.from_str(backend.to_str())
+    made.no_truncation()
+    made.no_padding()
     made.encode_special_tokens = True
+    if getattr(made.model, "dropout", None) is not None:
+        made.model.dropout = None
+    changed = []
+    for part in (*_inside(made.pre_tokenizer), *_inside(made.normalizer)):
+        for name, without in _PREFIX.items():
+            if hasattr(part, name):
+                changed.append((part, name, getattr(part, name)))
+                setattr(part, name, without)
+    probe = "a b"
+    if made.decode(made.encode(probe, add_special_tokens=False).ids) != probe:
+        # T5's mark before a word is the space itself.
+        for part, name, value in changed:
+            setattr(part, name, value)
     return made
 
 
-def _prefixes(state: Mapping[str, Any]) -> bool:
-    """Whether something is put before a text's first word."""
-    parts = [*_parts(state["pre_tokenizer"]), *_parts(state["normalizer"])]
-    return any(
-        part["type"] == "Prepend"
-        or part.get("add_prefix_space")
-        or part.get("prepend_scheme", "never") != "never"
-        for part in parts
-    )
+_PREFIX = {"prepend_scheme": "never", "add_prefix_space": False, "prepend": ""}
+"""How Metaspace, ByteLevel and Prepend put a space before a text's first word, and how not."""
+
+
+def _inside(component: Any) -> Iterator[Any]:
+    """The parts of a sequence, or a component alone."""
+    if type(component).__name__ != "Sequence":
+        yield component
+        return
+    with contextlib.suppress(IndexError):  # they have no length
+        for i in itertools.count():
+            yield from _inside(component[i])
 
 
 def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
@@ -178,17 +178,14 @@ def _kinds(backend: Tokenizer) -> set[str]:
     """The types of all parts of the decoder, from its JSON."""
     if backend.decoder is None:
         return set()
-    return {part["type"] for part in _parts(json.loads(backend.decoder.__getstate__()))}
+    state = json.loads(backend.decoder.__getstate__())
+    return {part["type"] for part in _parts(state)}
 
 
-def _parts(state: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A component and, if it is a sequence, what it consists of."""
-    if state is None:
-        return
+def _parts(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield state
-    for name in ("decoders", "pretokenizers", "normalizers"):
-        for part in state.get(name, ()):
-            yield from _parts(part)
+    for part in state.get("decoders", ()):
+        yield from _parts(part)
 
 
 def _alphabet(printable: Sequence[int]) -> dict[str, int]:

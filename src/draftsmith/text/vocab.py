@@ -108,10 +108,7 @@ class Vocabulary:
                 "this vocabulary was made without a tokenizer, so it cannot encode text; make it "
                 "with Vocabulary.of(tokenizer, size)"
             )
-        bare, plain = spelling.encoder(self.tokenizer)
-        probe = "a b"
-        kept = self.bytes_of(bare.encode(probe, add_special_tokens=False).ids)
-        return bare if kept == probe.encode() else plain
+        return spelling.encoder(self.tokenizer)
 
 
 _MADE: WeakKeyDictionary[Any, dict[tuple[int | None, int], Vocabulary]] = WeakKeyDictionary()
