@@ -79,9 +79,14 @@ def _without_special_bytes(made: Tokenizer) -> str:
 KINDS = ("byte-level", "llama", "llama-legacy", "gemma", "unigram", "wordpiece")
 
 
+@cache
+def table(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary.of(tokenizer)
+
+
 def check_table(tokenizer: Tokenizer, ids: list[int]) -> None:
     """Decoding a sequence gives the bytes of its tokens, but for a space at the very beginning."""
-    vocabulary = Vocabulary.of(tokenizer)
+    vocabulary = table(tokenizer)
     written = [i for i in ids if vocabulary.tokens[i] is not None]
     first = vocabulary.opening(written[0]) if written else b""
     data = first + vocabulary.bytes_of(written[1:])
@@ -107,7 +112,7 @@ def test_sequences_decode_to_the_bytes_of_their_tokens(kind: str, data: Any) -> 
 @pytest.mark.parametrize("name", SHARED)
 def test_real_tables_agree_with_their_tokenizers(name: str, shared_data: Path) -> None:
     tokenizer = real(name, shared_data)
-    size = Vocabulary.of(tokenizer).size
+    size = table(tokenizer).size
 
     @settings(max_examples=100, deadline=None)
     @given(st.lists(st.integers(0, size - 1), max_size=12))
@@ -126,7 +131,7 @@ def real(name: str, data: Path) -> Tokenizer:
 @settings(max_examples=60, deadline=None)
 @given(text=st.one_of(st.text(), st.binary()))
 def test_encoding_gives_the_bytes_back(kind: str, text: str | bytes) -> None:
-    vocabulary = Vocabulary.of(trained(kind))
+    vocabulary = table(trained(kind))
     expected = text.encode() if isinstance(text, str) else text
     assert vocabulary.bytes_of(vocabulary.encode(text)) == expected
 

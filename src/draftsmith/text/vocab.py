@@ -46,7 +46,10 @@ class Vocabulary:
         ids write cannot be told.
         """
         backend = spelling.backend_of(tokenizer)
-        made = _MADE.setdefault(tokenizer, {})
+        try:
+            made = _MADE.setdefault(tokenizer, {})
+        except TypeError:
+            made = {}  # no weak references to a Tokenizer of tokenizers before 0.23
         key = size, backend.get_vocab_size()  # tokens may be added later
         if key not in made:
             found = spelling.spelling(backend, size)
