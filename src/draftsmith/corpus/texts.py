@@ -16,18 +16,21 @@ PLAIN, LINES = (".txt", ".md"), (".jsonl",)
 _PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
-def find(paths: Sequence[Path]) -> list[Path]:
+def find(paths: Sequence[Path], plain: Sequence[str] = PLAIN) -> list[Path]:
     """The files that are meant: a file as it is; of a folder all that we know to be texts, sorted.
+
+    Texts are JSON lines and files whose suffix is in `plain`.
 
     Raises LoadError for what does not exist and for a folder without any.
     """
     found: list[Path] = []
+    known = (*plain, *LINES)
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) in PLAIN + LINES)
+            inside = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) in known)
             if not inside:
-                known = ", ".join(PLAIN + LINES)
-                raise LoadError(f"the folder {path} has no {known} (or such with .gz or .xz)")
+                listed = ", ".join(known)
+                raise LoadError(f"the folder {path} has no {listed} (or such with .gz or .xz)")
             found += inside
         elif path.is_file():
             found.append(path)

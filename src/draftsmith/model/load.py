@@ -41,7 +41,7 @@ def load(
     if isinstance(model, str | Path):
         source = str(model)
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
-        live = _read_model(source, options, dtype, device, device_map)
+        live = read_model(source, options, dtype, device, device_map)
         if tokenizer is None:
             tokenizer = read_tokenizer(source, options)
         name = source
@@ -94,23 +94,30 @@ def _check_config(config: Any, name: str) -> None:
         )
 
 
-def _read_model(
-    source: str,
-    options: dict[str, Any],
-    dtype: str | torch.dtype | None,
-    device: str | torch.device | None,
-    device_map: Any | None,
-) -> Any:
-    if device is not None and device_map is not None:
-        raise OptionError("device and device_map were both given: choose one")
-    wanted = _torch_dtype(dtype)
-    _check_device(device)
+def read_config(source: str, options: dict[str, Any]) -> Any:
+    """The configuration of a hub id or a folder; raises LoadError, UnsupportedError."""
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, **options)
     except (OSError, ValueError) as error:
         raise LoadError(_explain(source, "the configuration", error)) from None
     _check_config(config, source)
+    return config
+
+
+def read_model(
+    source: str,
+    options: dict[str, Any],
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None = None,
+    device_map: Any | None = None,
+) -> Any:
+    """The model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError."""
+    if device is not None and device_map is not None:
+        raise OptionError("device and device_map were both given: choose one")
+    wanted = _torch_dtype(dtype)
+    _check_device(device)
+    config = read_config(source, options)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             source,
