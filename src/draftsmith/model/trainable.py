@@ -1,0 +1,163 @@
+"""A model to be trained: its weights in float32, free token ids, and a folder at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.load import read_config, read_model, read_tokenizer
+from draftsmith.model.loaded import LoadedModel
+
+NAME = "<|adaptive_{}|>"
+"""What an added token is called in the tokenizer."""
+_FREE = re.compile(r"\W*(reserved|unused|placeholder|dummy|extra_(id|token))\w*\W*", re.IGNORECASE)
+"""Tokens that model makers keep for others, such as <|reserved_special_token_7|> and <unused7>."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trainable:
+    """A model whose weights will change, and what it was before."""
+
+    loaded: LoadedModel
+    dtype: torch.dtype
+    """Of its weights on disk, before and after."""
+    tokens: tuple[int, ...]
+    """Its adaptive tokens."""
+
+    @property
+    def model(self) -> Any:
+        return self.loaded.model
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write the trained model, in its own dtype, and the tokenizer into a folder.
+
+        The model's generation_config suppresses the adaptive tokens: they are questions, and no
+        answer has one.
+        """
+        model.to(self.dtype)
+        if self.tokens:
+            suppressed = set(model.generation_config.suppress_tokens or ()) | set(self.tokens)
+            model.generation_config.suppress_tokens = sorted(suppressed)
+        model.save_pretrained(folder)
+        self.loaded.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
+
+
+def open_trainable(
+    source: str, count: int, *, tokens: Sequence[int] = (), add: bool = False
+) -> Trainable:
+    """Read a model in float32 and settle which `count` tokens will be its adaptive ones.
+
+    `tokens` names them; otherwise free ones are found, or with `add` new ones are added. Raises
+    UnsupportedError for quantized weights, OptionError if there are no such tokens, LoadError.
+    """
+    config = read_config(source, {})
+    _check_not_quantized(config, source)
+    dtype = getattr(config, "dtype", None) or torch.float32
+    model = read_model(source, {}, "float32")
+    tokenizer = read_tokenizer(source, {})
+    embeddings = model.get_input_embeddings()
+    if not isinstance(embeddings, torch.nn.Embedding):
+        raise UnsupportedError(
+            f"the embeddings of {source} are {type(embeddings).__name__}, not a plain table of "
+            "one row per token, so a new token cannot be taught to it"
+        )
+    if tokens:
+        chosen = _checked(tokens, count, model, tokenizer)
+    elif add and count:
+        chosen = _added(count, model, tokenizer)
+    else:
+        chosen = _found(count, model, tokenizer, source)
+    table = model.get_input_embeddings().weight
+    with torch.no_grad():  # A row that nobody trained says anything; the mean of all says nothing.
+        table[list(chosen)] = table[: len(tokenizer)].mean(dim=0)
+    untested = Capabilities("plain", "eager", "none", batch=False)
+    return Trainable(LoadedModel(model, tokenizer, untested, source), dtype, chosen)
+
+
+def _check_not_quantized(config: Any, source: str) -> None:
+    settings = getattr(config, "quantization_config", None)
+    if settings is not None:
+        kind = settings.get("quant_method", "") if isinstance(settings, dict) else settings
+        raise UnsupportedError(
+            f"the weights of {source} are quantized ({kind}) and cannot be trained; train the "
+            "model it was made from, and quantize that afterwards"
+        )
+
+
+def free_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Ids that no text has: embedding rows without a token first, then reserved tokens."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    vocabulary = tokenizer.get_vocab()
+    padding = range(max(vocabulary.values()) + 1, rows)
+    special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    reserved = (
+        i
+        for token, i in vocabulary.items()
+        if i in special and i < rows and _FREE.fullmatch(token)
+    )  # fmt: skip
+    taken = _meaningful(model, tokenizer)
+    return [*padding, *sorted(i for i in reserved if i not in taken)]
+
+
+def _meaningful(model: Any, tokenizer: Any) -> set[int]:
+    """Ids with a task of their own: ends, padding, and whatever the chat template names."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+    found: set[int] = set()
+    for owner in (model.config, model.generation_config, tokenizer):
+        for name in names:
+            value = getattr(owner, name, None)
+            several = value if isinstance(value, list | tuple) else [value]
+            found |= {int(i) for i in several if i is not None}
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    return found | {i for token, i in tokenizer.get_added_vocab().items() if token in template}
+
+
+def _found(count: int, model: Any, tokenizer: Any, source: str) -> tuple[int, ...]:
+    free = free_tokens(model, tokenizer)
+    if len(free) < count:
+        raise OptionError(
+            f"{source} has {len(free)} free token ids (rows of the embedding without a token, or "
+            f"reserved tokens) where {count} are needed: add some with --add-token, or name ids "
+            "that your texts never use with --token"
+        )
+    return tuple(free[:count])
+
+
+def _checked(
+    tokens: Sequence[int], count: int, model: Any, tokenizer: Any
+) -> tuple[int, ...]:  # fmt: skip
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(set(tokens)) != len(tokens) or len(tokens) != count:
+        raise OptionError(f"{count} different adaptive tokens are needed, not {list(tokens)}")
+    for token in tokens:
+        if not 0 <= token < rows:
+            raise OptionError(f"there is no token {token}: this model has 0…{rows - 1}")
+        if token in _meaningful(model, tokenizer):
+            name = tokenizer.convert_ids_to_tokens(token)
+            raise OptionError(
+                f"the token {token} ({name!r}) has a meaning already; free ones are "
+                f"{free_tokens(model, tokenizer)[:8] or 'missing here: use --add-token'}"
+            )
+    return tuple(tokens)
+
+
+def _added(count: int, model: Any, tokenizer: Any) -> tuple[int, ...]:
+    names = [NAME.format(number) for number in range(count)]
+    known = next((name for name in names if name in tokenizer.get_vocab()), None)
+    if known is not None:
+        raise OptionError(
+            f"the tokenizer has {known!r} already, from an earlier training; name its id with "
+            f"--token {tokenizer.convert_tokens_to_ids(known)}"
+        )
+    tokenizer.add_tokens(names, special_tokens=True)
+    ids = tuple(tokenizer.convert_tokens_to_ids(names))
+    if max(ids) >= model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+    return ids

@@ -1,0 +1,123 @@
+"""The curves of a training: a CSV, TensorBoard's event files and a picture."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from draftsmith.errors import LoadError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What is known after a step. Losses are means in nats; None where nothing was counted."""
+
+    step: int
+    """Steps done."""
+    tokens: int
+    """Of text, seen so far; each mixed row repeats a plain one."""
+    seconds: float
+    learning_rate: float
+    loss: float
+    """The objective."""
+    standard: float | None
+    """Of standard input tokens: equation 7."""
+    adaptive: float | None
+    """Of adaptive input tokens."""
+    held_out: float | None = None
+    """Standard-token loss on held-out text, where it was measured."""
+
+
+CURVES = ("loss", "standard", "adaptive", "held_out")
+
+
+class Curves:
+    """Writes them; rows after `step`, from a training that was killed, are written anew."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        self.folder = folder
+        self.rows = [row for row in read(folder) if row.step <= step]
+        self._file = (folder / "log.csv").open("w", newline="", encoding="utf-8")
+        self._csv = csv.DictWriter(self._file, [f.name for f in fields(Row)])
+        self._csv.writeheader()
+        self._csv.writerows(map(asdict, self.rows))
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+    def add(self, row: Row) -> None:
+        """Write a step's row."""
+        self.rows.append(row)
+        self._csv.writerow(asdict(row))
+        for name in ("learning_rate", *CURVES):
+            value = getattr(row, name)
+            if value is not None:
+                self._board.add_scalar(name, value, row.step)
+
+    def flush(self) -> None:
+        """See everything on disk, the picture too."""
+        self._file.flush()
+        self._board.flush()
+        draw({"": self.rows}, self.folder / "losses.png")
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._file.close()
+        self._board.close()
+
+
+def read(folder: Path) -> list[Row]:
+    """The rows of a log; none if there is no log yet. Raises LoadError for a damaged one."""
+    path = folder / "log.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            numbers = {name: float(text) if text else None for name, text in line.items()}
+            whole = {name: int(line[name]) for name in ("step", "tokens")}
+            found.append(Row(**(numbers | whole)))  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            if number + 1 == len(lines):  # the line that was being written when it was killed
+                break
+            raise LoadError(f"{path}, line {number + 2} is damaged; delete the file") from error
+    return found
+
+
+def smooth(values: Sequence[float], span: int) -> list[float]:
+    """Means over the last `span` values."""
+    return [
+        sum(values[max(0, i + 1 - span) : i + 1]) / min(span, i + 1) for i in range(len(values))
+    ]
+
+
+def draw(runs: dict[str, list[Row]], path: Path) -> None:
+    """A PNG of the losses against steps, of one training or of several, by name."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for axes, names in ((left, ("standard", "held_out")), (right, ("adaptive",))):
+        for run, rows in runs.items():
+            for name in names:
+                points = [(r.step, v) for r in rows if (v := getattr(r, name)) is not None]
+                if not points:
+                    continue
+                steps, values = zip(*points, strict=True)
+                label = f"{run} {name.replace('_', '-')}".strip()
+                if name == "held_out":
+                    axes.plot(steps, values, "o--", markersize=3, label=label)
+                else:
+                    axes.plot(steps, smooth(values, 1 + len(values) // 50), label=label)
+        axes.set_xlabel("steps")
+        axes.set_ylabel(f"loss of {names[0]} tokens (nats)")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,296 @@
+"""SDSAT: teach a model to draft for itself. Source: SDSAT, sections 2.2 and 3.2.
+
+The plan of a step is a pure function of the seed and the step's number, dropout stays off, and a
+checkpoint holds weights and optimizer in full, so a killed training ends as an unbroken one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftsmith.corpus.build import Show, unseen
+from draftsmith.errors import OptionError
+from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.model.fingerprint import fingerprint
+from draftsmith.model.trainable import Trainable, open_trainable
+from draftsmith.train.batches import Batch, Batches
+from draftsmith.train.curves import Curves, Row
+from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
+from draftsmith.train.loss import Counts, Loss, loss_of
+from draftsmith.train.recipe import Recipe
+from draftsmith.train.run import Run, kept_whole
+from draftsmith.train.texts import Texts, sequences
+
+NEEDED = ("accelerate", "peft", "tensorboardX", "matplotlib")
+"""The packages of the extra `train`."""
+_MEASURED = 256
+"""Held-out sequences that are measured at most."""
+_BETAS = (0.9, 0.95)
+"""Source: SDSAT, section 3.2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run a training; nothing here changes the weights it ends with, but `tokens`."""
+
+    tokens: tuple[int, ...] = ()
+    """The adaptive tokens; free ones are found if none are named."""
+    add_token: bool = False
+    """Add new tokens to the vocabulary instead."""
+    cpu: bool = False
+    """Stay on the CPU; otherwise accelerate chooses the device."""
+    save_every: int = 100
+    """Steps between checkpoints."""
+    measure_every: int = 0
+    """Steps between measurements of the held-out loss; 0: only before and after."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training ended with; what was measured on held-out text is None without such."""
+
+    folder: Path
+    tokens: tuple[int, ...]
+    steps: int
+    before: float | None
+    """Standard-token loss of the model as it was."""
+    after: float | None
+    depths: Depths | None
+
+
+def train(
+    source: str,
+    recipe: Recipe,
+    texts: Texts,
+    output: Path,
+    options: Options | None = None,
+    show: Show = unseen,
+    follow: Callable[[Row], None] = lambda _: None,
+) -> Trained:
+    """Train the model of a hub id or folder, and write the result into a new folder.
+
+    Goes on where an earlier training in the same folder was stopped; `follow` is told of every
+    step. Raises OptionError, LoadError, UnsupportedError; nothing that exists is overwritten.
+    """
+    options = options or Options()
+    check_installed()
+    from accelerate import Accelerator
+
+    run, accelerator = Run(output), Accelerator(cpu=options.cpu, mixed_precision="no")
+    if recipe.rows % accelerator.num_processes:
+        raise OptionError(
+            f"rows={recipe.rows} cannot be shared by {accelerator.num_processes} processes; give "
+            f"a multiple of {accelerator.num_processes}"
+        )
+    run.check_free()
+    trainable = open_trainable(
+        source, recipe.token_count, tokens=options.tokens, add=options.add_token
+    )
+    room, tokenizer = trainable.loaded.context_length, trainable.loaded.tokenizer
+    if room is not None and recipe.length > room:
+        raise OptionError(f"length={recipe.length}, but the context of {source} is {room} tokens")
+    stream = texts.stream(tokenizer, recipe.infill, recipe.seed, show)
+    held_out = texts.held_out_stream(tokenizer)
+    for ids, what in ((stream, "texts"), (held_out, "held-out texts")):
+        used = np.intersect1d(ids, trainable.tokens)
+        if len(used):
+            raise OptionError(
+                f"the {what} contain token {used[0]}, which is to be the adaptive one: name "
+                "another with --token, or add one with --add-token"
+            )
+    batches = Batches(sequences(stream, recipe.length, "training texts"), recipe)
+    measured = sequences(held_out, recipe.length, "held-out texts") if texts.held_out else None
+    about = {
+        "model": source,
+        "weights": fingerprint(trainable.loaded),
+        "tokens": list(trainable.tokens),
+        "text": f"{len(stream)} tokens ({zlib.crc32(stream.tobytes()):08x})",
+    }
+    with accelerator.main_process_first():
+        run.begin(recipe, about)
+    trainer = Trainer(trainable, batches, run, options, accelerator, measured)
+    return trainer.run_to_end(follow)
+
+
+def check_installed() -> None:
+    """Raise OptionError unless the packages of the extra are there."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"training needs {', '.join(missing)}; install them with `pip install "
+            "'draftsmith[train]'`"
+        )
+
+
+class Trainer:
+    """A training under way."""
+
+    def __init__(
+        self,
+        trainable: Trainable,
+        batches: Batches,
+        run: Run,
+        options: Options,
+        accelerator: Any,
+        measured: NDArray[np.int32] | None = None,
+    ) -> None:
+        self.trainable, self.batches, self.run, self.options = trainable, batches, run, options
+        self.recipe = batches.recipe
+        self.measured = None if measured is None else measured[:_MEASURED]
+        self.accelerator = accelerator
+        self.model: Any = self.accelerator.prepare(self._adapted())
+        weights = self.accelerator.unwrap_model(self.model).named_parameters()
+        self.weights = {name: weight for name, weight in weights if weight.requires_grad}
+        matrices = [w for w in self.weights.values() if w.ndim >= 2]
+        vectors = [w for w in self.weights.values() if w.ndim < 2]
+        self.adamw = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": self.recipe.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            betas=_BETAS,
+        )
+
+    def _adapted(self) -> Any:
+        """The model with adapters if the recipe wants them; the adaptive rows learn in any case."""
+        model = self.trainable.model.requires_grad_(not self.recipe.lora)
+        if not self.recipe.lora:
+            return model
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(
+            r=self.recipe.lora,
+            lora_alpha=2 * self.recipe.lora,
+            target_modules="all-linear",
+            trainable_token_indices=list(self.trainable.tokens) or None,
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
+            torch.manual_seed(self.recipe.seed)
+            return get_peft_model(model, settings).eval()
+
+    def run_to_end(self, follow: Callable[[Row], None]) -> Trained:
+        """Train from the newest checkpoint to the end and write the model."""
+        recipe, leads = self.recipe, self.accelerator.is_main_process
+        before = self._standard_loss()
+        step, seconds = self.run.restore(self.weights, self.adamw)
+        curves = Curves(self.run.training, step) if leads else None
+        while step < recipe.steps:
+            began = perf_counter()
+            row = self._step(step)
+            step += 1
+            seconds += perf_counter() - began
+            if self.options.measure_every and step % self.options.measure_every == 0:
+                row = replace(row, held_out=self._standard_loss())
+            row = replace(row, seconds=round(seconds, 3))
+            if curves is not None:
+                curves.add(row)
+                if step % self.options.save_every == 0 or step == recipe.steps:
+                    with kept_whole(self.run.training):
+                        curves.flush()
+                    self.run.save(step, seconds, self.weights, self.adamw)
+            follow(row)
+        after, depths = self._standard_loss(), self._depths()
+        if curves is not None:
+            curves.close()
+            self.run.finish(self._save)
+        return Trained(self.run.folder, self.trainable.tokens, step, before, after, depths)
+
+    def _step(self, step: int) -> Row:
+        """One step of AdamW over all rows, in as many passes as the recipe says."""
+        recipe, accelerator = self.recipe, self.accelerator
+        rate = recipe.rate(step)
+        whole = self.batches.step(step)
+        counts = Counts.of(whole)
+        own = whole.part(slice(accelerator.process_index, None, accelerator.num_processes))
+        own = own.to(accelerator.device)
+        for group in self.adamw.param_groups:
+            group["lr"] = rate
+        sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+        starts = range(0, len(own.ids), recipe.rows_per_pass)
+        for start in starts:
+            last = start == starts[-1]
+            with nullcontext() if last else accelerator.no_sync(self.model):
+                loss = self._loss(own.part(slice(start, start + recipe.rows_per_pass)), counts)
+                # Processes average their gradients, and a step's loss is a sum over its rows.
+                accelerator.backward(loss.total * accelerator.num_processes)
+            sums += torch.stack([loss.total.detach(), loss.standard, loss.adaptive])
+        torch.nn.utils.clip_grad_norm_(list(self.weights.values()), recipe.clip)
+        self.adamw.step()
+        self.adamw.zero_grad()
+        total, standard, adaptive = accelerator.reduce(sums, "sum").tolist()
+        replaced = counts.replaced
+        mixed_only = recipe.objective == "basic"
+        plain = counts.positions - (replaced if mixed_only else 0)
+        return Row(
+            step=step + 1,
+            tokens=(step + 1) * recipe.rows * recipe.length,
+            seconds=0.0,
+            learning_rate=rate,
+            loss=total,
+            standard=standard / plain if plain else None,
+            adaptive=adaptive / replaced if replaced else None,
+        )
+
+    def _loss(self, batch: Batch, counts: Counts) -> Loss:
+        tokens = self.trainable.tokens
+        return loss_of(self.recipe.objective, self._logits, batch, tokens, counts, self.recipe.w)
+
+    def _logits(self, ids: Tensor) -> Tensor:
+        """(R, T, V) of ids (R, T)."""
+        device = self.accelerator.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
+            logits: Tensor = self.model(input_ids=ids.to(device), use_cache=False).logits
+        return logits
+
+    def _standard_loss(self) -> float | None:
+        if self.measured is None:
+            return None
+        rows = self.recipe.rows_per_pass
+        return standard_loss(self._logits, self.measured, self.trainable.tokens, rows)
+
+    def _depths(self) -> Depths | None:
+        longest = min(DEPTHS, self.recipe.length // 2)
+        if self.measured is None or not self.recipe.adaptive:
+            return None
+        rows = self.recipe.rows_per_pass
+        return by_depth(self._logits, self.measured, self._adaptive(), longest, rows)
+
+    def _adaptive(self) -> AdaptiveTokens:
+        recipe = self.recipe
+        return AdaptiveTokens(
+            tokens=self.trainable.tokens,
+            L=recipe.L,
+            objective=recipe.objective,
+            recipe=recipe.settings(),
+        )
+
+    def _save(self, folder: Path) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        if self.recipe.lora:
+            model = model.merge_and_unload()
+        self.trainable.save(model, folder)
+        if self.recipe.adaptive:
+            self._adaptive().save(folder)
+
+
+def describe(tokens: Sequence[int], tokenizer: Any) -> str:
+    """The adaptive tokens for a person: ids, and names where they have one."""
+    names = tokenizer.convert_ids_to_tokens(list(tokens))
+    return ", ".join(
+        f"{token} {name}" if name else str(token) for token, name in zip(tokens, names, strict=True)
+    )

@@ -1,0 +1,126 @@
+"""From files to sequences of ids: read, decontaminated, rearranged for infilling, joined, cut."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.corpus.build import Show, unseen
+from draftsmith.corpus.perplexity import opening
+from draftsmith.corpus.texts import PLAIN, documents, find
+from draftsmith.errors import OptionError
+from draftsmith.text.tokenizer import encode
+from draftsmith.train.held_out import HeldOut
+from draftsmith.train.infill import Markers, infilled
+
+CODE = (
+    *(
+        ".py",
+        ".c",
+        ".h",
+        ".cc",
+        ".cpp",
+        ".hpp",
+        ".cs",
+        ".go",
+        ".java",
+        ".js",
+        ".jsx",
+        ".ts",
+        ".tsx",
+    ),
+    *(".rs", ".rb", ".php", ".sh", ".bash", ".sql", ".kt", ".scala", ".swift", ".lua", ".jl", ".r"),
+)
+"""Suffixes of the files that a folder is searched for, beside those of corpora."""
+_INFILL = 2
+"""Kind of random numbers, beside those of `batches`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What to train on, and what to keep out of it."""
+
+    paths: Sequence[Path]
+    """Files and folders. Those that end in .txt or .md are prose, all others code."""
+    held_out: Sequence[Path] = ()
+    """Files and folders whose text is taken out of the others, and measured on."""
+    fields: tuple[str, ...] = ("text",)
+    """Of JSON lines: what to read of each."""
+
+    def read(self, paths: Sequence[Path], show: Show = unseen) -> Iterator[tuple[str, bool]]:
+        """The texts of some files, and whether each is code. Raises LoadError."""
+        files = find(paths, PLAIN + CODE)
+        with show("reading texts", len(files)) as advance:
+            for path in files:
+                prose = any(suffix in PLAIN for suffix in path.suffixes[-2:])
+                for text in documents(path, self.fields):
+                    if text:
+                        yield text, not prose
+                advance(1)
+
+    def stream(
+        self, tokenizer: Any, infill: float, seed: int, show: Show = unseen
+    ) -> NDArray[np.int32]:
+        """(n,) ids of all training texts in order, without held-out text, a separator after each.
+
+        Raises OptionError if code should be rearranged and the tokenizer has no markers for it.
+        """
+        markers = Markers.of(tokenizer.get_vocab())
+        if infill and markers is None:
+            raise OptionError(
+                f"infill={infill}, but the tokenizer has no markers for prefix, suffix and "
+                "middle that we know; give infill=0"
+            )
+        banned = HeldOut(text for text, _ in self.read(self.held_out))
+        before, after = opening(tokenizer), separator(tokenizer)
+        ids = array("i")
+        pieces = (
+            (piece, code)
+            for text, code in self.read(self.paths, show)
+            for piece in banned.remove(text)
+        )  # fmt: skip
+        for number, (text, code) in enumerate(pieces):
+            rng = np.random.default_rng([seed, _INFILL, number])
+            write = partial(encode, tokenizer)
+            if markers is not None and code:
+                found = infilled(text, infill, markers, write, rng)
+            else:
+                found = list(write(text))
+            ids.extend((*before, *found, *after))
+        return np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, dtype=np.int32)
+
+    def held_out_stream(self, tokenizer: Any) -> NDArray[np.int32]:
+        """(n,) ids of the held-out texts as they are, a separator after each."""
+        before, after = opening(tokenizer), separator(tokenizer)
+        rows = [
+            np.array([*before, *encode(tokenizer, text), *after], dtype=np.int32)
+            for text, _ in self.read(self.held_out)
+        ]
+        return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
+
+
+def separator(tokenizer: Any) -> tuple[int, ...]:
+    """What ends a text: <|endoftext|> where there is one, else the end of sequence."""
+    end = tokenizer.get_vocab().get("<|endoftext|>", tokenizer.eos_token_id)
+    return () if end is None else (int(end),)
+
+
+def sequences(stream: NDArray[np.int32], length: int, what: str) -> NDArray[np.int32]:
+    """(N, T+1) views of a stream: T=`length` inputs and their labels; the rest is left out.
+
+    Raises OptionError, calling the texts `what`, if not even one sequence can be had.
+    """
+    if len(stream) <= length:
+        raise OptionError(
+            f"the {what} have {len(stream)} tokens in all, and one sequence needs {length + 1}: "
+            "give more text, or a smaller --length"
+        )
+    views = np.lib.stride_tricks.sliding_window_view(stream, length + 1)
+    return views[::length]
