@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
 from draftsmith.core.sampling import Law
-from draftsmith.core.verify import verify, verify_greedy
+from draftsmith.core.verify import choose, verify, verify_greedy
 from draftsmith.testing import (
     Enumerated,
     ToyTarget,
@@ -82,6 +85,52 @@ def test_sampled_chains_keep_the_law(name: str, target: ToyTarget) -> None:
     laws = CASES[name]
     ours = enumerate_law(lambda c: run(target, sampled_chain(laws, c), c, 3))
     assert_same_law(ours, exact_law(target, [0], 3))
+
+
+class Lazy:
+    """A lazy law that says what a dense one says, and counts the values asked for."""
+
+    def __init__(self, q: Tensor, draws: int) -> None:
+        self.q, self.draws, self.asked = q, draws, 0
+
+    def of(self, tokens: Sequence[int]) -> Tensor:
+        self.asked += len(tokens)
+        return self.q[list(tokens)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("draws", [0, 1, 3])
+def test_lazy_laws_keep_the_law(name: str, draws: int) -> None:
+    target = ToyTarget(3, lambda k: law64(0, 0.4, 0.6) if k == (0,) else P, order=1)
+
+    def lazily(chance: Enumerated) -> tuple[int, ...]:
+        draft = sampled_chain(CASES[name], chance)
+        proposals = {
+            parent: Proposal(Lazy(proposal.q, draws), proposal.child)
+            for parent, proposal in draft.proposals.items()
+            if isinstance(proposal.q, Tensor)
+        }
+        return run(target, replace(draft, proposals=proposals), chance, 3)
+
+    assert_same_law(enumerate_law(lazily), exact_law(target, [0], 3))
+
+
+def test_a_lazy_residual_takes_one_draw_per_proposal_on_average() -> None:
+    p, q, draws = law64(0.5, 0.3, 0.2), law64(0.1, 0.6, 0.3) * 0.8, 4
+
+    def values(chance: Enumerated) -> int:
+        lazy = Lazy(q, draws)
+        nothing = torch.tensor([1 - float(q.sum())], dtype=q.dtype)
+        x = chance.draw(torch.cat([q, nothing]))
+        draft = Draft((x,), (ROOT,), ("q",)) if x < 3 else EMPTY
+        child = 0 if x < 3 else None
+        choose(p.log()[None], Law((), greedy=False), chance, draft, Proposal(lazy, child))
+        return lazy.asked - (child is not None)
+
+    mean = sum(count * weight for count, weight in enumerate_law(values).items())
+    rejected = float((p - q).clamp_min(0).sum())
+    unfinished = (1 - rejected) ** draws  # then all three values are asked for
+    assert mean == pytest.approx(1 - unfinished + 3 * rejected * unfinished, abs=1e-9)
 
 
 def test_all_drafts_accepted_when_q_is_p() -> None:

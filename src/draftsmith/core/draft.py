@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,16 +19,26 @@ ROOT = -1
 """The parent of a first-level node: the last committed token."""
 
 
+class LazyLaw(Protocol):
+    """A law over the target's vocabulary whose values are dear: verification asks for a few."""
+
+    draws: int
+    """Draws that a residual may take before it asks for every value it can need."""
+
+    def of(self, tokens: Sequence[int]) -> Tensor:
+        """(k,) probabilities of these `k` tokens, in float64."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """What a drafter sampled at one node: the law it drew from, and the child carrying the draw.
 
-    `q` is (V,), the law really sampled from, after temperature, truncation and masks. It may sum
-    to less than one: the rest is the probability of proposing nothing, and `child` is None when
-    nothing (⊥) was drawn.
+    `q` is (V,), or a `LazyLaw`: the law really sampled from, after temperature, truncation and
+    masks. It may sum to less than one: the rest is the probability of proposing nothing, and
+    `child` is None when nothing (⊥) was drawn.
     """
 
-    q: Tensor
+    q: Tensor | LazyLaw
     child: int | None
 
 
@@ -71,11 +82,11 @@ class Draft:
         cls,
         tokens: Iterable[int],
         source: str,
-        q: Sequence[Tensor] | None = None,
+        q: Sequence[Tensor | LazyLaw] | None = None,
         *,
         origins: Iterable[int] | None = None,
     ) -> Draft:
-        """A single branch; with `q`, one law (V,) per token, the tokens were sampled from it.
+        """A single branch; with `q`, one law per token, the tokens were sampled from it.
 
         `origins` is where in the context each token was copied from: `range(j, j + n)`, say.
         """
@@ -275,7 +286,7 @@ class Draft:
                 raise DrafterError(f"{who}: a proposal names node {parent}, which is no draft node")
             if child is not None and not (0 <= child < size and self.parents[child] == parent):
                 raise DrafterError(f"{who}: sampled node {child} is not a child of node {parent}")
-            if proposal.q.shape != (vocab_size,):
+            if isinstance(proposal.q, Tensor) and proposal.q.shape != (vocab_size,):
                 raise DrafterError(
                     f"{who}: q has shape {tuple(proposal.q.shape)}, the target's is ({vocab_size},)"
                 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from draftsmith.core.draft import ROOT, Draft, Proposal
+from draftsmith.core.draft import ROOT, Draft, LazyLaw, Proposal
 from draftsmith.core.sampling import Chance, Law
 
 Emit = Callable[[int, Tensor | None], bool]
@@ -83,12 +84,32 @@ def choose(
     p = law.probs(scores)
     if proposal is None:
         return chance.draw(p)
-    q = proposal.q.to(p)
+    q = proposal.q.to(p) if isinstance(proposal.q, Tensor) else proposal.q
     if proposal.child is not None:
         x = draft.tokens[proposal.child]
-        if chance.accept(float(p[x] / q[x])):
+        ratio = p[x] / (q[x] if isinstance(q, Tensor) else q.of([x])[0].to(p))
+        if chance.accept(float(ratio)):
             return x
-    return chance.draw(residual(p, q))
+    if isinstance(q, Tensor):
+        return chance.draw(residual(p, q))
+    return draw_residual(p, q, chance)
+
+
+def draw_residual(p: Tensor, q: LazyLaw, chance: Chance) -> int:
+    """A draw from norm((p−q)₊) that asks for few values of q.
+
+    Draw x from p, keep it with probability max(0, 1 − q(x)/p(x)), repeat; after `q.draws` of them
+    ask for q wherever p is not zero. It takes 1/Σ(p−q)₊ draws on average, and one minus the
+    probability of acceptance is that very sum: per verified proposal it is one draw.
+    """
+    for _ in range(q.draws):
+        x = chance.draw(p)
+        if chance.accept(max(0.0, float(1 - q.of([x])[0].to(p) / p[x]))):
+            return x
+    possible = p.nonzero()[:, 0]
+    whole = torch.zeros_like(p)
+    whole[possible] = q.of(possible.tolist()).to(p)
+    return chance.draw(residual(p, whole))
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
