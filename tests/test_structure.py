@@ -15,7 +15,7 @@ SOURCE = Path(draftsmith.__file__).parent
 
 ORDER = [
     {"errors"},
-    {"core"},
+    {"core", "builtin"},
     {"text"},
     {"model"},
     {"corpus"},
@@ -23,7 +23,7 @@ ORDER = [
     {"jobs"},
     {"chat"},
     {"engine"},
-    {"hf", "bench", "testing", "builtin", "train", "server", "tune"},
+    {"hf", "bench", "testing", "train", "server", "tune"},
     {"cli"},
 ]
 """Lower never imports higher. `chat` may name `engine` for type checkers only."""

@@ -26,6 +26,13 @@ def path(name: str = DEFAULT) -> Path:
     return folder
 
 
+def resolve(model: str) -> str:
+    """The folder of a built-in model by its name; any other name as it is."""
+    if model in names() and not Path(model).exists():
+        return str(path(model))
+    return model
+
+
 def names() -> list[str]:
     """The built-in models that are installed."""
     return sorted(config.parent.name for config in _HERE.glob("*/config.json"))

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 def resolve(model: str | None) -> str:
     """The folder or hub id that `--model` means; no value is the built-in model."""
-    if model is None:
-        return str(builtin.path())
-    if model in builtin.names() and not Path(model).exists():
-        return str(builtin.path(model))
-    return model
+    return str(builtin.path()) if model is None else builtin.resolve(model)
 
 
 def is_builtin(source: str) -> bool:

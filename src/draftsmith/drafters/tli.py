@@ -1,0 +1,128 @@
+"""Drafts token by token: the same vocabulary, the union of two, or their intersection (TLI).
+
+"Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
+Vocabularies", algorithms 5 (standard), 1 (union) and 4 (TLI). `docs/algorithms/draft_model.md` lays
+the algorithms beside this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import Draft, Proposal
+from draftsmith.core.drafter import Context
+from draftsmith.drafters.translation import Pair, Translation
+
+
+class TokenMap:
+    """The maps of one pair, as tensors and lists; shared by its sequences.
+
+    `beyond`: may the drafter draw tokens that the target has not? Algorithm 1, not 4 and 5.
+    """
+
+    def __init__(self, pair: Pair, *, beyond: bool) -> None:
+        self.pair = pair
+        self.to_target: list[int] = pair.shared.to_target.tolist()
+        self.rows = (pair.shared.to_target >= 0).nonzero()[:, 0]
+        """Drafter ids of T ∩ D."""
+        self.columns = pair.shared.to_target[self.rows]
+        """Target ids of the same tokens."""
+        self.identity = torch.equal(self.rows, self.columns)
+        self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
+        self._spellings: dict[int, list[int]] = {}
+        allowed = torch.zeros(len(self.to_target), dtype=torch.bool)
+        allowed[self.rows] = True
+        if beyond and pair.drafter is not None:
+            for i, data in enumerate(pair.drafter.tokens):
+                allowed[i] |= data is not None or i in pair.drafter.special
+        self.forbidden = None if bool(allowed.all()) else ~allowed
+        """(V_D,) True where the drafter must not draw: padding, and tokens outside T."""
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """(V_D,) logits with -inf at what must not be drawn."""
+        if self.forbidden is None:
+            return logits
+        if self.forbidden.device != logits.device:
+            self.forbidden = self.forbidden.to(logits.device)
+        return logits.masked_fill(self.forbidden, -math.inf)
+
+    def law(self, q: Tensor, vocab_size: int) -> Tensor:
+        """The law q (V_D,) in target ids (V_T,); what lies outside T is left out."""
+        if self.identity and len(self.rows) == vocab_size == len(q):
+            return q
+        if self.rows.device != q.device:
+            self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
+        return q.new_zeros(vocab_size).index_copy_(0, self.columns, q[self.rows])
+
+    def spelling(self, token: int) -> Sequence[int]:
+        """The drafter's ids of one target token: its own, or its bytes tokenized again."""
+        own = self._to_drafter[token]
+        if own >= 0:
+            return (own,)
+        if token not in self._spellings:
+            self._spellings[token] = self._spell(token)
+        return self._spellings[token]
+
+    def _spell(self, token: int) -> list[int]:
+        target, drafter = self.pair.target, self.pair.drafter
+        data = None if target is None else target.tokens[token]
+        return [] if data is None or drafter is None else drafter.encode(data)
+
+
+class TokenLevel(Translation):
+    """One sequence drafted token by token: algorithms 5, 1 and 4 differ in their `TokenMap` only.
+
+    A token outside T (algorithm 1) is a proposal that the target never accepts: nothing (⊥).
+    """
+
+    def __init__(self, maps: TokenMap) -> None:
+        super().__init__(maps.pair)
+        self.maps = maps
+        self.ids: list[int] = []
+        self.ends: list[int] = []
+        """How many drafter ids there are up to each target id."""
+
+    def read(self, ctx: Context) -> Sequence[int]:
+        self.limit = min(self.pair.tokens, ctx.budget, ctx.depth)
+        self.tokens: list[int] = []
+        self.laws: list[Tensor] = []
+        for token in ctx.ids[len(self.ends) :]:
+            own = self.maps.spelling(token)
+            if not self.ends and tuple(own[:1]) != self.pair.begins[:1]:
+                self.ids += self.pair.begins
+            self.ids += own
+            self.ends.append(len(self.ids))
+        return self.ids if self.limit > 0 else ()
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return self.maps.mask(logits)
+
+    def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
+        if q is not None:
+            self.laws.append(self.maps.law(q, self.context.vocab_size))
+        own = self.maps.to_target[token]
+        if own < 0:
+            return False
+        self.tokens.append(own)
+        # Each rule looks at a token that stays in the draft, so its law is what q says.
+        return (
+            len(self.tokens) < self.limit
+            and confidence >= self.pair.confidence
+            and token not in self.pair.ends
+        )
+
+    def draft(self) -> Draft:
+        n = len(self.tokens)
+        chain = Draft.chain(self.tokens, self.pair.source, self.laws[:n] if self.laws else None)
+        if len(self.laws) <= n:
+            return chain
+        nothing = {n - 1: Proposal(self.laws[n], None)}
+        return Draft(chain.tokens, chain.parents, chain.source, {**chain.proposals, **nothing})
+
+    def truncate(self, length: int) -> None:
+        del self.ends[length:]
+        del self.ids[self.ends[-1] if self.ends else 0 :]

@@ -1,0 +1,101 @@
+"""Between a drafter model's vocabulary and the target's: what every algorithm has to decide.
+
+T and D are the vocabularies of target and drafter, `V_T` and `V_D` the widths of their logits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import Law, SamplingParams
+from draftsmith.text.vocab import Intersection, Vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A target and a drafter model with the options they draft by; shared by all sequences."""
+
+    shared: Intersection
+    """T ∩ D."""
+    target: Vocabulary | None
+    """T; None where the model has no tokenizer, which only `standard` can do without."""
+    drafter: Vocabulary | None
+    """D; None likewise."""
+    ends: frozenset[int]
+    """The drafter's ids that end a text."""
+    begins: tuple[int, ...]
+    """What the drafter's tokenizer puts before a text."""
+    tokens: int
+    """Most drafted tokens per step."""
+    confidence: float
+    """The draft ends after a token less probable than this."""
+    reproducible: bool
+    source: str
+    """The drafter's name in drafts."""
+
+
+class Translation(ABC):
+    """One sequence between two vocabularies, under one algorithm.
+
+    Every step the drafting loop calls `begin`, then `scores`, `draw` and `take` once per drafter
+    token until one of them ends the draft, then `draft`.
+    """
+
+    law: Law
+    """How the drafter draws: greedy, or like the target, without what reads the text."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+
+    def begin(self, ctx: Context) -> Sequence[int]:
+        """`read`, for a draft under the law of `ctx`."""
+        p = ctx.sampling
+        self.context = ctx
+        self.law = Law.of(
+            SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p),
+            ctx.prompt_length,
+            (),
+        )
+        return self.read(ctx)
+
+    @property
+    def reach(self) -> int:
+        """Most drafter tokens per step."""
+        return self.pair.tokens
+
+    @abstractmethod
+    def read(self, ctx: Context) -> Sequence[int]:
+        """The drafter's ids of the text so far, where a new draft begins; empty: draft nothing."""
+
+    @abstractmethod
+    def scores(self, logits: Tensor) -> Tensor | None:
+        """(V_D,) logits of the next drafter token, -inf where it must not be drawn.
+
+        They are masked before temperature, top-k and top-p. None ends the draft here.
+        """
+
+    def draw(self, q: Tensor) -> int:
+        """A drafter token from the law q (V_D,); called where the target samples."""
+        return self.context.chance.draw(q)
+
+    @abstractmethod
+    def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
+        """Book a drafter token, and say whether to draft on.
+
+        q (V_D,) is the law it was drawn from, None for the arg-max of a greedy draft; `confidence`
+        is its probability.
+        """
+
+    @abstractmethod
+    def draft(self) -> Draft:
+        """What was drafted since `read`, in target ids."""
+
+    @abstractmethod
+    def truncate(self, length: int) -> None:
+        """Forget every target id at or beyond `length`."""
