@@ -178,7 +178,7 @@ def query(
     with waiting("loading the tokenizer …"), quiet():
         from draftsmith.model.load import read_tokenizer
         from draftsmith.text.tokenizer import encode
-        from draftsmith.text.vocabulary import fingerprint
+        from draftsmith.text.vocab import fingerprint
 
         tokenizer = read_tokenizer(resolve(model or store.header.model), {})
         store.header.check_vocabulary(fingerprint(tokenizer), folder)

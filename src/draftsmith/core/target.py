@@ -46,7 +46,7 @@ class ModelFacts:
     name: str = ""
     """Hub id or folder that its weights came from; empty for a model made in memory."""
     vocabulary: Callable[[], str | None] = field(default=lambda: None, compare=False)
-    """Gives the fingerprint of its vocabulary (`text.vocabulary`), None where that is unknown.
+    """Gives the fingerprint of its vocabulary (`text.vocab`), None where that is unknown.
 
     A function, since computing it takes a while and few drafters ask.
     """

@@ -28,7 +28,7 @@ from draftsmith.corpus.texts import find
 from draftsmith.errors import OptionError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.text import vocabulary
+from draftsmith.text import vocab
 
 LEAST_PIECE = 4
 """Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""
@@ -83,7 +83,7 @@ def build(
     sorter()  # Better now than after hours of ranking.
     if plan.keep is not None and model is None:
         raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
-    vocabulary_print = vocabulary.fingerprint(tokenizer)
+    vocabulary_print = vocab.fingerprint(tokenizer)
     done = _finished(folder, plan, vocabulary_print, name)
     if done is not None:
         return done

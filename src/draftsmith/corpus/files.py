@@ -36,7 +36,7 @@ class Header:
     """What is known of a corpus without reading it."""
 
     vocabulary: str
-    """Fingerprint of the tokenizer's vocabulary (`text.vocabulary`)."""
+    """Fingerprint of the tokenizer's vocabulary (`text.vocab`)."""
     largest: int
     """The largest token id in it."""
     tokens: int

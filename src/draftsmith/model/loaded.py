@@ -12,7 +12,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.forward import Forward
-from draftsmith.text.vocabulary import fingerprint
+from draftsmith.text.vocab import fingerprint
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ ground on which two vocabularies can be compared.
 from __future__ import annotations
 
 import codecs
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -152,6 +153,16 @@ def intersect(target: Vocabulary, drafter: Vocabulary) -> Intersection:
     to_drafter = torch.full((target.size,), -1)
     to_target[d], to_drafter[t] = t, d
     return Intersection(to_target, to_drafter, len(pairs), same)
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """SHA-256, in hex, over all pairs of id and token; of any tokenizer, also one without a table.
+
+    Models of one family often differ in how far their logits are padded, and then still agree here.
+    """
+    pairs = sorted((number, token) for token, number in tokenizer.get_vocab().items())
+    text = "".join(f"{number}\t{token}\0" for number, token in pairs)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _used(vocabulary: Vocabulary) -> list[bytes | str | None]:
