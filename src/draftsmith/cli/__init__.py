@@ -20,6 +20,7 @@ from draftsmith.cli import (
     doctor,
     drafters,
     run,
+    train,
     tune,
 )
 from draftsmith.cli.options import grouped
@@ -39,6 +40,7 @@ for measuring in (bench_run.run, bench_report.report, bench_run.half):
     bench.bench.command()(grouped(measuring))
 app.add_typer(bench.bench, name="bench")
 app.add_typer(corpus.corpus, name="corpus")
+app.add_typer(train.train, name="train")
 app.add_typer(tune.tune, name="tune")
 
 
