@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,16 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import Session
+from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import bare_names, parse
+from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 from draftsmith.model.taps import needs_of
 from draftsmith.testing import random_trees
 
+SDSAT = ("sdsat(k=4)", "sdsat(k=2, passes=1)", "sdsat(k=3, tree=8)", "copyspec+sdsat(k=3)")
 PROMPTS = ([5, 6, 7, 8] * 3, [9], [20, 21, 22, 20, 21, 22, 20])
 
 
@@ -35,9 +39,12 @@ def fresh_cache(loaded: LoadedModel, ids: list[int]) -> list[tuple[torch.Tensor,
     return contents
 
 
-def drafters() -> list[Drafter]:
+def drafters(folder: Path) -> list[Drafter]:
+    AdaptiveTokens(tokens=(2,), L=3, objective="improved").save(folder)
+    taught = ModelFacts(layers=0, heads=0, name=str(folder))
     return [
         *map(parse, bare_names()),
+        *(parse(spec).bind(taught) for spec in SDSAT),
         random_trees(1, nodes=7, near=[8, 5, 6, 7] * 20),
         random_trees(2, nodes=5, probes=3, near=[8, 5, 6, 7] * 20),
     ]
@@ -45,10 +52,10 @@ def drafters() -> list[Drafter]:
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3_text", "bloom"])
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
-def test_cache_equals_a_fresh_prefill(architecture: str, greedy: bool) -> None:
+def test_cache_equals_a_fresh_prefill(architecture: str, greedy: bool, tmp_path: Path) -> None:
     loaded = load(build(architecture))
     most = 3 if loaded.capabilities.batch else 1
-    for drafter in drafters():
+    for drafter in drafters(tmp_path):
         runner: Any = Runner(loaded)
         sessions = [
             Session(

@@ -1,0 +1,232 @@
+"""SDSAT: the model drafts for itself, at adaptive tokens that it was fine-tuned to read as "next?".
+
+Liu and Zhu 2024, "SDSAT: Accelerating LLM Inference through Speculative Decoding with Semantic
+Adaptive Tokens", section 2.1. `draftsmith train sdsat` is section 2.2. Fed k adaptive tokens a
+after the last one, the model answers the next token, and at each a the token after that.
+`docs/algorithms/sdsat.md` shows the paper beside this file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import accumulate
+from operator import mul
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.drafters.options import at_least
+from draftsmith.errors import DrafterError, OptionError, UnsupportedError
+from draftsmith.model.adaptive import AdaptiveTokens
+
+CANDIDATES = 10
+"""Tokens of a depth that a tree may try: the paper's top-k."""
+
+MOST = 64
+"""Nodes of a tree of fixed shape; of a larger one the likeliest are drafted."""
+
+HOPE, PACE = 0.75, 0.1
+"""How often a depth is expected to hold before anything is known, and how fast that is unlearnt."""
+
+
+@dataclass(frozen=True, repr=False)
+class SDSAT(Drafter):
+    """Draft what the model answers at `k` adaptive tokens a; for models trained with them.
+
+    passes=2 (the paper): a pass over [last, a×k] finds the next token and k drafts, the next pass
+    checks them. passes=1 (ours): every pass also asks after each prefix of its own draft, so that
+    the next drafts are there wherever it ends. All prefixes with k questions each are
+    k + (k+1)·k nodes; under a smaller budget half of it is for the draft, and the questions go
+    where recent drafts ended, and as deep as they held.
+
+    tree (passes=2), for sampling: a shape, `(3, 2, 1)` for so many candidates at the first depths
+    and the last number at all others, or the number of nodes: those the model finds likeliest.
+    None: the best token of each depth, a chain.
+
+    k may exceed the L of the training. a itself is never drafted, and never emitted: the trained
+    model's generation_config suppresses it.
+    """
+
+    k: int
+    passes: int = 2
+    tree: int | tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "sdsat"
+    summary: ClassVar[str] = "the model's own drafts, at adaptive tokens it was taught (SDSAT)"
+    needs: ClassVar[Needs] = Needs(logits=True)
+    taught: ClassVar[AdaptiveTokens | None] = None
+    """The model's adaptive tokens, once bound to it."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "k", 1)
+        if self.passes not in (1, 2):
+            raise OptionError(f"{self.name}: passes={self.passes!r} cannot work; give 1 or 2")
+        if self.tree is None:
+            return
+        if self.passes == 1:
+            raise OptionError(
+                f"{self.name}: tree={self.tree!r} needs passes=2: with one pass there would be "
+                "questions after every node of the tree"
+            )
+        widths = self.tree if isinstance(self.tree, tuple) else (self.tree,)
+        if not widths or any(type(width) is not int or width < 1 for width in widths):
+            raise OptionError(
+                f"{self.name}: tree={self.tree!r} cannot work; give a number of nodes, or like "
+                "(3, 2, 1) a number of candidates for each depth"
+            )
+
+    def preferred_width(self) -> int:
+        if self.passes == 1:
+            return self.k * (self.k + 2)
+        if isinstance(self.tree, int):
+            return max(self.k, self.tree)
+        return min(int(sum(accumulate(self.widths(), mul))), MOST)
+
+    def widths(self) -> list[int]:
+        """(k,) how many candidates each depth of the draft may try."""
+        if self.tree is None:
+            return [1] * self.k
+        shape = (CANDIDATES,) if isinstance(self.tree, int) else self.tree
+        return [shape[min(depth, len(shape) - 1)] for depth in range(self.k)]
+
+    def bind(self, model: ModelFacts) -> Drafter:
+        """With the model's adaptive tokens; raises UnsupportedError where it was taught none.
+
+        Raises OptionError for a k that they do not allow, LoadError for a damaged folder.
+        """
+        if self.taught is not None:
+            return self
+        taught = AdaptiveTokens.load(model.name) if model.name else None
+        if taught is None:
+            raise UnsupportedError(
+                f"{self.name}: {model.name or 'a model made in memory'} was never taught adaptive "
+                "tokens (its folder has no sdsat.json); `draftsmith train sdsat` teaches them"
+            )
+        taught.ask(self.k)
+        bound = copy.copy(self)
+        object.__setattr__(bound, "taught", taught)
+        return bound
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        if self.taught is None:
+            raise DrafterError(f"{self.name} must be bound to a model before it can draft")
+        return _Questions(self, self.taught)
+
+
+class _Questions(DrafterState):
+    """What the model answered at the adaptive tokens behind the end of the sequence."""
+
+    def __init__(self, config: SDSAT, taught: AdaptiveTokens) -> None:
+        self.config = config
+        self.a = taught.ask(config.k)
+        self.answers: Tensor | None = None
+        """(≤k, V) logits at them; row i is the law of the token at `length` + i."""
+        self.length = 0
+        self.held = [HOPE] * config.k
+        """(k,) smoothed share of drafts that held at this depth, of those that held before it."""
+
+    def draft(self, ctx: Context) -> Draft:
+        answers, self.answers = self.answers, None
+        y = EMPTY if answers is None or self.length != len(ctx.ids) else self._guess(answers, ctx)
+        if self.config.passes == 2:
+            # Step 2: feed the drafts y'; or step 1: feed a×k                 (equations 2, 1)
+            return y if y.tokens else self._ask((), ctx)
+        return self._ask(y.tokens, ctx)
+
+    def _guess(self, answers: Tensor, ctx: Context) -> Draft:
+        """The draft y': at each depth the best token, or a tree of the best."""
+        c, name = self.config, self.config.name
+        laws = answers[: ctx.depth].float()
+        laws[:, self.a] = -torch.inf
+        if c.tree is None:
+            # With one pass half of the budget is for the questions.
+            most = ctx.budget if c.passes == 2 else (ctx.budget + 1) // 2
+            return Draft.chain(laws[:most].argmax(-1).tolist(), name)
+        widths = c.widths()
+        law = (laws / (ctx.sampling.temperature or 1.0)).softmax(-1)
+        p, ids = law.topk(min(max(widths), law.shape[-1]))
+        most = min(c.tree, ctx.budget) if isinstance(c.tree, int) else ctx.budget
+        ranks, parents = likeliest(p.tolist(), widths, most)
+        tokens = ids.tolist()
+        drafted = tuple(tokens[depth][rank] for depth, rank in ranks)
+        return Draft(drafted, parents, (name,) * len(drafted))
+
+    def _ask(self, y: tuple[int, ...], ctx: Context) -> Draft:
+        """The chain `y` with questions after its prefixes, the empty one included."""
+        tokens, parents = [*y], [*range(-1, len(y) - 1)]
+        nodes = ctx.budget - len(y)
+        for j, k in enumerate(questions(self.held, len(y), nodes, ctx.depth - 1)):
+            # What is asked after prefix j is checked j+1 tokens later, by which the depth is less.
+            parents += [j - 1, *range(len(tokens), len(tokens) + k - 1)][:k]
+            tokens += self.a[:k]
+        name = self.config.name
+        probes = len(tokens) - len(y)
+        return Draft(tuple(tokens), tuple(parents), (name,) * len(tokens), probes=probes)
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:
+        draft, path = outcome.draft, outcome.verdict.path
+        if self.config.tree is None:
+            for depth in range(min(draft.size, len(path) + 1)):
+                self.held[depth] += PACE * ((depth < len(path)) - self.held[depth])
+        node, rows = path[-1] if path else ROOT, []
+        for probe in range(draft.size, len(draft)):
+            if draft.parents[probe] == node:
+                rows.append(1 + probe)
+                node = probe
+        self.answers = outcome.output.logits[rows] if rows else None
+        self.length = len(ctx.ids)
+
+    def truncate(self, length: int) -> None:  # noqa: ARG002
+        self.answers = None
+
+
+def questions(held: Sequence[float], c: int, nodes: int, depth: int) -> list[int]:
+    """(c+1,) how many of `nodes` questions to ask after each prefix of a draft of c tokens.
+
+    One prefix will turn out to be the accepted one; an answer i deep then serves if that many of
+    the next drafts hold. So the likeliest of these pairs are asked. `depth` bounds j + i.
+    """
+    reach = list(accumulate(held, mul, initial=1.0))
+    ends = [reach[j] - reach[j + 1] for j in range(c)] + [reach[c]]
+    pairs = [
+        (-ends[j] * reach[i], i, j)
+        for j in range(c + 1)
+        for i in range(1, min(len(held), depth - j) + 1)
+    ]
+    asked = [0] * (c + 1)
+    for _, _, j in sorted(pairs)[: max(nodes, 0)]:
+        asked[j] += 1
+    return asked
+
+
+def likeliest(
+    p: Sequence[Sequence[float]], widths: Sequence[int], nodes: int
+) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
+    """At most `nodes` (depth, rank) nodes with their parents, the most probable prefixes first.
+
+    p[depth] are the probabilities of its candidates, falling, of which a node tries widths[depth].
+    """
+    found: list[tuple[int, int]] = []
+    parents: list[int] = []
+    heap: list[tuple[float, int, int, int, float]] = []
+    """(−probability of the prefix, depth, rank, parent, probability of the parent's prefix)"""
+
+    def push(depth: int, rank: int, parent: int, reach: float) -> None:
+        if depth < len(p) and rank < min(widths[depth], len(p[depth])) and p[depth][rank] > 0:
+            heappush(heap, (-reach * p[depth][rank], depth, rank, parent, reach))
+
+    push(0, 0, ROOT, 1.0)
+    while heap and len(found) < nodes:
+        likely, depth, rank, parent, reach = heappop(heap)
+        push(depth + 1, 0, len(found), -likely)
+        push(depth, rank + 1, parent, reach)
+        found.append((depth, rank))
+        parents.append(parent)
+    return found, tuple(parents)

@@ -1,0 +1,398 @@
+"""SDSAT on toy targets that answer adaptive tokens, then on models: drafts, laws, refusals."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import tiny
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.draft import ROOT, Draft
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Law, SamplingParams
+from draftsmith.core.session import Session
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.registry import parse
+from draftsmith.drafters.sdsat import SDSAT, likeliest, questions
+from draftsmith.engine import Engine
+from draftsmith.errors import DrafterError, LoadError, OptionError, UnsupportedError
+from draftsmith.hf import accelerate
+from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.testing import (
+    Enumerated,
+    ToyTarget,
+    assert_same_law,
+    check_drafter,
+    check_law,
+    decode,
+    enumerate_law,
+    exact_law,
+    plain,
+)
+
+
+class Taught(ToyTarget):
+    """Never says `a`; behind m of them it gives the exact law of the token m places further."""
+
+    def __init__(self, vocab: int, a: int, name: str, law: Tensor | None = None, **of: Any) -> None:
+        super().__init__(vocab, order=64, **of)
+        if law is None:
+            generator = torch.Generator().manual_seed(5)
+            law = torch.randn(vocab, vocab, generator=generator, dtype=torch.float64)
+            law = (1.5 * law).softmax(-1)
+        law[:, a] = 0
+        self.next = law / law.sum(-1, keepdim=True)
+        self.a, self.name = a, name
+
+    @property
+    def facts(self) -> ModelFacts:
+        return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size, name=self.name)
+
+    def law(self, prefix: Any) -> Tensor:
+        ids = list(prefix)
+        law = torch.eye(self.vocab_size, dtype=torch.float64)[
+            next(i for i in reversed(ids) if i != self.a)
+        ]
+        for _ in range(1 + len(list(itertools.takewhile(self.a.__eq__, reversed(ids))))):
+            law = law @ self.next
+        return law
+
+
+def counting(vocab: int, a: int) -> Tensor:
+    """(V, V) law of a target that counts up, without ever saying `a`."""
+    law = torch.zeros(vocab, vocab, dtype=torch.float64)
+    order = [i for i in range(vocab) if i != a]
+    for i, token in enumerate(order):
+        law[token, order[(i + 1) % len(order)]] = 1
+    law[a, order[0]] = 1
+    return law
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of a model whose adaptive token is 2."""
+    path = tmp_path_factory.mktemp("taught")
+    AdaptiveTokens(tokens=(2,), L=3, objective="improved").save(path)
+    return str(path)
+
+
+def bound(spec: str, folder: str) -> Drafter:
+    return parse(spec).bind(ModelFacts(layers=2, heads=2, name=folder))
+
+
+def run(
+    target: ToyTarget, drafter: Drafter, budget: int, limit: int = 40
+) -> list[tuple[Draft, int]]:
+    """The draft of each step, and how many tokens the step gave; output equals plain decoding."""
+    seen: list[tuple[Draft, int]] = []
+    session = Session(
+        [0, 1], drafter=drafter, budget=FixedBudget(budget), law=Law((), greedy=True),
+        chance=Enumerated([]), vocab_size=target.vocab_size, limit=limit,
+    )  # fmt: skip
+    start(session, target)
+    assert session.state is not None
+    observe = session.state.observe
+    session.state.observe = lambda ctx, outcome: (  # type: ignore[method-assign]
+        seen.append((outcome.draft, len(outcome.verdict.tokens))),
+        observe(ctx, outcome),
+    )[1]
+    while not session.finished:
+        step([session], target)
+    assert session.ids[2:] == plain(target, [0, 1], limit)
+    return seen
+
+
+# ------------------------------------------------------------------------------- its drafts
+
+
+def test_two_passes_ask_then_check(folder: str) -> None:
+    target = Taught(7, 2, folder, counting(7, 2))
+    (first, one), (second, two), (third, _), *rest = run(target, bound("sdsat(k=4)", folder), 16)
+    assert first == Draft((2,) * 4, (-1, 0, 1, 2), ("sdsat",) * 4, probes=4)
+    assert one == 1  # the token 3, and drafts for what follows it
+    assert second == Draft.chain([4, 5, 6, 0], "sdsat")
+    assert two == 5
+    assert third == first
+    assert [tokens for _, tokens in rest[:4]] == [5, 1, 5, 1]
+
+
+def test_one_pass_asks_after_every_prefix(folder: str) -> None:
+    target = Taught(7, 2, folder, counting(7, 2))
+    (first, one), (second, two), *rest = run(target, bound("sdsat(k=2, passes=1)", folder), 8)
+    assert (first.tokens, first.probes, one) == ((2, 2), 2, 1)
+    assert second.tokens == (4, 5, *(2,) * 6)
+    assert second.parents == (ROOT, 0, ROOT, 2, 0, 4, 1, 6)
+    assert (second.probes, two) == (6, 3)
+    assert {tokens for _, tokens in rest[:-1]} == {3}
+
+
+def test_one_pass_under_a_small_budget_asks_where_drafts_end(folder: str) -> None:
+    target = Taught(7, 2, folder, counting(7, 2))
+    seen = run(target, bound("sdsat(k=6, passes=1)", folder), 8, limit=120)
+    assert all(len(draft) <= 8 for draft, _ in seen)
+    draft, tokens = seen[len(seen) // 2]
+    # Drafts have been holding to their end, so it is there that more is asked.
+    assert (draft.size, draft.parents[4], tokens) == (4, 3, 5)
+
+
+@pytest.mark.parametrize("budget", [1, 2])
+def test_one_pass_without_room_takes_turns(folder: str, budget: int) -> None:
+    target = Taught(7, 2, folder, counting(7, 2))
+    seen = run(target, bound("sdsat(k=6, passes=1)", folder), budget)
+    assert sum(tokens for _, tokens in seen) / len(seen) > 1.3
+
+
+def test_chain_targets_take_turns_too(folder: str) -> None:
+    target = Taught(7, 2, folder, counting(7, 2), shape="chain")
+    for spec in ("sdsat(k=3)", "sdsat(k=3, passes=1)", "sdsat(k=3, tree=9)"):
+        seen = run(target, bound(spec, folder), 16)
+        assert sum(tokens for _, tokens in seen) / len(seen) > 2, spec
+
+
+def test_nothing_is_asked_that_cannot_be_emitted(folder: str) -> None:
+    target = Taught(7, 2, folder, counting(7, 2))
+    seen = run(target, bound("sdsat(k=9)", folder), 16, limit=4)
+    # The first of 4 tokens comes now and the last is the target's own: two can be drafted.
+    assert [len(draft) for draft, _ in seen] == [2, 2]
+
+
+def test_diverse_tokens_are_asked_in_order(tmp_path: Path) -> None:
+    AdaptiveTokens(tokens=(2, 5, 6), L=3, objective="improved").save(tmp_path)
+    drafter = bound("sdsat(k=2)", str(tmp_path))
+    first, _ = run(ToyTarget(9), drafter, 16)[0]
+    assert first.tokens == (2, 5)
+    with pytest.raises(OptionError, match=r"k=3, but .* L=3: k must be smaller"):
+        bound("sdsat(k=3)", str(tmp_path))
+
+
+def test_a_tree_has_the_likeliest_nodes(folder: str) -> None:
+    law = torch.zeros(5, 5, dtype=torch.float64)
+    law[:, 0], law[:, 1], law[:, 3] = 0.6, 0.3, 0.1
+    target = Taught(5, 2, folder, law)
+    trees = {}
+    for tree in ("3", "(2, 1)", "(3, 2)"):
+        seen = run(target, bound(f"sdsat(k=2, tree={tree})", folder), 16)
+        trees[tree] = seen[1][0]
+    assert trees["3"].tokens == (0, 0, 1)  # 0.6, 0.36, 0.3
+    assert trees["3"].parents == (ROOT, 0, ROOT)
+    assert trees["(2, 1)"].tokens == (0, 0, 1, 0)
+    assert trees["(3, 2)"].size == 3 + 3 * 2
+    assert {t.probes for t in trees.values()} == {0}
+
+
+# ------------------------------------------------------------------------------------- laws
+
+SETTINGS = [
+    "sdsat(k=1)",
+    "sdsat(k=5)",
+    "sdsat(k=3, passes=1)",
+    "sdsat(k=13, passes=1)",
+    "sdsat(k=3, tree=12)",
+    "sdsat(k=4, tree=(3, 2, 1))",
+]
+
+
+@pytest.mark.parametrize("spec", SETTINGS)
+def test_contract(spec: str, folder: str) -> None:
+    check_drafter(bound(spec, folder))
+    check_law(bound(spec, folder))
+
+
+@pytest.mark.parametrize("spec", SETTINGS[1:])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.5, top_k=2),
+        SamplingParams(temperature=1.3, top_p=0.8),
+    ],
+    ids=["T=1", "top-k", "top-p"],
+)
+def test_the_law_is_the_targets(spec: str, sampling: SamplingParams, folder: str) -> None:
+    """Of the four tokens that follow, where answers are informed and trees are accepted."""
+    target = Taught(4, 2, folder)
+    accepted: set[int] = set()
+
+    def answer(drafter: Drafter, chance: Enumerated) -> tuple[int, ...]:
+        session = Session(
+            [0, 1], drafter=drafter, budget=FixedBudget(8), law=Law.of(sampling, 2, ()),
+            chance=chance, vocab_size=4, limit=4, sampling=sampling,
+        )  # fmt: skip
+        start(session, target)
+        while not session.finished:
+            step([session], target)
+        accepted.add(session.stats.accepted)
+        return tuple(session.ids[2:])
+
+    ours = enumerate_law(partial(answer, bound(spec, folder)))
+    assert_same_law(ours, enumerate_law(partial(answer, parse("none"))))
+    assert max(accepted) >= 2
+    if sampling == SamplingParams(temperature=1.0):
+        assert_same_law(ours, exact_law(target, [0, 1], 4))
+
+
+def test_a_tree_accepts_more_samples_than_a_chain(folder: str) -> None:
+    target = Taught(9, 2, folder)
+    per_pass = {}
+    for spec in ("sdsat(k=3)", "sdsat(k=3, tree=(3, 2))", "sdsat(k=3, tree=15)"):
+        done = decode(target, bound(spec, folder), [0, 1], 400, greedy=False, seed=1)
+        per_pass[spec] = done.stats.tokens_per_pass
+        assert done.ids[2:] == plain(target, [0, 1], 400, greedy=False, seed=1)
+    chain, fixed, likely = per_pass.values()
+    assert 1.1 < chain < fixed < 2.5
+    assert chain < likely
+
+
+# -------------------------------------------------------------------------- its two choices
+
+
+@given(
+    held=st.lists(st.floats(0, 1), min_size=1, max_size=13),
+    c=st.integers(0, 13),
+    nodes=st.integers(-2, 200),
+    depth=st.integers(0, 20),
+)
+def test_questions_fit(held: list[float], c: int, nodes: int, depth: int) -> None:
+    c = min(c, len(held))
+    asked = questions(held, c, nodes, depth)
+    room = [max(0, min(len(held), depth - j)) for j in range(c + 1)]
+    assert all(0 <= k <= most for k, most in zip(asked, room, strict=True))
+    assert sum(asked) == min(max(nodes, 0), sum(room))
+
+
+def test_questions_go_where_drafts_end() -> None:
+    assert questions([0.9, 0.9, 0.9], 3, 3, 99) == [0, 0, 0, 3]
+    assert questions([0.1, 0.5, 0.5], 3, 2, 99) == [2, 0, 0, 0]
+    assert questions([0.5, 0.5, 0.5], 1, 4, 99) == [2, 2]
+
+
+@given(
+    p=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4), min_size=1, max_size=4),
+    nodes=st.integers(0, 30),
+)
+def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
+    p = [sorted(row, reverse=True) for row in p]
+    found, parents = likeliest(p, [3] * len(p), nodes)
+
+    def chance(path: tuple[int, ...]) -> float:
+        product = 1.0
+        for depth, rank in enumerate(path):
+            product *= p[depth][rank]
+        return product
+
+    paths: list[tuple[int, ...]] = []
+    for (depth, rank), parent in zip(found, parents, strict=True):
+        above = () if parent == ROOT else paths[parent]
+        assert len(above) == depth
+        paths.append((*above, rank))
+    every = [
+        path
+        for length in range(1, len(p) + 1)
+        for path in itertools.product(*(range(min(3, len(row))) for row in p[:length]))
+        if chance(path) > 0
+    ]
+    assert len(set(paths)) == len(paths) == min(nodes, len(every))
+    best = sorted(map(chance, every), reverse=True)[:nodes]
+    assert sorted(map(chance, paths), reverse=True) == pytest.approx(best)
+
+
+# --------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("sdsat(k=0)", "k=0 cannot work"),
+        ("sdsat(k=3, passes=3)", "passes=3 cannot work; give 1 or 2"),
+        ("sdsat(k=3, tree=0)", "tree=0 cannot work"),
+        ("sdsat(k=3, tree=())", r"tree=\(\) cannot work"),
+        ("sdsat(k=3, tree=(2, 0))", r"tree=\(2, 0\) cannot work"),
+        ("sdsat(k=3, tree=[2])", r"tree=\[2\] cannot work"),
+        ("sdsat(k=3, passes=1, tree=4)", "tree=4 needs passes=2"),
+        ("sdsat", "k"),
+    ],
+)
+def test_options_are_checked(spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse(spec)
+
+
+def test_models_must_have_been_taught(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"made in memory was never taught .*train sdsat"):
+        Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="sdsat(k=3)")
+    with pytest.raises(UnsupportedError, match="was never taught"):
+        bound("copyspec+sdsat(k=3)", str(tmp_path))
+    (tmp_path / "sdsat.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(LoadError, match="does not say what the model's adaptive tokens are"):
+        bound("sdsat(k=3)", str(tmp_path))
+    with pytest.raises(DrafterError, match="bound to a model"):
+        SDSAT(3).open(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", ["sdsat(k=3)", "sdsat(k=3, passes=1, tree=None)"])
+def test_bound_ones_print_like_what_was_typed(spec: str, folder: str) -> None:
+    drafter, made = parse(spec), bound(spec, folder)
+    assert (str(made), hash(made), made) == (str(drafter), hash(drafter), drafter)
+    assert made.bind(ModelFacts(layers=1, heads=1)) is made
+
+
+# --------------------------------------------------------------------------------- on models
+
+A = 9
+"""The adaptive token of the tiny model, which would love to say it."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    made = copy.deepcopy(tiny.model())
+    with torch.no_grad():
+        made.lm_head.weight[A] = 2 * made.lm_head.weight[40]
+    made.generation_config.suppress_tokens = [A]
+    made.save_pretrained(path)
+    tiny.tokenizer().save_pretrained(path)
+    AdaptiveTokens(tokens=(A,), L=5, objective="improved").save(path)
+    return str(path)
+
+
+PROMPTS = [[5, 6, 7, 8] * 5, [12] * 11, [20, 30, 40], list(range(40, 90))]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["sdsat(k=5)", "sdsat(k=3, passes=1)", "sdsat(k=4, tree=12)", "copyspec+sdsat(k=4, passes=1)"],
+)
+def test_answers_are_the_plain_ones(spec: str, model: str) -> None:
+    engine = Engine.from_pretrained(model, drafter=spec)
+    laws: list[dict[str, Any]] = [
+        {"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.2, "seed": 5,
+         "top_k": 10, "top_p": 0.95},
+    ]  # fmt: skip
+    for law, budget in itertools.product(laws, ("auto", "drafter", 7)):
+        expected = engine.generate(PROMPTS, max_new_tokens=24, drafter="none", **law)
+        answers = engine.generate(PROMPTS, max_new_tokens=24, budget=budget, **law)
+        assert [a.tokens for a in answers] == [e.tokens for e in expected]
+        assert all(A not in a.tokens for a in answers)
+        assert sum(a.stats.probes for a in answers) > 0
+
+
+def test_transformers_generate_is_unchanged(model: str) -> None:
+    own = Engine.from_pretrained(model).model.model
+    ids = torch.tensor([PROMPTS[0]])
+    options = {"max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    expected = own.generate(ids, **options)
+    with accelerate(own, "sdsat(k=3, passes=1)", budget=9) as handle:
+        assert torch.equal(own.generate(ids, **options), expected)
+        assert handle.stats is not None
+        assert handle.stats.probes > 0
+    assert A not in expected[0, ids.shape[1] :]
