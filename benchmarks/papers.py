@@ -20,6 +20,7 @@ from draftsmith.bench.rows import Row, summarize
 from draftsmith.bench.suites import recorded, sample, task
 from draftsmith.bench.sweep import Done, Replayer, sweep
 from draftsmith.drafters.registry import names, parse
+from draftsmith.text.vocab import Vocabulary, intersect
 
 Line = tuple[str, str, str]
 """(what, theirs, ours)"""
@@ -60,7 +61,8 @@ MISSING = {
     "Heterogeneous vocabularies": [
         "acceptance and speed of SLEM and TLI: need a target and a draft model",
         "the other pairs of table 9: their tokenizers are not in the data",
-        "combinations per token (table 5): belongs to SLRS, which is counted without recordings",
+        "combinations per token (table 5): benchmarks/exact_covers.py does",
+        "injectivity (table 11): docs/vocabularies.md has it",
     ],
     "SPECTRA": [
         "tokens per step (tables 1, 2): the internal guesses come from the model's own logits",
@@ -114,10 +116,10 @@ def pld(replays: Replays) -> Iterator[Line]:
 
 
 def vocabularies(data: Path) -> Iterator[Line]:
-    """Shared tokens of two vocabularies (both write bytes in the same alphabet)."""
+    """Shared tokens of two vocabularies."""
     first, second, theirs = OVERLAP
     files = [data / "tokenizers" / name / "tokenizer.json" for name in (first, second)]
-    ours = len(set.intersection(*(set(Tokenizer.from_file(str(f)).get_vocab()) for f in files)))
+    ours = intersect(*(Vocabulary.of(Tokenizer.from_file(str(path))) for path in files)).size
     yield f"tokens shared by {first} and {second}", f"{theirs:,}", f"{ours:,}"
 
 
