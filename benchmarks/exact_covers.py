@@ -90,8 +90,8 @@ def main() -> None:
     (least, expected, greatest), equal, room = means(vocabulary)
     print(
         f"\n{equal} tokens have the greatest length, and {room} of them are among the "
-        f"{len(tokens):,}: by their choice the mean of the covers is {least:.2f} to {greatest:.2f}, "
-        f"{expected:.2f} on average"
+        f"{len(tokens):,}: by their choice the mean of the covers is {least:.2f} to {greatest:.2f} "
+        f"({expected:.2f} on average)"
     )
 
 
