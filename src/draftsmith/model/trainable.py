@@ -74,11 +74,21 @@ def open_trainable(
         chosen = _added(count, model, tokenizer)
     else:
         chosen = _found(count, model, tokenizer, source)
-    table = model.get_input_embeddings().weight
-    with torch.no_grad():  # A row that nobody trained says anything; the mean of all says nothing.
-        table[list(chosen)] = table[: len(tokenizer)].mean(dim=0)
+    _blank(model, chosen)
     untested = Capabilities("plain", "eager", "none", batch=False)
     return Trainable(LoadedModel(model, tokenizer, untested, source), dtype, chosen)
+
+
+def _blank(model: Any, tokens: Sequence[int]) -> None:
+    """Let tokens mean nothing: a row that nobody trained says anything, the mean of all nothing."""
+    tables = {
+        table.weight for table in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    for table in tables if tokens else ():
+        others = torch.ones(len(table), dtype=torch.bool)
+        others[list(tokens)] = False
+        with torch.no_grad():
+            table[list(tokens)] = table[others].mean(dim=0)
 
 
 def _check_not_quantized(config: Any, source: str) -> None:

@@ -3,6 +3,7 @@
 `training/run.json`           what the training is about; another one is refused
 `training/step-000100/`       the newest checkpoint: `state.safetensors`, and `state.json`, last
 `training/log.csv`, …         the curves (`curves.py`)
+`training/measured.json`      what was measured on held-out text before and after
 `config.json`, …              the model, when the training is over; the checkpoint is then deleted
 """
 
@@ -28,6 +29,7 @@ from draftsmith.train.recipe import Recipe
 
 TRAINING = "training"
 _RUN, _STATE, _TENSORS, _MODEL = "run.json", "state.json", "state.safetensors", "model.new"
+_MEASURED = "measured.json"
 _SLOTS = ("exp_avg", "exp_avg_sq")
 """What AdamW remembers of each weight."""
 
@@ -135,13 +137,14 @@ class Run:
             ) from error
         return step, seconds
 
-    def finish(self, save: Callable[[Path], None]) -> None:
+    def finish(self, save: Callable[[Path], None], measured: Mapping[str, Any]) -> None:
         """Let `save` write the model, and put it into the folder once it is whole."""
         fresh = self.training / _MODEL
         with kept_whole(self.folder, lambda: shutil.rmtree(fresh, ignore_errors=True)):
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             save(fresh)
+            write_whole(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
             # config.json says that there is a model, so it comes last.
             for path in sorted(fresh.iterdir(), key=lambda path: path.name == "config.json"):
                 os.replace(path, self.folder / path.name)

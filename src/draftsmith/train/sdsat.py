@@ -10,8 +10,8 @@ import importlib.util
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -69,6 +69,10 @@ class Trained:
     """Standard-token loss of the model as it was."""
     after: float | None
     depths: Depths | None
+
+    def measured(self) -> dict[str, Any]:
+        """What was measured on held-out text, for a file."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 def train(
@@ -188,27 +192,27 @@ class Trainer:
         recipe, leads = self.recipe, self.accelerator.is_main_process
         before = self._standard_loss()
         step, seconds = self.run.restore(self.weights, self.adamw)
-        curves = Curves(self.run.training, step) if leads else None
-        while step < recipe.steps:
-            began = perf_counter()
-            row = self._step(step)
-            step += 1
-            seconds += perf_counter() - began
-            if self.options.measure_every and step % self.options.measure_every == 0:
-                row = replace(row, held_out=self._standard_loss())
-            row = replace(row, seconds=round(seconds, 3))
-            if curves is not None:
-                curves.add(row)
-                if step % self.options.save_every == 0 or step == recipe.steps:
-                    with kept_whole(self.run.training):
-                        curves.flush()
-                    self.run.save(step, seconds, self.weights, self.adamw)
-            follow(row)
-        after, depths = self._standard_loss(), self._depths()
-        if curves is not None:
-            curves.close()
-            self.run.finish(self._save)
-        return Trained(self.run.folder, self.trainable.tokens, step, before, after, depths)
+        with closing(Curves(self.run.training, step)) if leads else nullcontext() as curves:
+            while step < recipe.steps:
+                began = perf_counter()
+                row = self._step(step)
+                step += 1
+                seconds += perf_counter() - began
+                if self.options.measure_every and step % self.options.measure_every == 0:
+                    row = replace(row, held_out=self._standard_loss())
+                row = replace(row, seconds=round(seconds, 3))
+                if curves is not None:
+                    curves.add(row)
+                    if step % self.options.save_every == 0 or step == recipe.steps:
+                        with kept_whole(self.run.training):
+                            curves.flush()
+                        self.run.save(step, seconds, self.weights, self.adamw)
+                follow(row)
+        tokens, after, depths = self.trainable.tokens, self._standard_loss(), self._depths()
+        trained = Trained(self.run.folder, tokens, step, before, after, depths)
+        if leads:
+            self.run.finish(self._save, trained.measured())
+        return trained
 
     def _step(self, step: int) -> Row:
         """One step of AdamW over all rows, in as many passes as the recipe says."""
