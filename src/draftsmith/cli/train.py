@@ -159,6 +159,13 @@ def sdsat(
             help="A Hugging Face hub id or a folder; its weights are not changed.",
         ),
     ] = None,
+    prose: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prose", metavar="PATH",
+            help="The same for texts that are no code, such as chats: never rearranged.",
+        ),
+    ] = None,
     held_out: Annotated[
         list[Path] | None,
         typer.Option(
@@ -216,7 +223,8 @@ def sdsat(
         if threads is not None:
             torch.set_num_threads(threads)
         chosen = Texts(
-            paths=texts, held_out=held_out or (), fields=tuple(field or Texts.fields)
+            paths=texts, prose=prose or (), held_out=held_out or (),
+            fields=tuple(field or Texts.fields),
         )  # fmt: skip
         how = Options(
             tokens=tuple(token or ()), add_token=add_token, cpu=cpu,

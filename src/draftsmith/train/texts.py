@@ -48,7 +48,9 @@ class Texts:
     """What to train on, and what to keep out of it."""
 
     paths: Sequence[Path]
-    """Files and folders. Those that end in .txt or .md are prose, all others code."""
+    """Files and folders; those that end in .txt or .md are prose, all others code."""
+    prose: Sequence[Path] = ()
+    """Files and folders of other texts, such as chats: never rearranged for infilling."""
     held_out: Sequence[Path] = ()
     """Files and folders whose text is taken out of the others, and measured on."""
     fields: tuple[str, ...] = ("text",)
@@ -82,8 +84,9 @@ class Texts:
         before, after = opening(tokenizer), separator(tokenizer)
         ids = array("i")
         pieces = (
-            (piece, code)
-            for text, code in self.read(self.paths, show)
+            (piece, code and paths is self.paths)
+            for paths in (self.paths, self.prose)
+            for text, code in self.read(paths, show)
             for piece in banned.remove(text)
         )  # fmt: skip
         for number, (text, code) in enumerate(pieces):
