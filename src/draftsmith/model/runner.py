@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Row, RowOutput, Shape, Taps
 from draftsmith.errors import DrafterError, PromptError
 from draftsmith.model.kv_memory import KVMemory
@@ -192,12 +193,8 @@ class Runner:
         """
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
-        own, new = _own(row), [int(i) for i in ids]
-        common = 0
-        for old, wanted in zip(own.ids, new[:-1], strict=False):
-            if old != wanted:
-                break
-            common += 1
+        own, new = _own(row), list(ids)
+        common = min(common_prefix(own.ids, new), len(new) - 1)
         if own.taps is None or own.taps.needs != needs:
             own.taps = self._new_taps(needs)
         if own.taps is not None:
