@@ -12,7 +12,7 @@ from typing import Any, Literal
 from draftsmith.chat import Chat
 from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import OptionError, PromptError, UnknownName
@@ -279,7 +279,7 @@ class Call:
             drafter=self.drafter,
             budget=self._budget(),
             law=Law.of(params, len(ids), ends),
-            chance=Dice.seeded(params.seed, model.device),
+            chance=self._chance(params.seed),
             vocab_size=model.vocab_size,
             limit=limit if room is None else min(limit, room - len(ids)),
             # The text goes first: the token that ends an answer may also complete a stop string.
@@ -299,6 +299,11 @@ class Call:
             session.finish_reason = "length"
         notices = engine.notices + ((self.needs.why,) if self.needs.why else ())
         return Job(session, model.tokenizer, stream, notices, self.began)
+
+    def _chance(self, seed: int | None) -> Chance:
+        if self.drafter.shares_noise:
+            return Gumbel(seed)
+        return Dice.seeded(seed, self.engine.model.device)
 
     def _budget(self) -> Budget:
         width = self.drafter.preferred_width()

@@ -30,7 +30,7 @@ from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.result import Stats, total
-from draftsmith.core.sampling import Dice, Law, Processor, SamplingParams
+from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, Processor, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.core.target import NO_NEEDS, Needs, Target
 from draftsmith.drafters import registry
@@ -265,6 +265,7 @@ class Accelerated:
             "budget": FixedBudget(fixed) if fixed is not None else AutoBudget(self._cost, ceiling),
             "draft_seed": _draft_seed(device, index) if self.drafter.sampled else None,
             "device": device,
+            "chance": _chance(self.drafter),
         }
 
 
@@ -315,8 +316,6 @@ class Record:
         """What a session of a prompt of `length` ids, padding included, is told about decoding."""
         limit = self.criteria.max_length
         return {
-            # torch's global generator: what `generate` draws from.
-            "chance": Dice(None),
             "limit": _NO_LIMIT if limit is None else limit - length,
             "stop_rules": [self],
             "sampling": _sampling(self.config),
@@ -372,6 +371,13 @@ def _of_row(processors: Any, index: int) -> Any:
             own[place] = copy.copy(processor)
             own[place].prompt_ignore_length = ignored[index : index + 1]
     return own
+
+
+def _chance(drafter: Drafter) -> Chance:
+    """torch's global generator, what `generate` draws from; or noise seeded by it."""
+    if drafter.shares_noise:
+        return Gumbel(int(torch.randint(2**63 - 1, ())))
+    return Dice(None)
 
 
 def _draft_seed(device: torch.device, index: int) -> int:

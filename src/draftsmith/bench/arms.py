@@ -158,7 +158,8 @@ class Ours:
         self.name, self.drafter = spec.name, str(spec.drafter)
         self.budget: BudgetSpec | None = spec.budget
         self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget)
-        self.seeded = not self.engine.drafter.sampled
+        drafter = self.engine.drafter
+        self.seeded = not (drafter.sampled or drafter.shares_noise)
 
     def answer(self, ask: Ask) -> Answer:
         options = sampling_options(ask.sampling)

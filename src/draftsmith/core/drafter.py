@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.sampling import Chance, SamplingParams
+from draftsmith.core.sampling import Chance, Gumbel, SamplingParams
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput
 from draftsmith.core.verify import Verdict
 
@@ -31,6 +31,12 @@ class Context:
     sampling: SamplingParams
     chance: Chance
     """The drafter's own randomness; the target's draws never come from it."""
+    noise: Gumbel | None = None
+    """What the target draws with, where its drafter shares it (`Drafter.shares_noise`).
+
+    To foresee draws by, and never to draw a sampled node from: `prompt_length + n` is the position
+    of the n-th draw.
+    """
     prediction: tuple[int, ...] = ()
     """Ids of a text that the answer is expected to resemble."""
     budget: int = 0
@@ -88,6 +94,8 @@ class Drafter(ABC):
     """What it asks the target to record; where that depends on options, an example of it."""
     sampled: ClassVar[bool] = False
     """Whether its drafts carry laws (`proposals`); guess drafters keep same-seed equality."""
+    shares_noise: ClassVar[bool] = False
+    """Whether the target shall draw with noise that this drafter can foresee, `Context.noise`."""
     width: ClassVar[int] = 16
     """Nodes it would draft if nobody set a budget."""
 
@@ -140,5 +148,8 @@ def sync(state: DrafterState, before: Sequence[int], now: Sequence[int]) -> int:
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common prefix."""
-    limit = min(len(a), len(b))
-    return next((i for i in range(limit) if a[i] != b[i]), limit)
+    limit, start, stride = min(len(a), len(b)), 0, 256
+    # Slices compare without a Python step per item: what is long is equal almost to its end.
+    while start < limit and a[start : start + stride] == b[start : start + stride]:
+        start += stride
+    return next((i for i in range(start, limit) if a[i] != b[i]), limit)

@@ -12,7 +12,7 @@ from draftsmith.core.budget import Budget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.result import Stats
-from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
+from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
 from draftsmith.core.target import NO_NEEDS, Needs, Row
 from draftsmith.core.verify import Verdict
 
@@ -91,6 +91,7 @@ class Session:
             sampling=sampling or SamplingParams(),
             # Kept apart from the target's draws, so that seeds mean the same with any drafter.
             chance=Dice.seeded(draft_seed, self.device),
+            noise=chance if isinstance(chance, Gumbel) else None,
             prediction=tuple(prediction),
         )
         self.state: DrafterState | None = None

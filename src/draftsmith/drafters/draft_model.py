@@ -19,14 +19,13 @@ from torch import Tensor
 from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.core.target import ModelFacts, Needs, Row, Target
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.drafters.tli import TokenLevel, TokenMap
 from draftsmith.drafters.translation import Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 
@@ -85,7 +84,12 @@ class DraftModel(Drafter):
     @property
     def sampled(self) -> bool:  # type: ignore[override]
         """Whether its drafts carry laws where the target samples."""
-        return self.algorithm not in GUESSING
+        return not self.reproducible and self.algorithm not in GUESSING
+
+    @property
+    def shares_noise(self) -> bool:  # type: ignore[override]
+        """Whether the target shall draw with noise that this drafter can foresee."""
+        return self.reproducible
 
     def preferred_width(self) -> int:
         return self.tokens
@@ -99,8 +103,15 @@ class DraftModel(Drafter):
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
         algorithm, why = self._choose(pair)
-        guesses = algorithm in GUESSING
-        return BoundDraftModel(self, loaded, ALGORITHMS[algorithm](pair), guesses, why)
+        return BoundDraftModel(
+            self,
+            Runner(loaded),
+            ALGORITHMS[algorithm](pair),
+            guesses=self.reproducible or algorithm in GUESSING,
+            why=why,
+            context_length=loaded.context_length,
+            rewinds=loaded.capabilities.cache != "replay",
+        )
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         raise UnsupportedError(
@@ -224,28 +235,34 @@ class BoundDraftModel(Drafter):
     """
 
     config: DraftModel
-    model: LoadedModel
+    runner: Target[Any]
+    """The drafter model."""
     translate: Callable[[], Translation]
     """Makes the translation of a new sequence."""
     guesses: bool
     """Whether its drafts never carry laws."""
     why: str
     """Why it drafts by this algorithm; empty: because it was told to."""
-    runner: Runner = field(init=False)
+    context_length: int | None = None
+    """Tokens that the drafter model can read; None: any number."""
+    rewinds: bool = True
+    """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
     lock: threading.Lock = field(init=False, default_factory=threading.Lock)
     """Sequences share one cache, so they are drafted for in turns."""
-    forgotten: list[SequenceRow] = field(init=False, default_factory=list)
+    forgotten: list[Row] = field(init=False, default_factory=list)
     """Rows of sequences that nobody closed; given back before the next draft."""
 
     name: ClassVar[str] = DraftModel.name
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "runner", Runner(self.model))
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
         """Whether its drafts carry laws where the target samples."""
         return not self.guesses
+
+    @property
+    def shares_noise(self) -> bool:  # type: ignore[override]
+        """Whether the target shall draw with noise that this drafter can foresee."""
+        return self.config.shares_noise
 
     def preferred_width(self) -> int:
         return self.config.preferred_width()
@@ -331,14 +348,13 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
 class _Sequence(DrafterState):
     """One sequence: its row in the drafter's cache, and its translation."""
 
-    row: SequenceRow
+    row: Row
 
     def __init__(self, drafter: BoundDraftModel) -> None:
         self.drafter = drafter
         self.translation = drafter.translate()
-        self.rewinds = drafter.model.capabilities.cache != "replay"
         self.ahead = EMPTY
-        """Drafted tokens that a recurrent model, which cannot be rewound, reads in every pass."""
+        """Drafted tokens that a model which does not rewind reads again in every pass."""
         self._opened: weakref.finalize[..., _Sequence] | None = None
 
     def draft(self, ctx: Context) -> Draft:
@@ -365,7 +381,7 @@ class _Sequence(DrafterState):
 
         It moves in quarters of the context, so that the cache serves most steps.
         """
-        context = self.drafter.model.context_length
+        context = self.drafter.context_length
         over = 0 if context is None else len(ids) + self.translation.reach - context
         if over <= 0 or context is None:
             return ids
@@ -374,7 +390,7 @@ class _Sequence(DrafterState):
 
     def feed(self, token: int) -> None:
         """Let a drafted token be the row's last."""
-        if self.rewinds:
+        if self.drafter.rewinds:
             self.drafter.runner.commit([self.row], [()], [[token]])
         else:
             self.ahead = Draft.chain([*self.ahead.tokens, token], self.drafter.name)

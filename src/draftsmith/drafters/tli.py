@@ -58,6 +58,11 @@ class TokenMap:
             self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
         return q.new_zeros(vocab_size).index_copy_(0, self.columns, q[self.rows])
 
+    def noise(self, of_target: Tensor, like: Tensor) -> Tensor:
+        """(V_D,) each token's noise in T, from `of_target` (V_T,); -inf where T has it not."""
+        own = of_target.new_full((len(self.to_target),), -math.inf)
+        return own.index_copy_(0, self.rows.cpu(), of_target[self.columns.cpu()]).to(like)
+
     def spelling(self, token: int) -> Sequence[int]:
         """The drafter's ids of one target token: its own, or its bytes tokenized again."""
         own = self._to_drafter[token]
@@ -101,8 +106,17 @@ class TokenLevel(Translation):
     def scores(self, logits: Tensor) -> Tensor:
         return self.maps.mask(logits)
 
+    def draw(self, q: Tensor) -> int:
+        if not self.pair.reproducible:
+            return super().draw(q)
+        ctx = self.context
+        if ctx.noise is None:  # the host draws in its own way: any guess is as lawful
+            return int(q.argmax())
+        n = len(ctx.ids) - ctx.prompt_length + len(self.tokens)
+        return int((q.log() + self.maps.noise(ctx.noise.noise(n, ctx.vocab_size), q)).argmax())
+
     def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
-        if q is not None:
+        if q is not None and not self.pair.reproducible:
             self.laws.append(self.maps.law(q, self.context.vocab_size))
         own = self.maps.to_target[token]
         if own < 0:
