@@ -1,0 +1,133 @@
+"""Toy pairs of vocabularies: the real drafting loop and algorithms over exact toy models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Chance, Law, SamplingParams
+from draftsmith.core.session import EndTokens, Session
+from draftsmith.drafters.draft_model import ALGORITHMS, GUESSING, BoundDraftModel, DraftModel
+from draftsmith.drafters.translation import Pair
+from draftsmith.testing import ToyTarget, exact_law
+from draftsmith.text.vocab import Vocabulary, intersect
+
+SAMPLED = SamplingParams(temperature=1.0)
+
+PAIRS: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {
+    "same": ([b"a", b"b", b"c"], [b"a", b"b", b"c"]),
+    "permuted": ([b"a", b"b", b"c"], [b"c", b"a", b"b"]),
+    "padded": ([b"a", b"b", b"c"], [b"a", b"b", b"c", None, None]),
+    "overlapping": ([b"a", b"b", b"ab", b"c"], [b"b", b"d", b"a"]),
+    "drafter inside": ([b"a", b"b", b"ab", b"ba"], [b"b", b"a"]),
+    "target inside": ([b"a", b"b"], [b"ab", b"b", b"aa", b"a"]),
+    "prefixes": ([b"a", b"aa", b"aaa"], [b"aa", b"a", b"aaaa"]),
+    "disjoint": ([b"aa", b"bb"], [b"a", b"b"]),
+}
+"""Tokens of target and drafter."""
+
+
+class ToyVocabulary(Vocabulary):
+    """A vocabulary without a tokenizer; encodes by the longest token that fits."""
+
+    def encode(self, text: str | bytes) -> list[int]:
+        data, found = text.encode() if isinstance(text, str) else text, []
+        while data:
+            longest = max((t for t in self.ids if data.startswith(t)), key=len, default=None)
+            if longest is not None:
+                found.append(self.ids[longest])
+            data = data[len(longest or b"?") :]
+        return found
+
+
+def bound(
+    target: Sequence[bytes | None],
+    drafter: Sequence[bytes | None],
+    algorithm: str,
+    *,
+    ends: Sequence[int] = (),
+    law: Any = None,
+    seed: int = 5,
+    **options: Any,
+) -> BoundDraftModel:
+    """`algorithm` between two toy vocabularies; the drafter model is a `ToyTarget`."""
+    options = {"tokens": 2, "confidence": 0.0, "reproducible": False} | options
+    T, D = ToyVocabulary(list(target)), ToyVocabulary(list(drafter))  # noqa: N806
+    pair = Pair(
+        intersect(T, D),
+        T,
+        D,
+        ends=frozenset(ends),
+        begins=(),
+        tokens=options["tokens"],
+        confidence=options["confidence"],
+        reproducible=options["reproducible"],
+        source="draft_model",
+    )
+    config = DraftModel("toy", algorithm=algorithm, **options)  # type: ignore[arg-type]
+    runner = ToyTarget(len(drafter), law, order=1, seed=seed, shape="chain")
+    guesses = config.reproducible or algorithm in GUESSING
+    return BoundDraftModel(config, runner, ALGORITHMS[algorithm](pair), guesses, "")
+
+
+class Processed(ToyTarget):
+    """A toy target under `params`: for exact laws with temperature and truncation."""
+
+    def __init__(self, target: ToyTarget, params: SamplingParams) -> None:
+        processed = Law.of(params, 0, ())
+        super().__init__(
+            target.vocab_size,
+            lambda key: processed.probs(processed.scores(None, target.logits(key))),
+            order=target.order,
+        )
+
+
+def answer(
+    target: ToyTarget,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    length: int,
+    chance: Chance,
+    params: SamplingParams = SAMPLED,
+    ends: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """What the loop answers; one `chance` for target and drafter, so that it can be enumerated."""
+    return tuple(decoded(target, drafter, prompt, length, chance, params, ends).ids[len(prompt) :])
+
+
+def decoded(
+    target: ToyTarget,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    length: int,
+    chance: Chance,
+    params: SamplingParams = SAMPLED,
+    ends: Sequence[int] = (),
+) -> Session:
+    """The finished session."""
+    session = Session(
+        prompt,
+        drafter=drafter,
+        budget=FixedBudget(3),
+        law=Law.of(params, len(prompt), ()),
+        chance=chance,
+        vocab_size=target.vocab_size,
+        limit=length,
+        stop_rules=[EndTokens(ends)],
+        sampling=params,
+    )
+    session.context.chance = chance
+    start(session, target)
+    while not session.finished:
+        step([session], target)
+    return session
+
+
+def exact(
+    target: ToyTarget, prompt: Sequence[int], length: int, params: SamplingParams = SAMPLED
+) -> dict[tuple[int, ...], float]:
+    """The target's own law over the next `length` ids under `params`."""
+    return exact_law(Processed(target, params), prompt, length)

@@ -1,0 +1,260 @@
+"""Exact laws of drafts by a second model: every random choice of target and drafter enumerated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.sampling import Gumbel, SamplingParams
+from draftsmith.drafters.draft_model import BoundDraftModel
+from draftsmith.drafters.tli import TokenLevel
+from draftsmith.testing import Scripted, ToyTarget, assert_same_law, enumerate_law
+
+LAWS = {
+    "plain": SAMPLED,
+    "cold": SamplingParams(temperature=0.6),
+    "top_k": SamplingParams(temperature=1.0, top_k=2),
+    "top_p": SamplingParams(temperature=1.3, top_p=0.7),
+}
+
+FITTING = [
+    (name, algorithm)
+    for name, (T, D) in PAIRS.items()
+    for algorithm in ("standard", "union", "tli")
+    if not (algorithm == "standard" and name not in ("same", "padded"))
+    and not (algorithm == "tli" and not set(T) & set(D))
+]
+
+
+def check(
+    drafter: Drafter,
+    params: SamplingParams,
+    length: int = 3,
+    *,
+    size: int,
+    ends: Sequence[int] = (),
+) -> None:
+    target = ToyTarget(size, order=1, seed=1)
+    ours = enumerate_law(
+        lambda chance: answer(target, drafter, [0, 1], length, chance, params, ends)
+    )
+    expected: dict[tuple[int, ...], float] = {}
+    for ids, weight in exact(target, [0, 1], length, params).items():
+        end = next((i + 1 for i, token in enumerate(ids) if token in ends), length)
+        expected[ids[:end]] = expected.get(ids[:end], 0) + weight
+    assert_same_law(ours, expected)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize(("name", "algorithm"), FITTING)
+def test_output_law_is_the_targets(name: str, algorithm: str, law: str) -> None:
+    """Full drafts of two tokens, one more of the target's own; answers shorter than drafts, too."""
+    T, D = PAIRS[name]  # noqa: N806
+    for length in (1, 3) if law == "plain" else (2,):
+        check(bound(T, D, algorithm), LAWS[law], length, size=len(T))
+
+
+@pytest.mark.parametrize(("name", "algorithm"), FITTING)
+def test_law_with_confidence_and_end_rules(name: str, algorithm: str) -> None:
+    """The drafter's end ends the draft; so does a token less probable than the threshold."""
+    T, D = PAIRS[name]  # noqa: N806
+    check(bound(T, D, algorithm, ends=[0], confidence=0.4), SAMPLED, size=len(T))
+    target_end = 1
+    check(bound(T, D, algorithm, ends=[1]), SAMPLED, size=len(T), ends=[target_end])
+
+
+class Dropping(TokenLevel):
+    """The trap: a sampled token is taken back for its value."""
+
+    def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
+        if confidence < self.pair.confidence or token in self.pair.ends:
+            return False
+        return super().take(token, q, confidence)
+
+
+@pytest.mark.parametrize("rule", [{"confidence": 0.4}, {"ends": [0]}])
+def test_a_token_dropped_for_its_value_is_noticed(rule: dict[str, Any]) -> None:
+    """What the rules must not do: neither a doubtful token nor the drafter's end may vanish."""
+    right = bound(*PAIRS["same"], "standard", **rule)
+    check(right, SAMPLED, size=3)
+    maps = right.translate().maps  # type: ignore[attr-defined]
+    wrong = BoundDraftModel(right.config, right.runner, lambda: Dropping(maps), False, "")
+    with pytest.raises(AssertionError, match="law differs"):
+        check(wrong, SAMPLED, size=3)
+
+
+def acceptance(drafter: Drafter, target: ToyTarget, params: SamplingParams = SAMPLED) -> float:
+    """The exact probability that the first drafted token is accepted."""
+
+    def accepted(chance: Any) -> int:
+        return decoded(target, drafter, [0, 1], 2, chance, params).stats.accepted
+
+    return enumerate_law(accepted).get(1, 0.0)
+
+
+def test_a_drafter_that_is_the_target_is_always_accepted() -> None:
+    target = ToyTarget(3, order=1, seed=1)
+    drafter = bound(*PAIRS["same"], "standard", seed=1, tokens=4)
+    laws = enumerate_law(
+        lambda chance: (lambda s: s.stats.drafted - s.stats.accepted)(
+            decoded(target, drafter, [0, 1], 4, chance)
+        )
+    )
+    assert laws == {0: pytest.approx(1)}
+
+
+@pytest.mark.parametrize("name", ["overlapping", "drafter inside", "target inside", "prefixes"])
+@pytest.mark.parametrize("seed", range(5))
+def test_tli_accepts_at_least_as_often_as_the_union(name: str, seed: int) -> None:
+    """Theorem 4.1, and both acceptances as the formula says: Σ min(p, q)."""
+    T, D = PAIRS[name]  # noqa: N806
+    target = ToyTarget(len(T), order=1, seed=seed)
+    tli, union = (bound(T, D, algorithm, seed=seed + 9, tokens=1) for algorithm in ("tli", "union"))
+    found = acceptance(tli, target), acceptance(union, target)
+    assert found[0] >= found[1] - 1e-12
+
+    maps = tli.translate().maps  # type: ignore[attr-defined]
+    p, q = target.law([1]), tli.runner.law(maps.spelling(1))  # type: ignore[attr-defined]
+    inside = maps.law(q, len(T))
+    sums = [torch.minimum(p, law).sum() for law in (inside / inside.sum(), inside)]
+    assert found == pytest.approx([float(s) for s in sums], abs=1e-12)
+
+
+def test_truncation_can_turn_theorem_4_1_around() -> None:
+    """top-p after the masks cuts a token off that it spares without them.
+
+    q = (a: 0.5, b: 0.3, c: 0.2) over D, c unknown to T. Unmasked, top-p 0.6 keeps a and b; masked,
+    a has 0.625 and stays alone.
+    """
+    T, D = [b"a", b"b"], [b"a", b"b", b"c"]  # noqa: N806
+    params = SamplingParams(temperature=1.0, top_p=0.6)
+    p = torch.tensor([0.5, 0.5], dtype=torch.float64)  # top-p 0.6 keeps both
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    target = ToyTarget(2, lambda _key: p)
+    tli, union = (
+        bound(T, D, algorithm, law=lambda _key: q, tokens=1) for algorithm in ("tli", "union")
+    )
+    assert acceptance(tli, target, params) == pytest.approx(0.5)
+    assert acceptance(union, target, params) == pytest.approx(0.5 + 0.375)
+
+
+# ------------------------------------------------------------------------ the reproducible mode
+
+
+def formula(p: Tensor, q: Tensor) -> float:
+    """Σ_x 1/Σ_y max(p(y)/p(x), q(y)/q(x))."""
+    both = (p > 0) & (q > 0)
+    return sum(float(1 / torch.maximum(p / p[x], q / q[x]).sum()) for x in both.nonzero()[:, 0])
+
+
+@pytest.mark.parametrize(("name", "algorithm"), FITTING)
+def test_reproducible_output_depends_on_the_seed_alone(name: str, algorithm: str) -> None:
+    T, D = PAIRS[name]  # noqa: N806
+    target = ToyTarget(len(T), order=1, seed=1)
+    silent = Scripted(lambda _ctx: Draft())
+    for seed in range(30):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        answers = {
+            answer(target, drafter, [0, 1], 8, Gumbel(seed), params)
+            for drafter in (
+                bound(T, D, algorithm, reproducible=True, tokens=3),
+                bound(T, D, algorithm, reproducible=True, seed=77, confidence=0.5),
+                silent,
+            )
+        }
+        assert len(answers) == 1
+
+
+def race(p: Tensor, q: Tensor, steps: int = 200_000) -> float:
+    """P(both draws are x), summed over x, by integrating over the noise of x: e = −log u.
+
+    Token x wins both where every other exponential clock y is later than e·max(p_y/p_x, q_y/q_x).
+    """
+    u = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
+    total = 0.0
+    for x in range(len(p)):
+        slower = torch.maximum(p / p[x], q / q[x]).sum() - 1
+        total += float((u**slower).mean())
+    return total
+
+
+def test_acceptance_of_the_reproducible_mode() -> None:
+    """The formula against an integral of the race, and the loop against the formula."""
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(5):
+        p, q = (torch.rand(4, generator=generator, dtype=torch.float64) + 0.05 for _ in range(2))
+        p, q = p / p.sum(), q / q.sum()
+        distance = float((p - q).abs().sum() / 2)
+        assert formula(p, q) == pytest.approx(race(p, q), abs=1e-6)
+        # At most Leviathan's 1 − TV, at least (1 − TV)/(1 + TV).
+        assert (1 - distance) / (1 + distance) - 1e-12 <= formula(p, q) <= 1 - distance + 1e-12
+
+    target = ToyTarget(3, lambda _key: torch.tensor([0.5, 0.3, 0.2]))
+    other = torch.tensor([0.2, 0.3, 0.5])
+    drafter = bound(*PAIRS["same"], "standard", law=lambda _key: other, reproducible=True, tokens=1)
+    tries = 4000
+    accepted = sum(
+        decoded(target, drafter, [0], 2, Gumbel(seed)).stats.accepted for seed in range(tries)
+    )
+    expected = formula(target.law([0]), other.double())
+    sigma = (expected * (1 - expected) / tries) ** 0.5
+    assert abs(accepted / tries - expected) < 4 * sigma
+    same = bound(*PAIRS["same"], "standard", law=target.law, reproducible=True, tokens=1)
+    assert all(decoded(target, same, [0], 2, Gumbel(s)).stats.accepted for s in range(50))
+
+
+class Given(Gumbel):
+    """Gumbel noise from uniform numbers that a test chooses."""
+
+    uniform: np.ndarray[Any, Any]
+
+    def _uniform(self, stream: int, size: int) -> np.ndarray[Any, Any]:  # noqa: ARG002
+        return self.uniform
+
+
+def test_law_of_a_gumbel_draw() -> None:
+    """To 1e-9: the least token's noise by Gauss quadrature, the others' thresholds by bisection.
+
+    Given its own uniform number u, token 0 is drawn where every other one lies above a threshold;
+    the thresholds are 1 − (1−u)^(p_y/p_0), so that with whole ratios a few nodes are exact.
+    """
+    p = torch.tensor([0.125, 0.25, 0.625], dtype=torch.float64)
+    chance = Given(0)
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    total = 0.0
+    for u, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        above = 1.0
+        for other in (1, 2):
+            low, high = 0.0, 1.0
+            for _ in range(50):
+                middle = (low + high) / 2
+                chance.uniform = np.array([u, 1 - 1e-16, 1 - 1e-16])
+                chance.uniform[other] = middle
+                low, high = (low, middle) if chance.draw(p) == 0 else (middle, high)
+            above *= 1 - low
+        total += weight * above
+    assert total == pytest.approx(0.125, abs=1e-9)
+
+
+def test_gumbel_draws_are_keyed() -> None:
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+    counts = torch.zeros(4)
+    chance, tries = Gumbel(7), 20_000
+    for _ in range(tries):
+        counts[chance.draw(p)] += 1
+    chi2 = float(((counts - tries * p) ** 2 / (tries * p)).sum())
+    assert chi2 < 16.27  # p = 0.001 with 3 degrees of freedom
+    assert torch.equal(Gumbel(7).noise(3, 5), Gumbel(7).noise(3, 9)[:5])  # keyed by token, too
+    assert not torch.equal(Gumbel(7).noise(3, 5), Gumbel(8).noise(3, 5))
+    assert Gumbel(1).draw(torch.tensor([0.0, 1.0, 0.0])) == 1
+    shares = sum(chance.accept(0.25) for _ in range(4000)) / 4000
+    assert abs(shares - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
+    assert not any(Gumbel(s).accept(0.0) for s in range(100))
