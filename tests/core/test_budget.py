@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from draftsmith.core.budget import LADDER, AutoBudget, CostCurve
 
 
@@ -43,6 +45,46 @@ def test_recovery_after_failure() -> None:
     budget = AutoBudget(curve(0.02))
     learn(budget, 0.0, 100)
     assert max(learn(budget, 1.0, 60)) >= 16
+
+
+def test_probes_get_a_step_to_bring_something() -> None:
+    """SDSAT asks in one step and drafts in the next: a pause in between would waste the answers."""
+    budget = AutoBudget(curve(0.02))
+    widths = []
+    found = False
+    for step in range(400):
+        widths.append(width := budget.next())
+        if not width:
+            found = False
+        elif not found:
+            budget.record(0, 0)
+            found = True
+        else:
+            budget.record(width, width if step >= 100 else 0)
+            found = False
+    assert 0 in widths[60:100]
+    assert min(widths[-100:]) >= 8
+
+
+def test_probes_that_bring_nothing_pause_drafting() -> None:
+    budget = AutoBudget(curve(0.03))
+    widths = []
+    for _ in range(200):
+        widths.append(budget.next())
+        if widths[-1]:
+            budget.record(0, 0)
+    assert sum(map(bool, widths)) < 40
+
+
+def test_a_drafter_that_needs_many_nodes_for_depth_gets_none_it_cannot_use() -> None:
+    def last(reach: Callable[[int], int]) -> int:
+        budget = AutoBudget(curve(0.02), reach=reach)
+        for _ in range(40):
+            budget.record(reach(budget.next()), reach(budget.next()))
+        return budget.next()
+
+    assert last(int) == 64
+    assert last(lambda width: min(4, (width + 1) // 2)) == 8
 
 
 def test_expensive_passes_keep_drafts_short() -> None:

@@ -7,6 +7,7 @@ against how many tokens drafts of that width have been getting accepted lately.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -88,7 +89,10 @@ class Budget(Protocol):
         """Nodes the next step may spend."""
 
     def record(self, depth: int, accepted: int) -> None:
-        """A step drafted down to `depth`, and `accepted` tokens of it held."""
+        """A step drafted down to `depth`, and `accepted` tokens of it held.
+
+        Depth 0: it carried probes alone, which bring nothing in the same step.
+        """
 
 
 class FixedBudget:
@@ -110,16 +114,28 @@ class AutoBudget:
     `survival[d]` is the smoothed share of attempts in which at least d+1 tokens were accepted.
     Beyond the depths tried it is continued geometrically, so success widens the drafts by itself.
     When nothing pays, drafting pauses, twice as long after every failed retry.
+
+    One record serves all drafters of a cascade, so it says how their mixture does: a member that
+    fails may silence another for a while, and widths lie between what suits each.
     """
 
-    def __init__(self, cost: CostCurve, ceiling: int = LADDER[-1], smoothing: float = 0.2) -> None:
+    def __init__(
+        self,
+        cost: CostCurve,
+        ceiling: int = LADDER[-1],
+        smoothing: float = 0.2,
+        reach: Callable[[int], int] = int,
+    ) -> None:
+        """`reach`: how deep the drafter's drafts of so many nodes go (`Drafter.reach`)."""
         self.cost = cost
         self.ceiling = ceiling
         self.smoothing = smoothing
+        self.reach = reach
         self.survival: list[float] = [0.7, 0.55, 0.45, 0.4]
         self._attempts = 0
         self._pause = 0
         self._pause_length = 1
+        self._probed = False
 
     def next(self) -> int:
         if not self.cost.knows_plain:
@@ -134,15 +150,15 @@ class AutoBudget:
         best, best_rate = 0, 1.0
         for rung in LADDER:
             width = min(rung, self.ceiling)
-            rate = (1 + self.expected(width)) / self.cost.relative(width)
+            rate = (1 + self.expected(self.reach(width))) / self.cost.relative(width)
             if rate > best_rate * 1.01:
                 best, best_rate = width, rate
         return best
 
-    def expected(self, width: int) -> float:
-        """Expected accepted tokens of a draft `width` deep."""
-        known = self.survival[:width]
-        beyond = width - len(known)
+    def expected(self, depth: int) -> float:
+        """Expected accepted tokens of a draft `depth` deep."""
+        known = self.survival[:depth]
+        beyond = depth - len(known)
         if not beyond:
             return sum(known)
         ratio = self._tail_ratio(known)
@@ -154,8 +170,7 @@ class AutoBudget:
         return min(0.98, survival[-1] / survival[-2]) if survival[-2] > 0 else 0.0
 
     def record(self, depth: int, accepted: int) -> None:
-        if not depth:
-            return
+        probed, depth = not depth, max(depth, 1)
         ratio = self._tail_ratio(self.survival)
         while len(self.survival) < depth:
             self.survival.append(ratio * self.survival[-1])
@@ -168,8 +183,9 @@ class AutoBudget:
             else:  # not tried: hope a little, or a run of short drafts would never widen again
                 seen = max(old, 0.5 * self.survival[depth - 1])
             self.survival[d] = old + rate * (seen - old)
-        if self.best_width() == 0:
+        if self.best_width() > 0:
+            self._pause_length = 1
+        elif not probed or self._probed:  # what a first probe found is for the next step to draft
             self._pause = self._pause_length
             self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
-        else:
-            self._pause_length = 1
+        self._probed = probed
