@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import tiny
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Chance, Dice, Law
+from draftsmith.core.loop import propose, start, step
+from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters import cascade
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.copyspec import CopySpec
+from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.pld_plus import PldPlus
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import Engine
 from draftsmith.errors import OptionError, UnknownName
+from draftsmith.model.load import load
+from draftsmith.model.runner import Runner
 from draftsmith.testing import (
     Enumerated,
     Scripted,
@@ -244,3 +248,70 @@ def test_on_a_model(spec: str) -> None:
     other = engine.chat(max_new_tokens=20, drafter="none")
     for message in ("hello world", "hello world again"):
         assert chat.send(message).tokens == other.send(message).tokens
+
+
+def small() -> Any:
+    """A draft model for `tiny.model()`: one block of it, so that the two often agree."""
+    made = tiny.model().__class__(
+        LlamaConfig(**{**tiny.model().config.to_dict(), "num_hidden_layers": 1})
+    )
+    made.load_state_dict(tiny.model().state_dict(), strict=False)
+    return made.eval()
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_a_draft_models_cache_stays_right_whoever_drafted(greedy: bool) -> None:
+    """What it drafts after copies, rejections and accepted drafts is what it would draft afresh."""
+    loaded = load(tiny.model(), tiny.tokenizer())
+    model = DraftModel(small(), tokenizer=tiny.tokenizer(), confidence=0.0, tokens=3)
+    drafter = Cascade((CopySpec(gamma=2), model)).bind(loaded.facts)
+    assert isinstance(drafter, Cascade)
+    assert drafter.sampled
+    fresh = drafter.drafters[1]
+    target = Runner(loaded)
+    running = [
+        Session(
+            prompt, drafter=drafter, budget=FixedBudget(6), law=Law((), greedy=greedy),
+            chance=Dice.seeded(1), vocab_size=loaded.vocab_size, limit=30, draft_seed=2,
+            sampling=SamplingParams(temperature=0.0 if greedy else 1.0),
+        )
+        for prompt in ([5, 6, 7, 8] * 4, [9, 9, 3], [40, 41, 42, 43])
+    ]  # fmt: skip
+    for session in running:
+        start(session, target)
+    drafted: set[str] = set()
+    while left := [session for session in running if not session.finished]:
+        drafts = propose(left, target)
+        for session, draft in zip(left, drafts, strict=True):
+            drafted |= set(draft.source)
+            if greedy and "draft_model" in draft.source:
+                again = fresh.open(session.context).draft(session.context)
+                assert draft == again
+        step(left, target)
+    assert drafted == {"copyspec", "draft_model"}
+
+
+def test_engine_with_copies_and_a_draft_model() -> None:
+    model = DraftModel(small(), tokenizer=tiny.tokenizer(), tokens=3)
+    both = Cascade((CopySpec(gamma=2), model))
+    engine = Engine.from_pretrained(
+        tiny.model(), tokenizer=tiny.tokenizer(), drafter=both, budget=6
+    )
+    prompts = [[5, 6, 7, 8] * 5, [9] * 12, [20, 30, 40]]
+    expected = engine.generate(prompts, max_new_tokens=40, drafter="none")
+    answers = engine.generate(prompts, max_new_tokens=40)
+    assert [a.tokens for a in answers] == [e.tokens for e in expected]
+    sources = {name for a in answers for name in a.stats.by_source}
+    assert sources == {"copyspec", "draft_model"}
+    assert "standard: LlamaForCausalLM has the same vocabulary" in " ".join(answers[0].notices)
+    chat, other = engine.chat(max_new_tokens=20), engine.chat(max_new_tokens=20, drafter="none")
+    for message in ("hello world", "hello world again"):
+        assert chat.send(message).tokens == other.send(message).tokens
+
+
+def test_reproducible_and_sampled_do_not_mix() -> None:
+    facts = load(tiny.model(), tiny.tokenizer()).facts
+    model = DraftModel(small(), tokenizer=tiny.tokenizer(), reproducible=True)
+    assert Cascade((CopySpec(), model)).bind(facts).shares_noise
+    with pytest.raises(OptionError, match="make all of them reproducible"):
+        Cascade((model, Sampling())).bind(facts)

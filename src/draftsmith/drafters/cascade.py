@@ -50,11 +50,23 @@ class Cascade(Drafter):
         """Whether any of them samples."""
         return any(drafter.sampled for drafter in self.drafters)
 
+    @property
+    def shares_noise(self) -> bool:  # type: ignore[override]
+        """Whether any of them foresees the target's draws."""
+        return any(drafter.shares_noise for drafter in self.drafters)
+
     def preferred_width(self) -> int:
         return max(drafter.preferred_width() for drafter in self.drafters)
 
     def bind(self, model: ModelFacts) -> Drafter:
-        return Cascade(tuple(drafter.bind(model) for drafter in self.drafters))
+        """Every one bound; raises OptionError where one is reproducible and another samples."""
+        bound = Cascade(tuple(drafter.bind(model) for drafter in self.drafters))
+        if bound.shares_noise and bound.sampled:
+            raise OptionError(
+                f"{self}: with reproducible=True the output depends on the seed alone, but the "
+                "draws of its other drafters would show in it; make all of them reproducible"
+            )
+        return bound
 
     def needs_of(self, model: ModelFacts) -> Needs:
         """All that any of them needs; raises OptionError where one recording cannot serve two."""
