@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tiny
-from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.registry import bare_names
 from draftsmith.engine import Engine
@@ -496,6 +496,22 @@ def test_a_lying_drafter_is_named_and_nothing_is_lost(engine: Engine) -> None:
     assert isinstance(caught.value.__cause__, DrafterError)
     plain = engine.generate(IDS, drafter="none").tokens
     assert caught.value.partial[0].tokens == plain[:4]
+
+
+def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:
+    class Watching(Drafter):
+        name = "watching"
+
+        def __init__(self, seen: list[int]) -> None:
+            object.__setattr__(self, "seen", seen)
+
+        def open(self, ctx: Context) -> DrafterState:
+            return Scripted(lambda ctx: self.seen.append(len(ctx.ids)) or EMPTY).open(ctx)
+
+    for _ in range(2):
+        seen: list[int] = []
+        engine.generate(IDS, drafter=Watching(seen), budget=4, max_new_tokens=3)
+        assert seen == [len(IDS), len(IDS) + 1]  # the last token leaves nothing to draft
 
 
 def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,12 @@ class DrafterState(ABC):
         """The sequence ended for good."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drafter(ABC):
-    """A drafter's configuration; subclasses are frozen dataclasses and hashable."""
+    """A drafter's configuration; subclasses are frozen dataclasses and hashable.
+
+    Those that are not, or that say eq=False, are told apart by identity.
+    """
 
     name: ClassVar[str]
     """What one types: `copyspec`."""
@@ -126,6 +129,13 @@ class Drafter(ABC):
     def preferred_width(self) -> int:
         """Nodes per step at a fixed budget; the paper's block length where there is one."""
         return self.width
+
+    def reach(self, width: int) -> int:
+        """How deep a draft of `width` nodes goes at most; less where nodes go beside or to probes.
+
+        What the automatic budget weighs the width by.
+        """
+        return width
 
     def __str__(self) -> str:
         """What one types to get this drafter: `copyspec(gamma=3, block=10)`."""
