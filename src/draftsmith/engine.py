@@ -272,15 +272,15 @@ class Call:
             engine.settings, len(ids), ends, model.device
         )
         params = dataclasses.replace(params, processors=(*inherited, *params.processors))
-        room = model.context_length
+        room, vocab = model.context_length, model.vocab_size
         limit = params.max_new_tokens
         session = Session(
             ids,
             drafter=self.drafter,
             budget=self._budget(),
-            law=Law.of(params, len(ids), ends),
+            law=Law.of(params, len(ids), ends, generation_config.banned(engine.settings, vocab)),
             chance=self._chance(params.seed),
-            vocab_size=model.vocab_size,
+            vocab_size=vocab,
             limit=limit if room is None else min(limit, room - len(ids)),
             # The text goes first: the token that ends an answer may also complete a stop string.
             stop_rules=[
@@ -310,7 +310,7 @@ class Call:
         if width == 0:
             return FixedBudget(0)
         if self.budget == "auto":
-            return AutoBudget(self.engine.cost, ceiling=width)
+            return AutoBudget(self.engine.cost, width, reach=self.drafter.reach)
         return FixedBudget(width if self.budget == "drafter" else self.budget)
 
 

@@ -258,14 +258,15 @@ class Accelerated:
 
     def _options(self, device: torch.device, index: int) -> dict[str, Any]:
         """What a session is told about drafting."""
-        fixed, ceiling = self.budget, self.drafter.preferred_width()
+        fixed, drafter = self.budget, self.drafter
+        auto = AutoBudget(self._cost, drafter.preferred_width(), reach=drafter.reach)
         return {
-            "drafter": self.drafter,
+            "drafter": drafter,
             "needs": self.needs,
-            "budget": FixedBudget(fixed) if fixed is not None else AutoBudget(self._cost, ceiling),
-            "draft_seed": _draft_seed(device, index) if self.drafter.sampled else None,
+            "budget": auto if fixed is None else FixedBudget(fixed),
+            "draft_seed": _draft_seed(device, index) if drafter.sampled else None,
             "device": device,
-            "chance": _chance(self.drafter),
+            "chance": _chance(drafter),
         }
 
 

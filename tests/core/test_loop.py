@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from draftsmith.core.budget import CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
@@ -132,3 +133,29 @@ def test_costs_are_learnt_from_the_passes() -> None:
     start(session, target)
     step([session], target, cost)
     assert cost.knows_plain
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+def test_banned_ids_are_never_emitted(greedy: bool) -> None:
+    """Neither by the short cut nor by the walk."""
+    target = ToyTarget(5)
+    answers = []
+    for lazy in (False, True):
+        session = Session(
+            [1, 2], drafter=random_trees(2), budget=FixedBudget(6), chance=Dice.seeded(3),
+            law=Law((), greedy=greedy, lazy=lazy, banned=[0, 3]), vocab_size=5, limit=60,
+        )  # fmt: skip
+        start(session, target)
+        while not session.finished:
+            step([session], target)
+        answers.append(session.ids[2:])
+    assert answers[0] == answers[1]
+    assert not {0, 3} & set(answers[0])
+    assert len(set(answers[0])) > 1
+
+
+def test_a_law_leaves_the_logits_as_they_are() -> None:
+    law, logits = Law((), greedy=True, banned=[2]), torch.arange(3.0).expand(4, 3).clone()
+    assert law.best(logits).tolist() == [1] * 4
+    assert law.scores(None, logits[0]).argmax() == 1
+    assert torch.equal(logits, torch.arange(3.0).expand(4, 3))

@@ -122,7 +122,7 @@ class ReplayBudget:
         curve = CostCurve()
         for width, seconds in self.curve:
             curve.record(width, seconds)
-        return AutoBudget(curve, ceiling=own)
+        return AutoBudget(curve, own, reach=drafter.reach)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def greedy_choices(
         if output.choices is not None:
             choices[i] = output.choices
         else:
-            found.append((i, output.logits[: 1 + draft.size].argmax(-1)))
+            found.append((i, session.law.best(output.logits[: 1 + draft.size])))
     if found:
         best = [chosen for _, chosen in found]
         flat: list[int] = (best[0] if len(best) == 1 else torch.cat(best)).tolist()

@@ -183,16 +183,25 @@ class Law:
         greedy: bool,
         lazy: bool | None = None,
         needs_ids: bool = True,
+        banned: Sequence[int] = (),
     ) -> None:
         self.processors = tuple(processors)
         self.greedy = greedy
+        self.banned = list(banned)
+        """Ids that are never emitted, whatever comes before: no reason to be lazy."""
         self.lazy = bool(self.processors) if lazy is None else lazy
         """Whether rows must be scored one by one, in order, with their own prefix."""
         self.needs_ids = needs_ids and bool(self.processors)
         """Whether some processor reads the prefix."""
 
     @classmethod
-    def of(cls, params: SamplingParams, prompt_length: int, end_ids: Sequence[int]) -> Law:
+    def of(
+        cls,
+        params: SamplingParams,
+        prompt_length: int,
+        end_ids: Sequence[int],
+        banned: Sequence[int] = (),
+    ) -> Law:
         """The law that transformers' `generate` would use for the same options."""
         p = params
         reading: list[Processor] = []  # these see the prefix
@@ -220,6 +229,7 @@ class Law:
             greedy=p.temperature == 0,
             lazy=bool(chosen) or p.logprobs,
             needs_ids=bool(reading),
+            banned=banned,
         )
 
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
@@ -227,9 +237,18 @@ class Law:
         # A copy: processors may write in place, and the raw row is also shown to drafters.
         exact = logits.dtype == torch.float64
         scores = logits[None].to(torch.float64 if exact else torch.float32, copy=True)
+        if self.banned:
+            scores[:, self.banned] = -math.inf
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]
         return scores
+
+    def best(self, logits: Tensor) -> Tensor:
+        """(N, V) raw logits → (N,) the greedy choice of each row, where there are no processors."""
+        if self.banned:
+            logits = logits.clone()
+            logits[:, self.banned] = -math.inf
+        return logits.argmax(-1)
 
     def probs(self, scores: Tensor) -> Tensor:
         """(1, V) scores → (V,) probabilities."""

@@ -89,6 +89,9 @@ class SDSAT(Drafter):
             return max(self.k, self.tree)
         return min(int(sum(accumulate(self.widths(), mul))), MOST)
 
+    def reach(self, width: int) -> int:
+        return min(self.k, width if self.passes == 2 else (width + 1) // 2)
+
     def widths(self) -> list[int]:
         """(k,) how many candidates each depth of the draft may try."""
         if self.tree is None:

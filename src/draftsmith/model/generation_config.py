@@ -11,7 +11,6 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
 )
 
 from draftsmith.core.sampling import Processor, forbid_end
@@ -48,12 +47,16 @@ def config_processors(
         "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
         "bad_words_ids": lambda words: NoBadWordsLogitsProcessor(words, ends or None),
         "min_length": lambda length: forbid_end(ends, length),
-        "suppress_tokens": lambda ids: SuppressTokensLogitsProcessor(ids, device=device),
         "begin_suppress_tokens": lambda ids: SuppressTokensAtBeginLogitsProcessor(
             ids, prompt_length, device=device
         ),
     }
     return [make(settings[name]) for name, make in makers.items() if settings.get(name)]
+
+
+def banned(settings: Mapping[str, Any], vocab_size: int) -> list[int]:
+    """Ids that no answer may have (`suppress_tokens`), such as SDSAT's adaptive tokens."""
+    return [i for i in settings.get("suppress_tokens") or () if 0 <= i < vocab_size]
 
 
 def not_applied(settings: Mapping[str, Any]) -> tuple[str, ...]:
