@@ -48,6 +48,7 @@ class Generation:
     attempts: int | None = None
     """None, as the next fields are, where transformers does not tell."""
     drafted: int | None = None
+    probes: int | None = None
     accepted: int = 0
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
@@ -80,6 +81,7 @@ class Generation:
             tokens=len(self.output_ids),
             attempts=self.attempts or 0,
             drafted=self.drafted or 0,
+            probes=self.probes or 0,
             accepted=self.accepted,
             drafted_by_depth=list(self.drafted_by_depth),
             accepted_by_depth=list(self.accepted_by_depth),

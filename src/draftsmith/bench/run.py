@@ -204,8 +204,8 @@ def _row(
 
 
 def _book(row: Generation, stats: dict[str, Any]) -> None:
-    for name in ("attempts", "drafted", "accepted", "drafted_by_depth", "accepted_by_depth",
-                 "by_source"):  # fmt: skip
+    for name in ("attempts", "drafted", "probes", "accepted", "drafted_by_depth",
+                 "accepted_by_depth", "by_source"):  # fmt: skip
         setattr(row, name, stats[name])
     row.phases = stats["seconds"]
 
