@@ -10,6 +10,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Chance, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model import ALGORITHMS, GUESSING, BoundDraftModel, DraftModel
 from draftsmith.drafters.translation import Pair
 from draftsmith.testing import ToyTarget, exact_law
@@ -51,6 +52,8 @@ def bound(
     ends: Sequence[int] = (),
     law: Any = None,
     seed: int = 5,
+    shape: Shape = "chain",
+    order: int = 1,
     **options: Any,
 ) -> BoundDraftModel:
     """`algorithm` between two toy vocabularies; the drafter model is a `ToyTarget`."""
@@ -66,9 +69,10 @@ def bound(
         confidence=options["confidence"],
         reproducible=options["reproducible"],
         source="draft_model",
+        psi=options.get("psi", "path"),
     )
     config = DraftModel("toy", algorithm=algorithm, **options)  # type: ignore[arg-type]
-    runner = ToyTarget(len(drafter), law, order=1, seed=seed, shape="chain")
+    runner = ToyTarget(len(drafter), law, order=order, seed=seed, shape=shape)
     guesses = config.reproducible or algorithm in GUESSING
     return BoundDraftModel(config, runner, ALGORITHMS[algorithm](pair), guesses, "")
 

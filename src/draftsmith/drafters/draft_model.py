@@ -21,8 +21,10 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts, Needs, Row, Target
 from draftsmith.drafters.options import at_least, one_of
+from draftsmith.drafters.slem import Bridge, StringMatch
+from draftsmith.drafters.slrs import StringRejection, rule_of
 from draftsmith.drafters.tli import TokenLevel, TokenMap
-from draftsmith.drafters.translation import Pair, Translation
+from draftsmith.drafters.translation import After, Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -37,10 +39,23 @@ def _token_level(pair: Pair, *, beyond: bool = False) -> Callable[[], Translatio
     return lambda: TokenLevel(maps)
 
 
+def _string_match(pair: Pair) -> Callable[[], Translation]:
+    bridge = Bridge(pair)
+    return lambda: StringMatch(pair, bridge)
+
+
+def _string_rejection(pair: Pair) -> Callable[[], Translation]:
+    bridge = Bridge(pair)
+    rule = rule_of(pair, bridge)
+    return lambda: StringRejection(pair, bridge, rule)
+
+
 ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
     "standard": _token_level,
     "union": lambda pair: _token_level(pair, beyond=True),
     "tli": _token_level,
+    "slem": _string_match,
+    "slrs": _string_rejection,
 }
 """Algorithm → what makes a new sequence's translation, once the pair is known."""
 
@@ -65,6 +80,8 @@ class DraftModel(Drafter):
     reproducible: bool = False
     """Draw target and draft with the same noise per position: the output no longer depends on the
     drafter, only on the seed."""
+    psi: Literal["path", "enumerate"] = "path"
+    """How `slrs` knows the law of its proposals: a walk over bytes, or by the paper's rule."""
     tokenizer: Any = None
     dtype: Any = None
     device: Any = None
@@ -75,6 +92,7 @@ class DraftModel(Drafter):
     def __post_init__(self) -> None:
         at_least(self, "tokens", 1)
         one_of(self, "algorithm", ("auto", *ALGORITHMS))
+        one_of(self, "psi", ("path", "enumerate"))
         if type(self.confidence) not in (int, float) or not 0 <= self.confidence <= 1:
             raise OptionError(
                 f"{self.name}: confidence={self.confidence!r} cannot work; give a probability "
@@ -160,6 +178,8 @@ class DraftModel(Drafter):
             confidence=self.confidence,
             reproducible=self.reproducible,
             source=self.name,
+            psi=self.psi,
+            context_length=loaded.context_length,
         )
 
     def _choose(self, pair: Pair) -> tuple[str, str]:
@@ -332,7 +352,8 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
             continue
         q = law.probs(law.scores(None, scores))
         token = translation.draw(q)
-        picks[i] = Pick(token, q, float(q[token]))
+        if token is not None:
+            picks[i] = Pick(token, q, float(q[token]))
     if greedy:
         stacked = torch.stack(list(greedy.values()))
         stacked = stacked if stacked.dtype == torch.float64 else stacked.float()
@@ -374,6 +395,7 @@ class _Sequence(DrafterState):
         else:
             runner.extend(self.row, ids)
         runner.prefill(self.row)
+        self.translation.after = After(runner, self.drafter.lock, self.row, tuple(ids))
         return True
 
     def _window(self, ids: Sequence[int]) -> Sequence[int]:

@@ -106,7 +106,7 @@ class TokenLevel(Translation):
     def scores(self, logits: Tensor) -> Tensor:
         return self.maps.mask(logits)
 
-    def draw(self, q: Tensor) -> int:
+    def draw(self, q: Tensor) -> int | None:
         if not self.pair.reproducible:
             return super().draw(q)
         ctx = self.context

@@ -5,16 +5,26 @@ T and D are the vocabularies of target and drafter, `V_T` and `V_D` the widths o
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Law, SamplingParams
+from draftsmith.core.target import Row, Target
 from draftsmith.text.vocab import Intersection, Vocabulary
+
+Ids = tuple[int, ...]
+"""Ids of the drafter."""
+
+_WIDEST = 256
+"""Most nodes of a pass that answers for several branches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +39,7 @@ class Pair:
     """D; None likewise."""
     ends: frozenset[int]
     """The drafter's ids that end a text."""
-    begins: tuple[int, ...]
+    begins: Ids
     """What the drafter's tokenizer puts before a text."""
     tokens: int
     """Most drafted tokens per step."""
@@ -38,6 +48,57 @@ class Pair:
     reproducible: bool
     source: str
     """The drafter's name in drafts."""
+    psi: Literal["path", "enumerate"] = "path"
+    """How `slrs` knows the law of its proposals."""
+    context_length: int | None = None
+    """Tokens that the drafter model can read; None: any number."""
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """The drafter model, asked about other continuations of a text than the one it drafted.
+
+    Serves one draft: until the sequence's next one begins.
+    """
+
+    runner: Target[Any]
+    lock: threading.Lock
+    """Held while the runner is used."""
+    row: Row
+    ids: Ids
+    """The text as the drafter model read it."""
+
+    def logits(self, before: Ids, branches: Sequence[Ids]) -> dict[Ids, Tensor]:
+        """(V_D,) logits after the text, the ids `before` and each prefix of each branch.
+
+        The empty prefix and the whole branch are among them.
+        """
+        found: dict[Ids, Tensor] = {}
+        with self.lock, torch.inference_mode():
+            self.runner.extend(self.row, self.ids)
+            self.runner.prefill(self.row)
+            for group in self._groups([(*before, *branch) for branch in branches]):
+                draft = Draft.trie(group, "after")
+                [output] = self.runner.forward([self.row], [draft])
+                paths: list[Ids] = [()]
+                for token, parent in zip(draft.tokens, draft.parents, strict=True):
+                    paths.append((*paths[parent + 1], token))
+                for path, logits in zip(paths, output.logits, strict=True):
+                    if path[: len(before)] == before:
+                        found[path[len(before) :]] = logits
+        return found
+
+    def _groups(self, branches: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
+        """Branches that share a pass; only one where the drafter model takes chains only."""
+        tree = self.runner.shape == "tree"
+        most = min(_WIDEST, self.runner.room(self.row)) if tree else 0
+        group: list[Ids] = []
+        for branch in sorted(branches):
+            if group and sum(map(len, group)) + len(branch) > most:
+                yield group
+                group = []
+            group.append(branch)
+        yield group
 
 
 class Translation(ABC):
@@ -49,6 +110,8 @@ class Translation(ABC):
 
     law: Law
     """How the drafter draws: greedy, or like the target, without what reads the text."""
+    after: After
+    """What the drafting loop gives it for the draft that begins."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -80,8 +143,11 @@ class Translation(ABC):
         They are masked before temperature, top-k and top-p. None ends the draft here.
         """
 
-    def draw(self, q: Tensor) -> int:
-        """A drafter token from the law q (V_D,); called where the target samples."""
+    def draw(self, q: Tensor) -> int | None:
+        """A drafter token from the law q (V_D,), None to end the draft without one.
+
+        Called where the target samples.
+        """
         return self.context.chance.draw(q)
 
     @abstractmethod

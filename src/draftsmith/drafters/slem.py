@@ -1,0 +1,226 @@
+"""SLEM: the drafter continues the text in its own tokens, the target's tokenizer reads them.
+
+Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies", algorithm 2, section 3.2. `docs/algorithms/slem.md` lays the algorithm
+beside this file.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import Law
+from draftsmith.drafters.translation import Pair, Translation
+from draftsmith.text.alignment import boundaries
+from draftsmith.text.vocab import Vocabulary, complete
+
+LOOK_BEHIND = 16
+"""Target tokens before the new ones that are tokenized again with them."""
+
+
+class Bridge:
+    """Text between two vocabularies, one pair's; shared by its sequences.
+
+    Text is bytes here, in runs between control tokens. A control token that both vocabularies have
+    is mapped; another one writes nothing.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        assert pair.target is not None  # bind() refuses
+        assert pair.drafter is not None
+        self.target, self.drafter = pair.target, pair.drafter
+        self._to_target: list[int] = pair.shared.to_target.tolist()
+        self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
+        special = self.drafter.special
+        mute = [not data and i not in special for i, data in enumerate(self.drafter.tokens)]
+        self.forbidden = torch.tensor(mute)
+        """(V_D,) True for ids that write nothing and control nothing."""
+
+    def target_text(self, token: int) -> bytes:
+        """What a target id writes to the drafter, in bytes; a shared control token its name."""
+        if self._to_drafter[token] >= 0 and token in self.target.special:
+            return b"\0" + self.target.special[token].encode()
+        return self.target.tokens[token] or b""
+
+    def drafter_text(self, token: int) -> bytes:
+        """What a drafter's id writes, in bytes; a control token its name."""
+        if token in self.drafter.special:
+            return b"\0" + self.drafter.special[token].encode()
+        return self.drafter.tokens[token] or b""
+
+    def to_drafter(self, ids: Sequence[int]) -> list[int]:
+        """The drafter's ids of a text of target `ids`."""
+        found: list[int] = []
+        for part in _parts(self.target, ids):
+            if isinstance(part, bytes):
+                # A tokenizer may know more tokens than the model has rows.
+                found += (i for i in self.drafter.encode(part) if i < self.drafter.size)
+            elif self._to_drafter[part] >= 0:
+                found.append(self._to_drafter[part])
+        return found
+
+    def to_target(self, before: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """The target's ids of what was `drafted` behind the committed ids `before`.
+
+        The draft ends before the bytes of an unfinished character, before a control token that the
+        target has not, and before an id that its logits have not.
+        """
+        found: list[int] = []
+        *_, last = (b"", *_parts(self.target, before))
+        context = last if isinstance(last, bytes) else b""
+        for part in _parts(self.drafter, drafted):
+            if isinstance(part, bytes):
+                text = complete(context + part)
+                found += beyond(self.target, context, text[len(context) :])
+            elif self._to_target[part] >= 0:
+                found.append(self._to_target[part])
+            else:
+                break
+            context = b""
+        inside = (i < self.target.size for i in found)
+        return found[: next((n for n, fits in enumerate(inside) if not fits), len(found))]
+
+
+def masked(logits: Tensor, forbidden: Tensor) -> Tensor:
+    """(V_D,) logits with -inf where `forbidden` (V_D,) is true: nothing there can be drawn."""
+    return logits.masked_fill(forbidden.to(logits.device), -math.inf)
+
+
+def beyond(vocabulary: Vocabulary, text: bytes, more: bytes) -> list[int]:
+    """Ids of `more`, as the tokenizer writes it behind `text`.
+
+    Both together are tokenized, and of this the tokens beyond `text` are taken; of one that lies
+    across its end the rest is tokenized alone. A tokenizer that rewrites its input is compared with
+    what it makes of `text`; where that does not begin what it makes of both, the longest overlap of
+    the two tokenizations counts (section 3.2).
+    """
+    old, new = vocabulary.encode(text), vocabulary.encode(text + more)
+    written, whole = vocabulary.bytes_of(old), vocabulary.bytes_of(new)
+    if not whole.startswith(written):
+        overlap = longest_overlap(old, new)
+        return new[overlap:] if overlap else vocabulary.encode(more)
+    stops = accumulate((len(vocabulary.tokens[i] or b"") for i in new), initial=0)
+    j, stop = next((j, stop) for j, stop in enumerate(stops) if stop >= len(written))
+    return vocabulary.encode(whole[len(written) : stop]) + new[j:]
+
+
+def longest_overlap(old: Sequence[int], new: Sequence[int]) -> int:
+    """Where in `new` the longest part ends that `old` ends with; the last place, 0 for none."""
+    for length in range(min(len(old), len(new)), 0, -1):
+        for end in range(len(new), length - 1, -1):
+            if new[end - length : end] == old[len(old) - length :]:
+                return end
+    return 0
+
+
+def _parts(vocabulary: Vocabulary, ids: Sequence[int]) -> Iterator[bytes | int]:
+    """What ids write, in one piece between control tokens, and the ids of these."""
+    run = b""
+    for i in ids:
+        if i in vocabulary.special:
+            if run:
+                yield run
+            yield i
+            run = b""
+        else:
+            run += vocabulary.tokens[i] or b""
+    if run:
+        yield run
+
+
+class StringMatch(Translation):
+    """One sequence drafted string by string: algorithm 2.
+
+    A draft is a guess, so the drafter says what it finds most probable, also where the target
+    samples: a guess x is accepted with probability p(x), and no law of guesses does better than
+    the best x. It drafts as many tokens as `tokens` of the target's take in this text.
+    """
+
+    def __init__(self, pair: Pair, bridge: Bridge) -> None:
+        super().__init__(pair)
+        self.bridge = bridge
+        self.ids: list[int] = []
+        """The drafter's ids of the text so far, and of the last draft."""
+        self.anchors: list[tuple[int, int]] = [(0, 0)]
+        """(t, d): the first t target ids are the first d of `ids`; in order, the last one is the
+        end of the text."""
+        self.limit = 0
+
+    def begin(self, ctx: Context) -> Sequence[int]:
+        ids = super().begin(ctx)
+        self.law = Law((), greedy=True)
+        return ids
+
+    @property
+    def reach(self) -> int:
+        return self.limit
+
+    def read(self, ctx: Context) -> Sequence[int]:
+        tokens = min(self.pair.tokens, ctx.budget, ctx.depth)
+        self.limit = 0
+        if tokens <= 0:
+            return ()
+        self.follow(ctx.ids)
+        self.start = len(self.ids)
+        self.limit = math.ceil(tokens * max(1.0, len(self.ids) / len(ctx.ids)))
+        if self.pair.context_length is not None:
+            self.limit = min(self.limit, self.pair.context_length // 2)
+        begins = self.pair.begins
+        return self.ids if tuple(self.ids[: len(begins)]) == begins else [*begins, *self.ids]
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Let `self.ids` be the text of the target's `ids`, changing as few of them as possible.
+
+        What is new is tokenized together with what stands before it. Where this and the old
+        tokenization meet last, the old one gives way: it has the last draft, too, so that the
+        drafter's cache serves as far as the draft was accepted.
+        """
+        bridge = self.bridge
+        t, d = self._anchor()
+        old, new = self.ids[d:], bridge.to_drafter(ids[t:])
+        drafted = [bridge.drafter_text(i) for i in old]
+        kept, known = boundaries(drafted, [bridge.drafter_text(i) for i in new])[-1]
+        self.ids[d + kept :] = new[known:]
+        target = [bridge.target_text(i) for i in ids[t:]]
+        found = boundaries(target, [*drafted[:kept], *map(bridge.drafter_text, new[known:])])
+        self.anchors = [a for a in self.anchors if a[0] < t]
+        self.anchors += ((t + i, d + j) for i, j in found)
+        if self.anchors[-1] != (len(ids), len(self.ids)):  # a tokenizer that rewrites its input
+            self.anchors.append((len(ids), len(self.ids)))
+
+    def _anchor(self) -> tuple[int, int]:
+        """The anchor nearest to LOOK_BEHIND target tokens before the end of what is known."""
+        wanted = self.anchors[-1][0] - LOOK_BEHIND
+        at = bisect(self.anchors, (wanted, 0), hi=len(self.anchors) - 1)
+        near = self.anchors[max(0, at - 1) : at + 1]
+        return min(near, key=lambda anchor: abs(anchor[0] - wanted))
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return masked(logits, self.bridge.forbidden)
+
+    def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
+        del q
+        self.ids.append(token)
+        drafted = len(self.ids) - self.start
+        return (
+            drafted < self.limit
+            and confidence >= self.pair.confidence
+            and token not in self.pair.ends
+        )
+
+    def draft(self) -> Draft:
+        before = self.context.ids[-LOOK_BEHIND:]
+        tokens = self.bridge.to_target(before, self.ids[self.start :]) if self.limit else []
+        return Draft.chain(tokens[: self.context.budget], self.pair.source)
+
+    def truncate(self, length: int) -> None:
+        while self.anchors[-1][0] > length:
+            self.anchors.pop()
