@@ -1,0 +1,353 @@
+"""Draft models that are real (tiny) models: what they are fed, what they refuse, who hosts them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from architectures import RECURRENT, VOCAB, build, prompt
+from draftsmith import accelerate
+from draftsmith.core.drafter import DrafterState
+from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.registry import parse
+from draftsmith.engine import Engine
+from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
+from draftsmith.model.runner import Runner
+from draftsmith.testing import check_drafter
+
+TEXTS = [
+    "def foo(x): return x + 1",
+    "the quick brown fox jumps over the lazy dog, hello world",
+    "the",
+    "tabs\tand\r\nline ends,   spaces, émojis 🦊 and 中文 text",
+]
+
+
+def engine(drafter: Any = "none", model: Any = None, **options: Any) -> Engine:
+    tokenizer = options.pop("tokenizer", tiny.tokenizer())
+    target = tiny.model() if model is None else model
+    return Engine.from_pretrained(
+        target, tokenizer=tokenizer, drafter=drafter, budget="drafter", **options
+    )
+
+
+def small(vocab: int = 300, **changes: Any) -> Any:
+    """A drafter with a tokenizer of another size."""
+    model = copy.deepcopy(tiny.model())
+    model.resize_token_embeddings(len(tiny.tokenizer(vocab)))
+    for name, value in changes.items():
+        setattr(model.config, name, value)
+    return model
+
+
+def drafters() -> dict[str, DraftModel]:
+    other = {"model": small(), "tokenizer": tiny.tokenizer(300), "confidence": 0}
+    own = {"model": tiny.model(), "tokenizer": tiny.tokenizer(), "confidence": 0}
+    return {
+        "itself": DraftModel(**own),
+        "shallower": DraftModel(**own | {"model": tiny.model(layers=1)}, tokens=3),
+        "union": DraftModel(**other, algorithm="union"),
+        "tli": DraftModel(**other, algorithm="tli"),
+        "confident": DraftModel(**other | {"confidence": 0.4}, algorithm="tli", tokens=9),
+    }
+
+
+@pytest.mark.parametrize("name", drafters())
+def test_greedy_answers_are_those_of_plain_decoding(name: str) -> None:
+    """Alone and in a ragged batch, whose rows leave at different times."""
+    plain, drafting = engine(), engine(drafters()[name])
+    expected = plain.generate(TEXTS, max_new_tokens=40)
+    for text, right in zip(TEXTS, expected, strict=True):
+        assert drafting.generate(text, max_new_tokens=40).tokens == right.tokens
+    drafting.max_batch = 3
+    found = drafting.generate(TEXTS, max_new_tokens=40)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    assert all(r.stats.by_source["draft_model"].drafted for r in found)
+
+
+def test_a_drafter_that_is_the_target_is_accepted_whole() -> None:
+    for options in ({}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}):
+        stats = engine(drafters()["itself"]).generate(TEXTS[0], max_new_tokens=48, **options).stats
+        assert stats.accepted == stats.drafted
+        assert stats.tokens_per_pass == 6 or stats.tokens < 48
+
+
+def test_the_reason_for_the_algorithm_is_told() -> None:
+    told = engine(drafters()["itself"]).generate("the", max_new_tokens=2).notices
+    assert any("standard" in n and "same vocabulary" in n for n in told)
+    other = DraftModel(small(), tokenizer=tiny.tokenizer(300))
+    told = engine(other).generate("the", max_new_tokens=2).notices
+    assert any("draft_model uses" in n for n in told)
+
+
+def test_reproducible_answers_do_not_depend_on_the_drafter() -> None:
+    answers = []
+    for name in ("itself", "tli"):
+        drafter = DraftModel(**vars(drafters()[name]) | {"reproducible": True})
+        answers.append(
+            engine(drafter).generate(TEXTS[0], max_new_tokens=40, temperature=1.0, seed=5)
+        )
+    drafter = DraftModel(tiny.model(), tokenizer=tiny.tokenizer(), reproducible=True)
+    plain = engine(drafter).generate(TEXTS[0], max_new_tokens=40, temperature=1.0, seed=5, budget=0)
+    assert answers[0].tokens == answers[1].tokens == plain.tokens
+    assert answers[0].stats.accepted == answers[0].stats.drafted
+    other = engine(drafter).generate(TEXTS[0], max_new_tokens=40, temperature=1.0, seed=6)
+    assert other.tokens != plain.tokens
+
+
+# ------------------------------------------------------------------------- the drafter's cache
+
+
+def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    found: list[tuple[torch.Tensor, torch.Tensor]] = runner._memory.cache.contents(
+        row.slot, row.cached
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", ["shallower", "tli"])
+def test_the_drafters_cache_equals_a_fresh_prefill(name: str) -> None:
+    """After every draft, whatever was accepted of the one before."""
+    serving = engine(drafters()[name])
+    bound: Any = serving.drafter
+    checked = 0
+    original = bound.draft
+
+    def checking(states: Any, contexts: Any) -> Any:
+        nonlocal checked
+        made = original(states, contexts)
+        for state in states:
+            row, runner = state.row, bound.runner
+            fresh: Any = Runner(runner.loaded)
+            again = fresh.open([*row.ids, 3])
+            fresh.prefill(again)
+            for ours, theirs in zip(contents(runner, row), contents(fresh, again), strict=True):
+                torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+            assert state.translation.ids == (row.ids + row.pending)[: len(state.translation.ids)]
+            checked += 1
+        return made
+
+    object.__setattr__(bound, "draft", checking)
+    serving.max_batch = 3
+    serving.generate(TEXTS, max_new_tokens=30)
+    assert checked > 20
+
+
+def test_rows_of_the_cache_are_given_back() -> None:
+    serving = engine(drafters()["tli"])
+    bound: Any = serving.drafter
+    rows = bound.runner._memory._rows
+    serving.generate(TEXTS, max_new_tokens=8)
+    stream = serving.stream("the", max_new_tokens=50)
+    for _ in range(5):
+        next(stream)
+    stream.close()
+    chat = serving.chat(max_new_tokens=12)
+    chat.send("hello world")
+    chat.send("the quick brown fox")  # the state follows the second turn
+    expected = engine().chat(max_new_tokens=12)
+    for message in ("hello world", "the quick brown fox"):
+        expected.send(message)
+    assert chat.messages == expected.messages
+    del chat  # nobody closes it
+    gc.collect()
+    serving.generate("the", max_new_tokens=8)
+    assert len(rows) <= 1
+
+
+def test_the_users_model_is_left_alone() -> None:
+    model = small()
+    before = copy.deepcopy(model.state_dict())
+    settings = model.config.to_dict(), model.generation_config.to_dict()
+    engine(DraftModel(model, tokenizer=tiny.tokenizer(300), algorithm="tli")).generate(
+        TEXTS[0], max_new_tokens=20, temperature=1.0
+    )
+    assert (model.config.to_dict(), model.generation_config.to_dict()) == settings
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert not [m for m in model.modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+# -------------------------------------------------------------------------------- bad inputs
+
+
+def test_a_drafter_without_tokenizer() -> None:
+    with pytest.raises(UnsupportedError, match=r"LlamaForCausalLM has no tokenizer.*tokenizer="):
+        engine(DraftModel(tiny.model()))
+    with pytest.raises(UnsupportedError, match="the target has no tokenizer"):
+        engine(DraftModel(tiny.model(), tokenizer=tiny.tokenizer()), tokenizer=None)
+    vouched = DraftModel(tiny.model(), algorithm="standard", confidence=0)
+    stats = engine(vouched).generate(TEXTS[0], max_new_tokens=12).stats
+    assert stats.accepted == stats.drafted
+
+
+def test_hidden_ends_of_the_drafter_end_the_draft() -> None:
+    """A generation config may name more ends than the tokenizer does."""
+    model = copy.deepcopy(tiny.model())
+    answer = engine().generate(TEXTS[0], max_new_tokens=30).tokens
+    model.generation_config.eos_token_id = [2, answer[2], 10_000]
+    drafter = DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0, tokens=8)
+    result = engine(drafter).generate(TEXTS[0], max_new_tokens=30)
+    assert result.tokens == answer
+    # It ends the draft, is accepted, and the answer goes on.
+    assert result.stats.accepted == result.stats.drafted
+    assert result.stats.accepted_by_depth[0] > result.stats.accepted_by_depth[3]
+
+
+def test_a_shorter_context_slides() -> None:
+    """The drafter reads the end of the text only, in a window that moves in strides."""
+    model = copy.deepcopy(tiny.model())
+    model.config.max_position_embeddings = 40
+    drafter = DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0)
+    serving = engine(drafter)
+    result = serving.generate(TEXTS[0], max_new_tokens=200)
+    assert result.tokens == engine().generate(TEXTS[0], max_new_tokens=200).tokens
+    assert len(result.tokens) == 200
+    assert result.stats.attempts >= result.stats.passes - 1
+    bound: Any = serving.drafter
+    state: Any = bound.open(None)
+    lengths, starts = [], set()
+    for length in range(1, 300):
+        window = state._window(range(length))
+        assert window[-1] == length - 1
+        lengths.append(len(window))
+        starts.add(window[0])
+    assert max(lengths) == 35
+    assert min(lengths[40:]) > 20
+    assert len(starts) < 30
+    with pytest.raises(OptionError, match="context of 40"):
+        engine(DraftModel(model, tokenizer=tiny.tokenizer(), tokens=40))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_drafters_work_or_say_why_not(name: str) -> None:
+    target = build("llama")
+    plain = Engine.from_pretrained(target, drafter="none")
+    drafter = DraftModel(build(name), algorithm="standard", confidence=0)
+    try:
+        serving = Engine.from_pretrained(target, drafter=drafter, budget="drafter")
+    except UnsupportedError as error:
+        assert name in ("mamba",) or "transformers" in str(error)  # noqa: PT017
+        assert "cannot draft" in str(error)  # noqa: PT017
+        return
+    result = serving.generate(prompt(20), max_new_tokens=24)
+    assert result.tokens == plain.generate(prompt(20), max_new_tokens=24).tokens
+    itself = Engine.from_pretrained(build(name), drafter=drafter, budget="drafter")
+    stats = itself.generate(prompt(20), max_new_tokens=24).stats
+    assert stats.accepted == stats.drafted > 0
+
+
+def test_vocabularies_may_be_padded_differently() -> None:
+    for extra in (-40, 40):
+        model = build("llama", vocab_size=VOCAB + extra)
+        drafter = DraftModel(model, algorithm="standard", confidence=0)
+        serving = Engine.from_pretrained(build("llama"), drafter=drafter, budget="drafter")
+        for options in ({}, {"temperature": 1.0}):
+            result = serving.generate(prompt(9), max_new_tokens=20, **options)
+            assert result.stats.drafted
+        assert serving.generate(prompt(9), max_new_tokens=20).tokens == (
+            Engine.from_pretrained(build("llama"), drafter="none")
+            .generate(prompt(9), max_new_tokens=20)
+            .tokens
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"tokens": 0}, OptionError, "tokens=0"),
+        ({"confidence": 1.5}, OptionError, "confidence=1.5"),
+        ({"confidence": True}, OptionError, "confidence=True"),
+        ({"algorithm": "best"}, OptionError, "algorithm='best'"),
+        ({"model": "./nowhere"}, LoadError, "no folder ./nowhere"),
+        ({"model": 7}, LoadError, "got int"),
+        ({"dtype": "float32"}, OptionError, "live model"),
+        ({"device": "cpu"}, OptionError, "live model"),
+        ({"model": "small", "algorithm": "standard"}, OptionError, "one vocabulary"),
+    ],
+)
+def test_bad_options_are_told_before_anything_runs(
+    options: dict[str, Any], error: type[DraftsmithError], match: str
+) -> None:
+    given = {"model": tiny.model(), "tokenizer": tiny.tokenizer()} | options
+    if given["model"] == "small":
+        given |= {"model": small(), "tokenizer": tiny.tokenizer(300)}
+    with pytest.raises(error, match=match):
+        engine(DraftModel(**given))
+
+
+def test_a_model_in_training_is_refused() -> None:
+    model = copy.deepcopy(tiny.model()).train()
+    with pytest.raises(OptionError, match="training mode"):
+        engine(DraftModel(model, tokenizer=tiny.tokenizer()))
+
+
+def test_an_unbound_drafter_says_so() -> None:
+    drafter = DraftModel("somewhere")
+    with pytest.raises(UnsupportedError, match="was not bound"):
+        drafter.open(None)  # type: ignore[arg-type]
+    assert str(drafter).startswith("draft_model(model='somewhere', tokens=5, confidence=0.4, ")
+    assert "model=LlamaForCausalLM" in str(DraftModel(tiny.model()))
+
+
+# ------------------------------------------------------------------------------------ hosts
+
+
+def test_the_contract() -> None:
+    """With an exact float64 model, so that laws can be enumerated to 1e-9."""
+    model = copy.deepcopy(build("llama", vocab_size=11)).double()
+    check_drafter(DraftModel(model, algorithm="standard", confidence=0, tokens=2), length=24)
+    check_drafter(DraftModel(model, algorithm="standard", tokens=3, reproducible=True), length=24)
+
+
+def test_rewinding() -> None:
+    serving = engine(drafters()["tli"])
+    bound: Any = serving.drafter
+    seen: list[DrafterState] = []
+    original = bound.open
+
+    def opening(ctx: Any) -> DrafterState:
+        seen.append(original(ctx))
+        return seen[-1]
+
+    object.__setattr__(bound, "open", opening)
+    call, params = serving.prepare({"max_new_tokens": 5})
+    ids = call.encode(TEXTS[0])
+    used = call.job(ids, params).session.context
+    fresh = call.job([*ids[:5], *ids[2:9]], params).session.context
+    used.budget = used.depth = fresh.budget = fresh.depth = 8
+    state = bound.open(used)
+    state.draft(used)
+    state.truncate(5)
+    used.ids = fresh.ids
+    assert state.draft(used) == bound.open(fresh).draft(fresh)
+
+
+def test_accelerate_and_the_registry() -> None:
+    model = copy.deepcopy(tiny.model())
+    ids = torch.tensor([tiny.tokenizer()(TEXTS[0])["input_ids"]])
+    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
+    drafter = DraftModel(small(), tokenizer=tiny.tokenizer(300), algorithm="tli", confidence=0)
+    with accelerate(model, drafter, budget=4, tokenizer=tiny.tokenizer()) as fast:
+        assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), expected)
+        assert fast.stats is not None
+        assert fast.stats.drafted
+        torch.manual_seed(0)
+        model.generate(ids, max_new_tokens=30, do_sample=True)
+        assert fast.stats.by_source["draft_model"].drafted
+    shared = DraftModel(**vars(drafter) | {"reproducible": True})
+    with accelerate(model, shared, budget=4, tokenizer=tiny.tokenizer()):
+        answers = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            answers += [model.generate(ids, max_new_tokens=30, do_sample=True) for _ in range(2)]
+    assert torch.equal(answers[0], answers[2])
+    assert not torch.equal(answers[0], answers[1])  # the seed moves on, as torch's does
+    assert not torch.equal(answers[0], answers[4])
+    assert parse("draft_model(model='edit-1m', tokens=3)") == DraftModel("edit-1m", tokens=3)
