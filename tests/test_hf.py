@@ -39,8 +39,15 @@ from transformers.generation.streamers import BaseStreamer
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.drafters.calibration import Calibration
 from draftsmith.errors import LoadError, OptionError, UnknownName
-from draftsmith.hf import Accelerated, NotAcceleratedWarning, accelerate, restore
+from draftsmith.hf import (
+    Accelerated,
+    CalibrationNotice,
+    NotAcceleratedWarning,
+    accelerate,
+    restore,
+)
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
 
@@ -734,6 +741,17 @@ def test_accelerate_draws_nothing(llama: Any) -> None:
     before = torch.get_rng_state()
     accelerate(llama).restore()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path))
+    model = make_llama()
+    model.config._name_or_path = "some/model"
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    Calibration("some/model", layers, heads, 1, (), {}, {}, prompts=7, tokens=9).save()
+    with pytest.warns(CalibrationNotice, match="layer 1 from its calibration on 7 prompts"):
+        accelerate(model, "pld_plus")
+    accelerate(model, "pld_plus(layer=2)")
 
 
 def test_unknown_names(llama: Any) -> None:

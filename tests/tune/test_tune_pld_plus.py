@@ -158,7 +158,9 @@ def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
         engine.generate(PROMPTS[0], drafter="pld_plus(rank=attention)")
 
 
-def test_the_command_saves_what_pld_plus_then_uses(tmp_path: Path, cache: Path) -> None:
+def test_the_command_saves_what_pld_plus_then_uses(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "tiny"
     tiny.model().save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
@@ -184,3 +186,7 @@ def test_the_command_saves_what_pld_plus_then_uses(tmp_path: Path, cache: Path) 
     assert known is not None
     result = engine.generate("the fox", max_new_tokens=3)
     assert any("from its calibration on 2 prompts" in notice for notice in result.notices)
+    monkeypatch.setattr(Plan, "attends", False)
+    ran = CliRunner().invoke(app, command)
+    assert "attention cannot be recorded" in " ".join(ran.stderr.split())
+    assert "heads" not in ran.stdout

@@ -83,7 +83,10 @@ def pld_plus(
     if json_:
         print(path.read_text(encoding="utf-8"), end="", flush=True)
     else:
-        show(found)
+        show(found, plan.attends)
+    if not plan.attends:
+        why = "; ".join(loaded.capabilities.reasons)
+        note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
     if notebook.recalled:
         note(f"{notebook.recalled} pieces of work were there from an earlier run")
     note(f"saved in {path}; pld_plus uses it from now on")
@@ -108,8 +111,8 @@ def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
     return found
 
 
-def show(found: Calibration) -> None:
-    """What was found, for a person."""
+def show(found: Calibration, attends: bool) -> None:
+    """What was found, for a person; `attends`: whether heads were looked at."""
     console = stdout()
     console.print(
         Text.assemble(
@@ -126,6 +129,8 @@ def show(found: Calibration) -> None:
             chosen = "  ← shortest within 1 % of the best" if int(K) == best else ""
             table.add_row(f"by {rank}, K={K}", f"{length:.2f}{chosen}")
     console.print(table)
+    if not attends:
+        return
     total = found.layers * found.heads_per_layer
     if not found.heads:
         console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")

@@ -64,6 +64,8 @@ class PldPlus(Drafter):
         if self.layer is not None:
             at_least(self, "layer", 1)
         self._check_heads()
+        if self.rank == "attention":  # an example, as above
+            object.__setattr__(self, "needs", Needs(attention_heads=((8, 0),)))
         if self.rank == "attention" and (self.threshold is not None or self.average > 1):
             raise OptionError("pld_plus: threshold and average compare states; use rank='hidden'")
         if self.threshold is not None and not -1 <= self.threshold <= 1:
