@@ -44,9 +44,15 @@ class ToyVocabulary(Vocabulary):
         return found
 
 
+def toy_vocabulary(tokens: Sequence[bytes | str | None]) -> ToyVocabulary:
+    """Of tokens in bytes, and control tokens by name."""
+    special = {i: name for i, name in enumerate(tokens) if isinstance(name, str)}
+    return ToyVocabulary([None if isinstance(t, str) else t for t in tokens], special)
+
+
 def bound(
-    target: Sequence[bytes | None],
-    drafter: Sequence[bytes | None],
+    target: Sequence[bytes | str | None],
+    drafter: Sequence[bytes | str | None],
     algorithm: str,
     *,
     ends: Sequence[int] = (),
@@ -58,7 +64,7 @@ def bound(
 ) -> BoundDraftModel:
     """`algorithm` between two toy vocabularies; the drafter model is a `ToyTarget`."""
     options = {"tokens": 2, "confidence": 0.0, "reproducible": False} | options
-    T, D = ToyVocabulary(list(target)), ToyVocabulary(list(drafter))  # noqa: N806
+    T, D = toy_vocabulary(target), toy_vocabulary(drafter)  # noqa: N806
     pair = Pair(
         intersect(T, D),
         T,

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-from pairs import PAIRS, SAMPLED, answer, bound, exact
+import itertools
+from collections.abc import Sequence
 
-from draftsmith.core.sampling import SamplingParams
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact
+from torch import Tensor
+
+from draftsmith.core.draft import LazyLaw
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.target import Shape
 from draftsmith.drafters import slrs
 from draftsmith.drafters.draft_model import BoundDraftModel
-from draftsmith.testing import ToyTarget, assert_same_law, enumerate_law
+from draftsmith.drafters.slem import masked
+from draftsmith.drafters.slrs import EnumeratedPsi, Rule, StringRejection, Walk
+from draftsmith.drafters.translation import Ids
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.testing import Enumerated, ToyTarget, assert_same_law, enumerate_law
 
 BYTES: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {
     "same": ([b"a", b"b", b"c"], [b"a", b"b", b"c"]),
@@ -57,3 +71,191 @@ def test_output_law_is_the_targets(name: str, psi: str, law: str) -> None:
     """Answers of one token cut the draft's second proposal off; longer ones go on after it."""
     for length in (1, 2):
         check(drafter_of(name, psi), LAWS[law], length, size_of(name, psi))
+
+
+@pytest.mark.parametrize(("name", "psi"), CASES)
+def test_law_with_confidence_and_end_rules(name: str, psi: str) -> None:
+    """Three proposals where the drafter is sure, one where it is not; its end is a token like any.
+
+    The second drafter has an end that the target has not, the third one that it has.
+    """
+    T, D = (BYTES if psi == "path" else PAIRS)[name]  # noqa: N806
+    check(drafter_of(name, psi, tokens=3, confidence=0.4), SAMPLED, 2, len(T))
+    for own in ("</s>", "<eos>"):
+        drafter = bound([*T, "</s>"], [*D, own], "slrs", psi=psi, ends=[len(D)], order=2)
+        check(drafter, SAMPLED, 2, len(T) + 1)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_law_where_branches_share_a_pass(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of ψ at once, on drafters that take trees and on those that take chains."""
+    monkeypatch.setattr(slrs.PathPsi, "draws", 0)
+    check(drafter_of("prefixes", "path", shape=shape), SAMPLED, 3, 4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    of_target=st.lists(st.text("ab", min_size=1, max_size=3), min_size=2, max_size=5, unique=True),
+    of_drafter=st.lists(st.text("ab", min_size=1, max_size=2), min_size=1, max_size=4, unique=True),
+    seed=st.integers(0, 100),
+    confidence=st.sampled_from([0.0, 0.5]),
+)
+def test_any_vocabularies_keep_the_law(
+    of_target: list[str], of_drafter: list[str], seed: int, confidence: float
+) -> None:
+    target = [token.encode() for token in of_target]
+    drafters = {"enumerate": [token.encode() for token in of_drafter], "path": [b"b", b"a"]}
+    for psi, tokens in drafters.items():
+        try:
+            drafter = bound(target, tokens, "slrs", psi=psi, seed=seed, confidence=confidence)
+        except UnsupportedError:
+            continue
+        check(drafter, SAMPLED, 2, len(target))
+
+
+# ------------------------------------------------------------------------------------- ψ itself
+
+
+def walked(drafter: BoundDraftModel, chance: Enumerated) -> tuple[Walk, LazyLaw]:
+    """One walk after the empty text, and the law that is stated for it."""
+    rule: Rule = drafter.translate().rule  # type: ignore[attr-defined]
+    runner = drafter.runner
+
+    def law(ids: Ids) -> Tensor:
+        logits = runner.logits((0, *ids))  # type: ignore[attr-defined]
+        return masked(logits, rule.forbidden).softmax(-1)
+
+    def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
+        return {b[:end]: law(b[:end]) for b in branches for end in range(len(b) + 1)}
+
+    walk = rule.walk()
+    while not walk.over:
+        walk.step(law(walk.ids), chance)
+    return walk, rule.law(walk, laws)
+
+
+@pytest.mark.parametrize(("name", "psi"), CASES)
+def test_psi_is_the_probability_of_the_proposal(name: str, psi: str) -> None:
+    """Of every token and of ⊥, by the frequencies of all walks; drafts that run past t count."""
+    drafter = drafter_of(name, psi, tokens=3)
+    tokens = range(size_of(name, psi))
+    laws: list[Tensor] = []
+
+    def proposed(chance: Enumerated) -> int | None:
+        walk, law = walked(drafter, chance)
+        laws.append(law.of(tokens))
+        return walk.token
+
+    found = enumerate_law(proposed)
+    stated: dict[int | None, float] = dict(enumerate(laws[0].tolist()))
+    stated[None] = 1 - sum(stated.values())
+    assert_same_law(found, stated)
+    assert all(torch.allclose(law, laws[0], atol=1e-12) for law in laws)
+    # Σ min(p, ψ), the acceptance, is at least Σ p·ψ, that of an exact match with the same draft.
+    for seed in range(10):
+        p = ToyTarget(len(tokens), order=1, seed=seed).law([0])
+        assert torch.minimum(p, laws[0]).sum() >= (p * laws[0]).sum()
+
+
+def test_acceptance_is_what_psi_says() -> None:
+    drafter = drafter_of("prefixes", "path", tokens=1)
+    target = ToyTarget(4, order=1, seed=1)
+
+    def accepted(chance: Enumerated) -> int:
+        return decoded(target, drafter, [0, 1], 2, chance).stats.accepted
+
+    def proposal(chance: Enumerated) -> Tensor:
+        context = Context([0, 1], 2, 4, SAMPLED, chance, budget=1, depth=1)
+        [draft] = drafter.draft([drafter.open(context)], [context])
+        return draft.proposals[-1].q.of(range(4))  # type: ignore[union-attr]
+
+    psi = proposal(Enumerated([]))
+    expected = float(torch.minimum(target.law([0, 1]), psi).sum())
+    assert enumerate_law(accepted)[1] == pytest.approx(expected, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------ broken variants
+
+
+class Dropping(StringRejection):
+    """The trap: a proposal is taken back for its value."""
+
+    def _book(self) -> bool:
+        walk = self.walk
+        going = super()._book()
+        if walk.probability < self.pair.confidence or walk.token in self.bridge.target.special:
+            self.walks.pop()
+        return going
+
+
+class ExactCovers(EnumeratedPsi):
+    """The trap: ψ(t) counts the drafts that spell t, and none that runs past it."""
+
+    def of(self, tokens: Sequence[int]) -> Tensor:
+        whole: dict[int, float] = {}
+        laws, reached = self.laws(list(self.rule.open)), {(): 1.0}
+        for ids, text in self.rule.open.items():
+            for i, more in enumerate(self.rule.texts):
+                weight = reached.get(ids, 0.0) * float(laws[ids][i])
+                reached[(*ids, i)] = weight
+                found = self.rule.lexicon.ids.get(text + (more or ""))
+                if found is not None and self.rule.decided((*ids, i), text + (more or "")):
+                    whole[found] = whole.get(found, 0.0) + weight
+        return torch.tensor([whole.get(t, 0.0) for t in tokens], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("psi", "ends", "confidence"),
+    [("path", (), 0.4), ("enumerate", (), 0.4), ("path", ("</s>",), 0.0)],
+)
+def test_a_proposal_dropped_for_its_value_is_noticed(
+    psi: str, ends: Sequence[str], confidence: float
+) -> None:
+    """Neither a doubtful token nor the drafter's end may vanish from the draft."""
+    T, D = ([*tokens, *ends] for tokens in BYTES["prefixes"])  # noqa: N806
+    right = bound(T, D, "slrs", psi=psi, order=2, confidence=confidence)
+    check(right, SAMPLED, 2, len(T))
+    sound = right.translate()
+    wrong = BoundDraftModel(
+        right.config,
+        right.runner,
+        lambda: Dropping(sound.pair, sound.bridge, sound.rule),  # type: ignore[attr-defined]
+        False,
+        "",
+    )
+    with pytest.raises(AssertionError, match="law differs"):
+        check(wrong, SAMPLED, 2, len(T))
+
+
+def test_counting_exact_covers_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = drafter_of("target inside", "enumerate")
+    check(drafter, SAMPLED, 2, 2)
+    monkeypatch.setattr(slrs, "EnumeratedPsi", ExactCovers)
+    with pytest.raises(AssertionError, match="law differs"):
+        check(drafter_of("target inside", "enumerate"), SAMPLED, 2, 2)
+
+
+# ---------------------------------------------------------------------------- pairs that cannot
+
+
+def test_pairs_that_cannot_work_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"single bytes, and this one has b'ab'"):
+        bound([b"a"], [b"a", b"ab"], "slrs")
+    with pytest.raises(UnsupportedError, match="spell no token"):
+        bound([b"a"], [b"b"], "slrs")
+    long = [bytes(pair) for pair in itertools.product(b"abcdefgh", repeat=6)]
+    with pytest.raises(UnsupportedError, match="more than 4096 forwards"):
+        bound(long, [bytes([b]) for b in b"abcdefgh"], "slrs", psi="enumerate", tokens=6)
+    with pytest.raises(OptionError, match="reproducible"):
+        bound([b"a"], [b"a"], "slrs", reproducible=True)
+
+
+def test_a_greedy_target_gets_the_drafts_of_slem() -> None:
+    T, D = BYTES["prefixes"]  # noqa: N806
+    target, greedy = ToyTarget(4, order=2, seed=3), SamplingParams()
+    answers = [
+        decoded(target, bound(T, D, algorithm, order=2), [0, 1], 20, Dice.seeded(0), greedy)
+        for algorithm in ("slem", "slrs")
+    ]
+    assert answers[0].ids == answers[1].ids
+    assert answers[0].stats.drafted == answers[1].stats.drafted > 0
