@@ -169,6 +169,22 @@ def min_p(p: float) -> Processor:
     return apply
 
 
+def without(scores: Tensor, ids: Sequence[int]) -> Tensor:
+    """(N, V) the scores with some ids at -inf; a copy if there are any."""
+    return (
+        scores.index_fill(-1, torch.tensor(ids, device=scores.device), -math.inf) if ids else scores
+    )
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """(N, V) → (N,) the first of the best ids of each row."""
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    # On a CPU torch's takes as long as a layer of a small model, above all in bfloat16.
+    exact = scores.dtype in (torch.float32, torch.float64)
+    return torch.from_numpy((scores if exact else scores.float()).numpy().argmax(-1))
+
+
 class Law:
     """The target's law at one node: processors in order, then arg-max or a draw.
 
@@ -237,18 +253,14 @@ class Law:
         # A copy: processors may write in place, and the raw row is also shown to drafters.
         exact = logits.dtype == torch.float64
         scores = logits[None].to(torch.float64 if exact else torch.float32, copy=True)
-        if self.banned:
-            scores[:, self.banned] = -math.inf
+        scores = without(scores, self.banned)
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]
         return scores
 
     def best(self, logits: Tensor) -> Tensor:
         """(N, V) raw logits → (N,) the greedy choice of each row, where there are no processors."""
-        if self.banned:
-            logits = logits.clone()
-            logits[:, self.banned] = -math.inf
-        return logits.argmax(-1)
+        return argmax(without(logits, self.banned))
 
     def probs(self, scores: Tensor) -> Tensor:
         """(1, V) scores → (V,) probabilities."""

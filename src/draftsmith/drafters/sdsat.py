@@ -16,11 +16,11 @@ from itertools import accumulate
 from operator import mul
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.sampling import argmax, without
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
@@ -146,14 +146,13 @@ class _Questions(DrafterState):
     def _guess(self, answers: Tensor, ctx: Context) -> Draft:
         """The draft y': at each depth the best token, or a tree of the best."""
         c, name = self.config, self.config.name
-        laws = answers[: ctx.depth].float()
-        laws[:, self.a] = -torch.inf
+        laws = without(answers[: ctx.depth], self.a)
         if c.tree is None:
             # With one pass half of the budget is for the questions.
             most = ctx.budget if c.passes == 2 else (ctx.budget + 1) // 2
-            return Draft.chain(laws[:most].argmax(-1).tolist(), name)
+            return Draft.chain(argmax(laws[:most]).tolist(), name)
         widths = c.widths()
-        law = (laws / (ctx.sampling.temperature or 1.0)).softmax(-1)
+        law = (laws.float() / (ctx.sampling.temperature or 1.0)).softmax(-1)
         p, ids = law.topk(min(max(widths), law.shape[-1]))
         most = min(c.tree, ctx.budget) if isinstance(c.tree, int) else ctx.budget
         ranks, parents = likeliest(p.tolist(), widths, most)
