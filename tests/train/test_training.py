@@ -114,21 +114,25 @@ def test_a_killed_training_ends_as_an_unbroken_one(
     assert [replace(row, seconds=0) for row in ours] == [replace(r, seconds=0) for r in theirs]
 
 
+def command(model: Path, texts: Texts, out: Path) -> list[str]:
+    """`RECIPE` and `OPTIONS` as a user types them, with a checkpoint after every step."""
+    return [
+        *("train", "sdsat", "-m", str(model), "-o", str(out)),
+        *("--texts", str(texts.paths[0]), "--held-out", str(texts.held_out[0])),
+        *("--length", "24", "--rows", "4", "--rows-per-pass", "4", "--steps", "12", "--L", "3"),
+        *("--infill", "0", "--float32", "--learning-rate", "1e-3"),
+        *("--final-learning-rate", "2e-4", "--add-token", "--cpu", "--save-every", "1"),
+        *("--threads", "1"),
+    ]
+
+
 @pytest.mark.slow
 def test_sigkill_at_random_moments(
     model: Path, texts: Texts, unbroken: Path, tmp_path: Path
 ) -> None:
     """The command itself, killed anywhere: in a step, or while a checkpoint is written."""
     out = tmp_path / "out"
-    command = [
-        *(sys.executable, "-m", "draftsmith.cli", "train", "sdsat", "-m", str(model)),
-        *("--texts", str(texts.paths[0]), "--held-out", str(texts.held_out[0]), "-o", str(out)),
-        *("--length", "24", "--rows", "4", "--rows-per-pass", "4", "--steps", "12", "--L", "3"),
-        *("--infill", "0", "--float32", "--learning-rate", "1e-3"),
-        *("--final-learning-rate", "2e-4", "--add-token", "--cpu", "--save-every", "1"),
-        *("--threads", "1"),
-    ]
-    code = f"from draftsmith.cli import main; main({command[3:]!r})"
+    code = f"from draftsmith.cli import main; main({command(model, texts, out)!r})"
     killed = 0
     while killed < 3:
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
@@ -143,6 +147,22 @@ def test_sigkill_at_random_moments(
         assert not (out / "config.json").exists(), "too late to kill it"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert_same(out, unbroken)
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    script = tmp_path / "script.py"
+    script.write_text(f"from draftsmith.cli import main; main({command(model, texts, out)!r})")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    done = subprocess.run([*launch, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("held-out loss") == 1, "only one of them reports"
+    ours, theirs = weights(out), weights(unbroken)
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_training_writes(unbroken: Path, model: Path) -> None:

@@ -205,8 +205,8 @@ def sdsat(
 ) -> None:  # fmt: skip
     """Train a model with semantic adaptive tokens (SDSAT). Goes on if interrupted.
 
-    Run it under `accelerate launch` for several devices. The folder holds the trained model, the
-    curves in training/, and in sdsat.json what decoding must know.
+    Run it under accelerate launch or torchrun for several devices. The folder holds the trained
+    model, the curves in training/, and in sdsat.json what decoding must know.
 
     [bold]Example[/bold]
 
@@ -236,8 +236,12 @@ def sdsat(
         except KeyboardInterrupt:
             note("give the same command again to go on from the newest checkpoint")
             raise
+        from accelerate import PartialState
+
         from draftsmith.model.load import read_tokenizer
 
+        if not PartialState().is_main_process:
+            return
         tokens = describe(trained.tokens, read_tokenizer(str(output), {}))
     if json_:
         typer.echo(json.dumps(asdict(trained) | {"folder": str(output)}))

@@ -87,7 +87,8 @@ def train(
     """Train the model of a hub id or folder, and write the result into a new folder.
 
     Goes on where an earlier training in the same folder was stopped; `follow` is told of every
-    step. Raises OptionError, LoadError, UnsupportedError; nothing that exists is overwritten.
+    step, in the process that leads where there are several. Raises OptionError, LoadError,
+    UnsupportedError; nothing that exists is overwritten.
     """
     options = options or Options()
     check_installed()
@@ -207,11 +208,12 @@ class Trainer:
                         with kept_whole(self.run.training):
                             curves.flush()
                         self.run.save(step, seconds, self.weights, self.adamw)
-                follow(row)
+                    follow(row)
         tokens, after, depths = self.trainable.tokens, self._standard_loss(), self._depths()
         trained = Trained(self.run.folder, tokens, step, before, after, depths)
         if leads:
             self.run.finish(self._save, trained.measured())
+        self.accelerator.wait_for_everyone()
         return trained
 
     def _step(self, step: int) -> Row:
