@@ -276,8 +276,11 @@ def test_questions_go_where_drafts_end() -> None:
     assert questions([0.5, 0.5, 0.5], 1, 4, 99) == [2, 2]
 
 
+TWENTIETHS = st.integers(0, 20).map(lambda i: i / 20)
+
+
 @given(
-    p=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4), min_size=1, max_size=4),
+    p=st.lists(st.lists(TWENTIETHS, min_size=1, max_size=4), min_size=1, max_size=4),
     nodes=st.integers(0, 30),
 )
 def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
