@@ -310,7 +310,8 @@ class Call:
         if width == 0:
             return FixedBudget(0)
         if self.budget == "auto":
-            return AutoBudget(self.engine.cost, width, reach=self.drafter.reach)
+            cost, drafter = self.engine.cost, self.drafter
+            return AutoBudget(cost, width, reach=drafter.reach, drafter=drafter)
         return FixedBudget(width if self.budget == "drafter" else self.budget)
 
 

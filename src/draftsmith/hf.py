@@ -266,7 +266,8 @@ class Accelerated:
     def _options(self, device: torch.device, index: int) -> dict[str, Any]:
         """What a session is told about drafting."""
         fixed, drafter = self.budget, self.drafter
-        auto = AutoBudget(self._cost, drafter.preferred_width(), reach=drafter.reach)
+        width = drafter.preferred_width()
+        auto = AutoBudget(self._cost, width, reach=drafter.reach, drafter=drafter)
         return {
             "drafter": drafter,
             "needs": self.needs,

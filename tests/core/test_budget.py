@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from draftsmith.core.budget import LADDER, AutoBudget, CostCurve
 
 
@@ -121,3 +123,27 @@ def test_batch_sizes_have_their_own_curves() -> None:
     cost = curve(0.5)
     cost.rows = 4
     assert not cost.knows_plain
+
+
+def test_drafting_time_counts() -> None:
+    """What a draft model spends per token is weighed like a wider pass."""
+    cost = curve(0.0)
+    cost.record_draft("slow", 4, 99.0)  # the first one reads the prompt: not believed
+    assert cost.drafting("slow", 4) == 0
+    for _ in range(3):
+        cost.record_draft("slow", 4, 4 * 0.5)
+    assert cost.drafting("slow", 4) == pytest.approx(2)
+    assert cost.drafting("slow", 2) == pytest.approx(1)  # in proportion below,
+    assert cost.drafting("slow", 8) == pytest.approx(2)  # not guessed above
+    assert cost.drafting("quick", 4) == 0
+    for _ in range(3):
+        cost.record_draft("slow", 8, 8 * 0.5)
+    assert cost.drafting("slow", 6) == pytest.approx(3)
+
+    def widths(drafter: str) -> list[int]:
+        return learn(AutoBudget(cost, ceiling=8, drafter=drafter), 0.6, 60)[-10:]
+
+    assert max(widths("quick")) == 8
+    assert max(widths("slow")) == 1
+    cost.rows = 2
+    assert cost.drafting("slow", 4) == 0  # another batch size, other costs

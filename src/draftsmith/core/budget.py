@@ -2,12 +2,13 @@
 
 The automatic budget keeps a promise: never much slower than plain decoding, however bad the
 drafts. It weighs what a wider pass costs on this very machine, as measured on the passes so far,
-against how many tokens drafts of that width have been getting accepted lately.
+and what drafting costs, against how many tokens drafts of that width have been getting accepted
+lately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -44,6 +45,7 @@ class CostCurve:
         self.rows = 1
         """Sequences per pass; every batch size has its own curve."""
         self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
+        self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
 
     @property
     def knows_plain(self) -> bool:
@@ -53,16 +55,23 @@ class CostCurve:
     def record(self, width: int, seconds: float) -> None:
         """One pass whose widest draft had `width` nodes took `seconds`."""
         key = (self.rows, rung_for(width))
-        old, count = self._seconds.get(key, (seconds, 0))
+        self._seconds[key] = self._learn(self._seconds.get(key), seconds)
+
+    def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
+        """`drafter`, allowed `width` nodes, took `seconds` to draft for all rows."""
+        times = self._drafting.setdefault((drafter, self.rows), {})
+        times[width] = self._learn(times.get(width), seconds)
+
+    def _learn(self, known: tuple[float, int] | None, seconds: float) -> tuple[float, int]:
+        """The seconds to expect after one more time, and how many times that makes."""
+        old, count = known or (seconds, 0)
         if count < SETTLING:
             # The first passes of a width are slow (warming up, compiling). Were they remembered,
             # the width would look dear, not be chosen again, and never be set right.
-            learnt = min(old, seconds)
-        else:
-            # A pass interrupted by other work on the machine is no news about its cost.
-            old = min(old, 2 * seconds)
-            learnt = old + self.smoothing * (min(seconds, 2 * old) - old)
-        self._seconds[key] = (learnt, count + 1)
+            return min(old, seconds), count + 1
+        # A pass interrupted by other work on the machine is no news about its cost.
+        old = min(old, 2 * seconds)
+        return old + self.smoothing * (min(seconds, 2 * old) - old), count + 1
 
     def relative(self, width: int) -> float:
         """Cost of a pass with `width` draft nodes, in plain passes; rises with the width."""
@@ -80,6 +89,26 @@ class CostCurve:
             below, cost = rung, measured
         slope = max(self.prior_slope, (cost - 1) / below if below else 0.0)
         return cost + slope * (width - below)
+
+    def drafting(self, drafter: Hashable, width: int) -> float:
+        """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
+
+        Wider than measured it is thought to cost no more: trying corrects that. A first draft says
+        nothing, because a draft model reads the prompt for it.
+        """
+        times = self._drafting.get((drafter, self.rows), {})
+        if not self.knows_plain:
+            return 0.0
+        below, cost = 0, 0.0
+        for measured, (seconds, count) in sorted(times.items()):
+            if count < 2:
+                continue
+            seconds = max(cost, seconds)
+            if measured >= width:
+                cost += (seconds - cost) * (width - below) / (measured - below)
+                break
+            below, cost = measured, seconds
+        return cost / self._seconds[self.rows, 0][0]
 
 
 class Budget(Protocol):
@@ -125,8 +154,13 @@ class AutoBudget:
         ceiling: int = LADDER[-1],
         smoothing: float = 0.2,
         reach: Callable[[int], int] = int,
+        drafter: Hashable = None,
     ) -> None:
-        """`reach`: how deep the drafter's drafts of so many nodes go (`Drafter.reach`)."""
+        """`reach`: how deep the drafter's drafts of so many nodes go (`Drafter.reach`).
+
+        `drafter`: whose drafting time counts; None: nobody's.
+        """
+        self.drafter = drafter
         self.cost = cost
         self.ceiling = ceiling
         self.smoothing = smoothing
@@ -150,7 +184,8 @@ class AutoBudget:
         best, best_rate = 0, 1.0
         for rung in LADDER:
             width = min(rung, self.ceiling)
-            rate = (1 + self.expected(self.reach(width))) / self.cost.relative(width)
+            cost = self.cost.relative(width) + self.cost.drafting(self.drafter, width)
+            rate = (1 + self.expected(self.reach(width))) / cost
             if rate > best_rate * 1.01:
                 best, best_rate = width, rate
         return best

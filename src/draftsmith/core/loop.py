@@ -64,6 +64,8 @@ def step(
         learn(session, draft, output, verdict)
     if cost is not None and usual:
         cost.record(max(map(len, drafts)), passed - drafted)
+    if cost is not None:
+        _record_draft(sessions, cost, drafted - begin)
     end = perf_counter()
 
     for session in sessions:
@@ -76,6 +78,14 @@ def step(
         Step(verdict.tokens, sources(draft, verdict), draft.size, end - begin)
         for draft, verdict in zip(drafts, verdicts, strict=True)
     ]
+
+
+def _record_draft(sessions: Sequence[Session], cost: CostCurve, seconds: float) -> None:
+    """Book what drafting took, where it was one drafter's doing."""
+    drafters = {session.drafter for session in sessions}
+    width = max(session.context.budget for session in sessions)
+    if len(drafters) == 1 and width:
+        cost.record_draft(drafters.pop(), width, seconds)
 
 
 def propose(sessions: Sequence[Session], target: Target[Any]) -> list[Draft]:
