@@ -376,6 +376,13 @@ def test_a_damaged_checkpoint(model: Path, texts: Texts, tmp_path: Path) -> None
         train(str(model), RECIPE, texts, out, OPTIONS)
 
 
+def test_a_diverging_training_stops(model: Path, texts: Texts, tmp_path: Path) -> None:
+    wild = replace(RECIPE, learning_rate=1e30, warmup=0.0)
+    with pytest.raises(OptionError, match=r"the loss of step \d+ is (nan|inf): .* diverged"):
+        train(str(model), wild, texts, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
 def test_nothing_is_overwritten(model: Path, texts: Texts, unbroken: Path, tmp_path: Path) -> None:
     there = snapshot(unbroken)
     with pytest.raises(OptionError, match="holds a model already"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from draftsmith.corpus.files import write_whole
 from draftsmith.errors import LoadError
 
 
@@ -30,6 +32,7 @@ class Row:
     """Standard-token loss on held-out text, where it was measured."""
 
 
+_COLUMNS = [f.name for f in fields(Row)]
 CURVES = ("loss", "standard", "adaptive", "held_out")
 
 
@@ -41,10 +44,13 @@ class Curves:
 
         self.folder = folder
         self.rows = [row for row in read(folder) if row.step <= step]
-        self._file = (folder / "log.csv").open("w", newline="", encoding="utf-8")
-        self._csv = csv.DictWriter(self._file, [f.name for f in fields(Row)])
-        self._csv.writeheader()
-        self._csv.writerows(map(asdict, self.rows))
+        kept = io.StringIO()
+        before = csv.DictWriter(kept, _COLUMNS)
+        before.writeheader()
+        before.writerows(map(asdict, self.rows))
+        write_whole(folder / "log.csv", kept.getvalue())
+        self._file = (folder / "log.csv").open("a", newline="", encoding="utf-8")
+        self._csv = csv.DictWriter(self._file, _COLUMNS)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def add(self, row: Row) -> None:

@@ -7,6 +7,7 @@ checkpoint holds weights and optimizer in full, so a killed training ends as an 
 from __future__ import annotations
 
 import importlib.util
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -235,10 +236,15 @@ class Trainer:
                 # Processes average their gradients, and a step's loss is a sum over its rows.
                 accelerator.backward(loss.total * accelerator.num_processes)
             sums += torch.stack([loss.total.detach(), loss.standard, loss.adaptive])
+        total, standard, adaptive = accelerator.reduce(sums, "sum").tolist()
+        if not math.isfinite(total):
+            raise OptionError(
+                f"the loss of step {step + 1} is {total}: the training diverged; lower "
+                f"learning_rate={recipe.learning_rate}, or compute in float32"
+            )
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), recipe.clip)
         self.adamw.step()
         self.adamw.zero_grad()
-        total, standard, adaptive = accelerator.reduce(sums, "sum").tolist()
         replaced = counts.replaced
         mixed_only = recipe.objective == "basic"
         plain = counts.positions - (replaced if mixed_only else 0)
