@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import tiny
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+import tiny
 from draftsmith.errors import LoadError, UnsupportedError
 from draftsmith.text.vocab import ByteDecoder, Vocabulary, complete, intersect
 
@@ -134,6 +134,20 @@ def test_encoding_gives_the_bytes_back(kind: str, text: str | bytes) -> None:
     vocabulary = table(trained(kind))
     expected = text.encode() if isinstance(text, str) else text
     assert vocabulary.bytes_of(vocabulary.encode(text)) == expected
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2"])
+def test_real_encodings_give_the_bytes_back(name: str, shared_data: Path) -> None:
+    vocabulary = table(real(name, shared_data))
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.one_of(st.text(), st.text("a \t\r\n<|>s/é日🙂")))
+    def check(text: str) -> None:
+        if name in ("llama2", "mistral-v1"):
+            text = text.replace("▁", " ")  # which is a space to them
+        assert vocabulary.bytes_of(vocabulary.encode(text)) == text.encode()
+
+    check()
 
 
 def test_special_names_in_a_text_stay_text() -> None:

@@ -22,6 +22,7 @@ from draftsmith.cli import (
     run,
     train,
     tune,
+    vocab,
 )
 from draftsmith.cli.options import grouped
 from draftsmith.cli.report import Reporting
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, run.run, chat.chat, drafters.drafters, doctor.doctor):
+for command in (demo.demo, run.run, chat.chat, drafters.drafters, vocab.vocab, doctor.doctor):
     app.command()(grouped(command))
 for measuring in (bench_run.run, bench_report.report, bench_run.half):
     bench.bench.command()(grouped(measuring))

@@ -75,6 +75,11 @@ class Vocabulary:
                 found.setdefault(data, i)
         return found
 
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.ids), default=0)
+
     def bytes_of(self, ids: Sequence[int]) -> bytes:
         """What ids write in the middle of a text; special tokens and padding write nothing."""
         return b"".join(self.tokens[i] or b"" for i in ids)

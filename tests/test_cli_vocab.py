@@ -1,0 +1,102 @@
+"""`draftsmith vocab` as its users type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, normalizers
+from typer.testing import CliRunner
+
+import tiny
+from draftsmith.cli import app
+
+
+def call(*args: object, text: str | None = None) -> Any:
+    return CliRunner().invoke(app, ["vocab", *map(str, args)], input=text)
+
+
+def shown(*args: object, text: str | None = None) -> str:
+    result = call(*args, text=text)
+    assert result.exit_code == 0, result.output
+    output: str = result.stdout
+    return output
+
+
+def fails(*args: object, text: str | None = None) -> str:
+    """The one line of a command that is given what it cannot use."""
+    result = call(*args, text=text)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines: list[str] = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tiny")
+    tiny.tokenizer().save_pretrained(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def lowering(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = Tokenizer.from_str(tiny.tokenizer().backend_tokenizer.to_str())
+    made.normalizer = normalizers.Lowercase()
+    path = tmp_path_factory.mktemp("lowering") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def test_the_same_vocabulary_needs_no_translation(folder: Path) -> None:
+    found = shown(folder, folder / "tokenizer.json")
+    assert "Use draft_model(…, algorithm='standard'): the two vocabularies are the same." in found
+    assert "yes (0/31)" in found
+
+
+def test_a_built_in_model_goes_by_its_name(folder: Path) -> None:
+    found = shown("edit-7m", folder)
+    assert found.splitlines()[1].split()[:3] == ["edit-7m", "8,192", "42"]
+    assert f"edit-7m ← {folder.name}" in found
+
+
+def test_changed_texts_are_shown(folder: Path, lowering: Path) -> None:
+    text = lowering.parent / "text.txt"
+    text.write_text("plain Text and\tmore\n")
+    found = shown(folder, lowering, text)
+    assert "no (1/1)" in found
+    assert "lowering0 changes 'Text and\\tmore\\n' into 'text and\\tmore\\n'." in found
+
+
+def test_text_comes_from_standard_input_too(folder: Path) -> None:
+    found = json.loads(shown(folder, folder, "-", "--json", text="hello world"))
+    tokens = len(tiny.tokenizer()("hello world")["input_ids"])
+    about = found["tokenizers"][str(folder)]
+    assert about["tokens_per_character"] == tokens / len("hello world")
+    assert about["tokens"] == len(tiny.tokenizer())
+    (pair,) = found["pairs"]
+    assert pair["same"]
+    assert pair["of_target"] == pair["of_drafter_text"] == 1
+
+
+def test_every_pair_of_more_than_two(folder: Path, lowering: Path) -> None:
+    found = json.loads(shown(folder, lowering, "--also", "edit-7m", "--json"))
+    assert len(found["tokenizers"]) == 3
+    assert len(found["pairs"]) == 6
+    table = shown(folder, lowering, "--also", "edit-7m")
+    assert table.count("←") == 1 + 6
+    assert "Use draft_model" not in table
+
+
+def test_bad_input_is_named(folder: Path, tmp_path: Path) -> None:
+    assert "neither tokenizer_config.json nor tokenizer.json" in fails(folder, tmp_path)
+    (tmp_path / "broken.json").write_text("{}")
+    assert "cannot be read as a tokenizer" in fails(folder, tmp_path / "broken.json")
+    assert "cannot read" in fails(folder, folder, tmp_path / "absent.txt")
+    assert "is empty" in fails(folder, folder, "-", text="")
+    (tmp_path / "image.txt").write_bytes(b"\x89PNG\xff")
+    assert "not UTF-8" in fails(folder, folder, tmp_path / "image.txt")
+    assert "has no tokenizer" in fails(folder, tmp_path / "no" / "such" / "model")
