@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from benchmarks.vocabularies import NAMES, PAPER, Named, articles, injectivity, overlaps
+from benchmarks.vocabularies import NAMES, PAPER, Named, articles, injectivity, overlaps, seconds
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import tiny
@@ -114,6 +115,12 @@ def test_where_llama_2_really_is_not_injective(named: dict[str, Named]) -> None:
     assert llama2.returns_inside(" a")
     assert not llama2.returns("a▁b")
     assert not llama2.returns_inside("a▁b")
+
+
+@pytest.mark.slow
+def test_the_largest_pair_takes_under_three_seconds(shared_data: Path) -> None:
+    """Of the processor's time, since other tests may run beside this one."""
+    assert seconds(shared_data, time.process_time) < 3
 
 
 @pytest.mark.slow

@@ -174,6 +174,13 @@ def test_padded_rows_write_nothing() -> None:
     assert intersect(vocabulary, Vocabulary.of(tokenizer)).same
 
 
+def test_a_tokenizer_may_know_more_than_the_model() -> None:
+    vocabulary = Vocabulary.of(tiny.tokenizer(), 259)  # special tokens and bytes
+    ids = vocabulary.encode("the fox")
+    assert max(ids) >= vocabulary.size == 259
+    assert vocabulary.bytes_of([*ids, *map(vocabulary.ids.__getitem__, (b"a", b"b"))]) == b"ab"
+
+
 def test_a_table_is_made_once_and_again_when_tokens_are_added() -> None:
     made = PreTrainedTokenizerFast(tokenizer_object=trained("byte-level"))
     first = Vocabulary.of(made, 400)

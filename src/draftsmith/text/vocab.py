@@ -81,8 +81,12 @@ class Vocabulary:
         return max(map(len, self.ids), default=0)
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        """What ids write in the middle of a text; special tokens and padding write nothing."""
-        return b"".join(self.tokens[i] or b"" for i in ids)
+        """What ids write in the middle of a text; special tokens and padding write nothing.
+
+        Nor do ids beyond the table, which a tokenizer has that knows more than its model.
+        """
+        size = self.size
+        return b"".join(self.tokens[i] or b"" for i in ids if i < size)
 
     def opening(self, token: int) -> bytes:
         """What an id writes at the very beginning of a text."""
