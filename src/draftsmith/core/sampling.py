@@ -294,6 +294,8 @@ class Dice:
         return cls(generator)
 
     def draw(self, p: Tensor) -> int:
+        if self.generator is not None:  # a drafter may live on another device than the target
+            p = p.to(self.generator.device)
         # Shaped like transformers' call, so that the same seed gives the same token.
         return int(torch.multinomial(p[None], 1, generator=self.generator))
 

@@ -29,6 +29,7 @@ from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
+from draftsmith.text.comparison import Comparison, Usage
 from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
@@ -185,7 +186,6 @@ class DraftModel(Drafter):
     def _choose(self, pair: Pair) -> tuple[str, str]:
         """The algorithm, and the reason in a sentence; raises OptionError if it cannot work."""
         shared, name = pair.shared, _shown(self.model)
-        of_target = len(pair.shared.to_target)
         if self.algorithm == "standard":
             if not shared.same:
                 raise OptionError(
@@ -200,9 +200,14 @@ class DraftModel(Drafter):
             )
         if self.algorithm != "auto":
             return self.algorithm, ""
-        if shared.same:
-            return "standard", f"draft_model uses standard: {name} has the same vocabulary"
-        return "tli", f"draft_model uses tli: {name} shares {shared.size} of {of_target} tokens"
+        assert pair.target is not None  # else `_pair` has refused
+        assert pair.drafter is not None
+        # By the text that `draftsmith vocab` takes, too, so that both say the same.
+        sample = "\n".join(builtin.demo())
+        found, why = Comparison(Usage(pair.target, sample), Usage(pair.drafter, sample)).advice
+        if found == "slrs" and self.reproducible:
+            found, why = "slem", "its drafts can be reproducible, those of slrs cannot"
+        return found, f"{self.name} uses {found} with {name}: {why}"
 
 
 def _shown(value: Any) -> str:

@@ -75,7 +75,10 @@ class TokenMap:
     def _spell(self, token: int) -> list[int]:
         target, drafter = self.pair.target, self.pair.drafter
         data = None if target is None else target.tokens[token]
-        return [] if data is None or drafter is None else drafter.encode(data)
+        if data is None or drafter is None:
+            return []
+        # A tokenizer may know more tokens than the model has rows.
+        return [i for i in drafter.encode(data) if i < drafter.size]
 
 
 class TokenLevel(Translation):
