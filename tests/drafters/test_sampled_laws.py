@@ -1,0 +1,47 @@
+"""Draws from real tiny models against the exact law of the first two tokens."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.sampled_laws import (
+    chi_square,
+    distance,
+    drafters,
+    drawn,
+    exact_law,
+    model,
+    prompt,
+    tokenizer,
+)
+from torch import Tensor
+
+from draftsmith.drafters.tli import TokenLevel
+
+DRAWS = 20_000
+
+
+def test_the_exact_law_is_one() -> None:
+    law = exact_law(model("target", 1), prompt())
+    assert sum(law.values()) == pytest.approx(1)
+    assert len(law) == 73  # 8 first tokens with 9 second ones each, and the end at once
+    assert len(tokenizer("target")) != len(tokenizer("drafter"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", drafters())
+def test_answers_follow_the_targets_law(name: str) -> None:
+    found = drawn(drafters()[name], DRAWS)
+    law = exact_law(model("target", 1), prompt())
+    assert chi_square(found, law) > 0.001, distance(found, law)
+
+
+@pytest.mark.slow
+def test_a_loop_that_drops_the_drafters_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = TokenLevel.take
+
+    def dropping(self: TokenLevel, token: int, q: Tensor | None, confidence: float) -> bool:
+        return token not in self.pair.ends and take(self, token, q, confidence)
+
+    monkeypatch.setattr(TokenLevel, "take", dropping)
+    law = exact_law(model("target", 1), prompt())
+    assert chi_square(drawn(drafters()["tli"], DRAWS), law) < 0.001
