@@ -4,7 +4,8 @@
     python -m benchmarks.taps --runs 5   # quicker, wider intervals
 
 A random Llama of 100M parameters in bfloat16; sessions with the same context take their steps in
-turn: one without taps, one with the states of one layer, one with 50 attention heads of all layers.
+turn: one without taps, one with the states of one layer, some with 50 attention heads of all
+layers, asked for as many positions as PLD+ has candidates, or for all.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
 
 HEADS = 50
+CANDIDATES = (30, 300)
 
 
 def spread(layers: int, heads: int, count: int) -> tuple[tuple[int, int], ...]:
@@ -39,15 +41,27 @@ def spread(layers: int, heads: int, count: int) -> tuple[tuple[int, int], ...]:
     return tuple(every[i * len(every) // count] for i in range(count))
 
 
-def session(model: LoadedModel, needs: Needs, context: int, width: int) -> tuple[Session, Runner]:
-    """A started session with `context` cached tokens that drafts `width` random tokens a step."""
+def session(
+    model: LoadedModel, needs: Needs, context: int, width: int, asked: int = 0
+) -> tuple[Session, Runner]:
+    """A started session with `context` cached tokens that drafts `width` random tokens a step.
+
+    Before it drafts it asks for the attention at so many positions.
+    """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(10, 30_000, (context + 1,), generator=generator).tolist()
     drafts = torch.randint(10, 30_000, (width,), generator=generator).tolist()
+    positions = torch.randperm(context, generator=generator)[:asked]
+
+    def draft(ctx: Context) -> Draft:
+        if ctx.attention is not None:
+            ctx.attention(positions).amax(0)
+        return Draft.chain(drafts[: ctx.budget], "scripted")
+
     runner = Runner(model)
     made = Session(
         ids,
-        drafter=Scripted(lambda ctx: Draft.chain(drafts[: ctx.budget], "scripted")),
+        drafter=Scripted(draft),
         budget=FixedBudget(width),
         law=Law((), greedy=True),
         chance=Dice.seeded(0),
@@ -63,17 +77,18 @@ def step_cost(model: LoadedModel, context: int, width: int, runs: int) -> None:
     """Print what a step costs with taps, in steps without."""
     facts = model.facts
     layer = PldPlus().needs_of(facts).hidden_layer
-    wanted = {
-        f"states of layer {layer}": Needs(hidden_layer=layer),
-        f"{HEADS} heads": Needs(attention_heads=spread(facts.layers, facts.heads, HEADS)),
+    heads = Needs(attention_heads=spread(facts.layers, facts.heads, HEADS))
+    wanted = {f"states of layer {layer}": (Needs(hidden_layer=layer), 0)} | {
+        f"{HEADS} heads at {asked} positions": (heads, asked) for asked in (*CANDIDATES, context)
     }
-    sessions = [session(model, needs, context, width) for needs in (NO_NEEDS, *wanted.values())]
+    asking = ((NO_NEEDS, 0), *wanted.values())
+    sessions = [session(model, needs, context, width, asked) for needs, asked in asking]
     arms = [partial(step, [one], runner) for one, runner in sessions]
     bare, *tapped = in_turn(arms, runs, warmup=3)
     for name, seconds in zip(wanted, tapped, strict=True):
         found = ratio(seconds, bare)
         print(
-            f"step of {1 + width:2}, context {context}, {name:18} / without: {found}  "
+            f"step of {1 + width:2}, context {context}, {name:26} / without: {found}  "
             f"({1e3 * found.a_seconds:.2f} ms / {1e3 * found.b_seconds:.2f} ms)",
             flush=True,
         )
@@ -85,6 +100,7 @@ def ranking_microseconds(width: int, candidates: int, runs: int, rank: str) -> f
     for place in range(candidates):
         ids[place * (2046 // candidates) + 1] = 7
     ids.append(7)
+    weights = torch.rand(HEADS, len(ids) - 1)
     drafter = PldPlus(layer=1) if rank == "hidden" else PldPlus(rank="attention", heads=((0, 0),))
     ctx = Context(
         ids=ids,
@@ -95,7 +111,7 @@ def ranking_microseconds(width: int, candidates: int, runs: int, rank: str) -> f
         budget=64,
         depth=64,
         hidden=torch.randn(len(ids) - 1, width).bfloat16(),
-        attention=torch.rand(HEADS, len(ids) - 1),
+        attention=lambda positions: weights[:, positions],
     )
     state = drafter.open(ctx)
     state.draft(ctx)

@@ -141,7 +141,7 @@ class ToyTarget:
 
 
 def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
-    """Hidden states and attention rows of all ids but the last: functions of the ids before them.
+    """Hidden states and attention of all ids but the last: functions of the ids before them.
 
     A state mixes the last three ids, so that equal pasts have equal states; a head attends to
     positions in proportion to how much their state resembles the last one.
@@ -157,7 +157,8 @@ def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
     likeness = torch.cosine_similarity(hidden, hidden[-1:], dim=-1)
     rows = [(likeness * (2 + layer + head)).softmax(-1) for layer, head in needs.attention_heads]
     return Taps(
-        hidden if needs.hidden_layer is not None else None, torch.stack(rows) if rows else None
+        hidden if needs.hidden_layer is not None else None,
+        (lambda positions: torch.stack(rows)[:, positions]) if rows else None,
     )
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from architectures import build, prompt
-from draftsmith.model.attention import NAME, AttentionScope, grouped_attention
+from draftsmith.model.attention import NAME, AttentionScope, grouped_attention, watch
+from draftsmith.model.seen import Seen, attention_at
 
 MODULE = torch.nn.Identity()
 
@@ -94,6 +96,50 @@ def test_sinks_take_their_share() -> None:
     scores = query @ key.repeat_interleave(2, dim=1).transpose(2, 3) / 4
     share = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp().view(1, 4, 1, 1))
     torch.testing.assert_close(out, (share @ value.repeat_interleave(2, dim=1)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "none"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whoever_watches_changes_nothing_and_gets_the_totals(
+    kind: str, groups: int, queries: int, dtype: torch.dtype
+) -> None:
+    """The kernel asked for its totals is the one that sdpa takes."""
+    query, key, _ = (t.to(dtype) for t in tensors(4, groups, queries, 11))
+    visible = torch.ones(2, 1, queries, 11, dtype=torch.bool).tril_(11 - queries)
+    mask: Tensor | None = visible if kind == "bool" else None
+    if kind == "float":
+        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
+    seen: list[Seen] = []
+    module = stand_in()
+    plain, _ = grouped_attention(module, query, key, key, mask)
+    with torch.inference_mode(), watch({module: 0}, lambda _, one: seen.append(one)):
+        watched, _ = grouped_attention(module, query, key, key, mask)
+    assert torch.equal(plain, watched)
+    totals = seen[0].totals
+    assert totals is not None
+    full = key.repeat_interleave(groups, dim=1).float()
+    scores = (query.float() @ full.mT / 4).masked_fill(~visible, -torch.inf)
+    torch.testing.assert_close(totals, scores.logsumexp(-1), rtol=0, atol=1e-5)
+    weights = attention_at({0: seen[0]}, [(0, 3), (0, 1)], 1, queries - 1, torch.tensor([4, 0]), 11)
+    expected = scores.softmax(-1)[1, [3, 1], -1][:, [4, 0]]
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(weights, expected, rtol=0, atol=tolerance)
+
+
+def test_without_totals_the_whole_row_is_taken() -> None:
+    query, key, value = tensors(4, 2, 5, 11)
+    seen: list[Seen] = []
+    module = stand_in()
+    with torch.inference_mode(), watch({module: 0}, lambda _, one: seen.append(one)):
+        grouped_attention(module, query, key, value, None)  # values narrower than keys
+        with sdpa_kernel(SDPBackend.MATH):
+            grouped_attention(module, query, key, key, None)
+    assert [one.totals for one in seen] == [None, None]
+    everywhere = torch.arange(11)
+    weights = attention_at({0: seen[0]}, [(0, 2)], 0, 4, everywhere, 11)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1))
 
 
 def test_a_mask_per_head_is_left_to_transformers() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import Chance, Gumbel, SamplingParams
-from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput, Weights
 from draftsmith.core.verify import Verdict
 
 
@@ -49,8 +49,8 @@ class Context:
     The last of the T ids has none yet: it was drawn after the pass that recorded the others. None
     where the target has recorded none. A view, to be read in `draft` only.
     """
-    attention: Tensor | None = None
-    """(heads, T-1) attention of the last id that has a state, over the ids up to itself.
+    attention: Weights | None = None
+    """Positions (n,) from 0 to T-2 → weights (heads, n) of the last id that has a state.
 
     One row for each of `Needs.attention_heads`, in that order; None as for `hidden`.
     """

@@ -21,7 +21,7 @@ class Needs:
     hidden_layer: int | None = None
     """Output of this block, counted from 1, for every position; before any final norm."""
     attention_heads: tuple[tuple[int, int], ...] = ()
-    """(layer, head) pairs, both from 0: the attention row of the last accepted position."""
+    """(layer, head) pairs, both from 0: the attention of the last accepted position."""
     logits: bool = False
     """Logits of the root, the draft nodes and the probes."""
     why: str = field(default="", compare=False)
@@ -58,14 +58,18 @@ class ModelFacts:
     """Where its input ids go."""
 
 
+Weights = Callable[[Tensor], Tensor]
+"""Positions (n,) → attention weights (heads, n) of one query; only what is asked is computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taps:
     """What a target recorded for one row of T committed ids, the last of which has no state yet."""
 
     hidden: Tensor | None = None
     """(T-1, D); None: not asked for, or nothing was computed yet."""
-    attention: Tensor | None = None
-    """(heads, T-1) of the last position that has a state, over the positions up to itself."""
+    attention: Weights | None = None
+    """Of the last position that has a state, which looks at the T-1 positions up to itself."""
 
 
 NO_TAPS = Taps()

@@ -164,19 +164,17 @@ class _Places(DrafterState):
 
     def _scores(self, P: list[int], ctx: Context) -> Tensor | None:  # noqa: N803
         """(|P|,) one score per candidate; None where the target recorded nothing."""
-        c, t = self.config, len(ctx.ids) - 1
-        taps = ctx.hidden if c.rank == "hidden" else ctx.attention
-        if taps is None:
-            return None
-        j = torch.tensor(P, device=taps.device)
-        if c.rank == "hidden":
-            own = state_before(taps, torch.tensor([t], device=taps.device), c.average)
-            scores = torch.cosine_similarity(state_before(taps, j, c.average), own, dim=-1)
+        c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P)
+        if c.rank == "hidden" and ctx.hidden is not None:
+            own = state_before(ctx.hidden, torch.tensor([t]), c.average)
+            scores = torch.cosine_similarity(state_before(ctx.hidden, j, c.average), own, dim=-1)
+        elif c.rank == "attention" and ctx.attention is not None:
+            A = ctx.attention(j)  # noqa: N806
+            scores = A.amax(0) if c.combine == "max" else A.sum(0)
         else:
-            rows = taps[:, j]
-            scores = rows.amax(0) if c.combine == "max" else rows.sum(0)
+            return None
         # A state that overflowed is like nothing, and nothing precedes the first position.
-        return torch.where(j == 0, LAST, scores.nan_to_num(nan=LAST))
+        return torch.where(j == 0, LAST, scores.cpu().nan_to_num(nan=LAST))
 
     def _index(self, ids: Sequence[int]) -> None:
         for position in range(len(self.ids), len(ids)):
@@ -195,7 +193,7 @@ def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
     m = 1: H_{j−1}. For j = 0, which nothing precedes, the value means nothing. Source: equation 3,
     appendix B.2.
     """
-    back = j[:, None] - torch.arange(1, m + 1, device=j.device)
+    back = (j[:, None] - torch.arange(1, m + 1)).to(hidden.device)
     if m == 1:
         return hidden[back[:, 0].clamp_min(0)].float()
     inside = (back >= 0)[..., None]

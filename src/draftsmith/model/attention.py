@@ -10,9 +10,9 @@ the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.seen import Seen
 
 NAME = "draftsmith"
 """What `config._attn_implementation` says while one of our passes runs."""
@@ -80,14 +81,17 @@ def grouped_attention(
     mask = _effective(attention_mask)
     if attention_mask is None and queries > 1 and queries != keys:
         mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
-    if look is not None:
-        look(Seen(query, key, mask, scaling, softcap, s_aux))
+    seen = Seen(query, key, mask, scaling, softcap, s_aux)
     if softcap is not None or s_aux is not None:
+        if look is not None:
+            look(seen)
         if mask is None and queries > 1:
             mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
         return _explicit(query, key, value, mask, scaling, softcap, s_aux), None
     # With an empty cache the causal kernels need no mask at all.
     if queries > 1 and (mask is None or (groups > 1 and queries > _MOST_PACKED)):
+        if look is not None:
+            look(seen)
         return _transformers_sdpa(
             module, query, key, value, mask, dropout, scaling, is_causal, kwargs
         )
@@ -95,9 +99,40 @@ def grouped_attention(
         query = query.reshape(query.shape[0], key.shape[1], groups * queries, query.shape[3])
         if mask is not None and queries > 1:
             mask = mask.repeat(1, 1, groups, 1)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    if look is not None and _tells_totals(query, value):
+        out, totals = _sdpa_with_totals(query, key, value, mask, scaling)
+        look(replace(seen, totals=totals.reshape(seen.query.shape[:3])))
+    else:
+        if look is not None:
+            look(seen)
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     out = out.reshape(out.shape[0], groups * key.shape[1], queries, value.shape[3])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _tells_totals(query: Tensor, value: Tensor) -> bool:
+    """Whether sdpa would take the kernel whose sums of exponents can be had.
+
+    The switch of that kernel counts on every device, in spite of its name.
+    """
+    same_width = query.shape[3] == value.shape[3]
+    on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    return query.device.type == "cpu" and same_width and on
+
+
+def _sdpa_with_totals(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> tuple[Tensor, Tensor]:
+    """sdpa on a CPU, and the logarithm of each row's sum of exponents, which sdpa keeps to itself.
+
+    Without it a single attention weight would need the scores of all keys once more.
+    """
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, attn_mask=mask, scale=scaling
+    )
+    return found
 
 
 def _effective(mask: Tensor | None) -> Tensor | None:
@@ -150,60 +185,6 @@ def _explicit(
         weights = weights[..., :-1]
     out = weights.reshape(batch, key.shape[1], groups * queries, -1) @ value
     return out.view(batch, heads, queries, -1).transpose(1, 2).contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one layer's attention was computed from: enough for any row of its weights, later."""
-
-    query: Tensor
-    """(B, H, Q, D), after rotary embedding."""
-    key: Tensor
-    """(B, K, S, D), likewise; usually a view of the cache."""
-    mask: Tensor | None
-    """(B or 1, 1, Q, S) bool, or float to be added; None: everything before a query."""
-    scaling: float | None
-    softcap: float | None
-    sinks: Tensor | None
-
-    def last(self) -> Seen:
-        """The last query alone, without the memory of the others."""
-        mask = None if self.mask is None else self.mask[:, :, -1:].clone()
-        return replace(self, query=self.query[:, :, -1:].clone(), mask=mask)
-
-    def attention(
-        self, row: int, query: int, heads: Sequence[int], slots: slice | Tensor
-    ) -> Tensor:
-        """(heads, slots) float32 weights of one query, which may look at no slot but `slots`."""
-        at = min(query, self.query.shape[2] - 1)  # one query alone is the last one
-        groups = self.query.shape[1] // self.key.shape[1]
-        scale = self.query.shape[3] ** -0.5 if self.scaling is None else self.scaling
-        # Key head by key head: indexing them all at once would copy the cache.
-        order = sorted(range(len(heads)), key=lambda i: heads[i] // groups)
-        scores, done = [], 0
-        while done < len(order):
-            kv = heads[order[done]] // groups
-            mine = [heads[i] for i in order[done:] if heads[i] // groups == kv]
-            keys = self.key[row, kv]
-            keys = keys[slots] if isinstance(slots, slice) else keys
-            scores.append(self.query[row, mine, at] @ keys.T)
-            done += len(mine)
-        found = torch.cat(scores) * scale
-        if isinstance(slots, Tensor):
-            found = found[:, slots.to(found.device)]
-        if len(order) > 1:
-            found = found[torch.tensor(order, device=found.device).argsort()]
-        if self.softcap is not None:
-            found = torch.tanh(found / self.softcap) * self.softcap
-        if self.mask is not None:
-            line = self.mask[min(row, len(self.mask) - 1), 0, at]
-            line = line[slots] if isinstance(slots, slice) else line[slots.to(line.device)]
-            additive = line.is_floating_point()
-            found = found + line if additive else found.masked_fill(~line, float("-inf"))
-        if self.sinks is None:
-            return softmax(found, dim=-1, dtype=torch.float32)
-        column = self.sinks.to(found.dtype)[list(heads), None]
-        return softmax(torch.cat([found, column], dim=-1), dim=-1, dtype=torch.float32)[:, :-1]
 
 
 Look = Callable[[Seen], None]

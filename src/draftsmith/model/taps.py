@@ -3,8 +3,8 @@
 A pass only keeps references: the output of one block (a hook for the length of the pass), and the
 queries and keys that our attention function was called with. On commit each row copies the hidden
 states of its accepted positions behind those it has; what was rejected is never copied, so nothing
-is rolled back. The attention row of the last accepted position is computed when it is asked for, of
-the chosen heads only.
+is rolled back. Attention weights of the last accepted position are computed when a drafter asks for
+them, of the chosen heads at the positions asked for only.
 
 Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key heads, `D` width.
 """
@@ -12,7 +12,7 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Taps
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Taps, Weights
 from draftsmith.errors import OptionError, UnsupportedError
-from draftsmith.model.attention import Seen, watch
+from draftsmith.model.attention import watch
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.seen import Seen, attention_at, attention_rows
 
 _FIRST_ROWS = 256
 
@@ -131,8 +132,8 @@ class RowTaps:
     """Positions that have been recorded."""
     _rows: Tensor | None = None
     """(C, D), C ≥ length; grows with the context in use."""
-    _attention: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
-    """(heads, _attended), or what computes it: while drafting pauses, nobody asks."""
+    _attention: Weights | None = field(default=None, repr=False)
+    """Computes weights when it is asked: while drafting pauses, nobody asks."""
     _attended: int = 0
     """Positions that the attention row covers."""
     _pass: tuple[PassTaps, int] | None = field(default=None, repr=False)
@@ -159,15 +160,24 @@ class RowTaps:
         if self.needs.hidden_layer is not None:
             self._append(taps.hidden[self.needs.hidden_layer][index], start, picked)
         if self.needs.attention_heads:
-            self._attention = partial(self._row, taps, index, start, picked)
-            self._attended = self.length
-            if not _in_place(picked):
-                self.settle()
+            self._attend(taps, index, start, picked)
+
+    def _attend(self, taps: PassTaps, index: int, start: int, picked: list[int]) -> None:
+        """Be ready to tell the weights of the last picked position."""
+        self._attended = start + len(picked)
+        heads = self.needs.attention_heads
+        if _in_place(picked):
+            own = partial(attention_at, taps.seen, heads, index, picked[-1], end=self._attended)
+            self._attention = own
+        else:  # the keys are about to close up
+            slots = torch.tensor([*range(start), *(start + node for node in picked)])
+            row = attention_rows(taps.seen, heads, index, picked[-1], slots)
+            self._attention = partial(_columns, row)
 
     def settle(self) -> None:
-        """Compute the attention row now: its keys are about to move."""
-        if callable(self._attention):
-            self._attention = self._attention()
+        """Compute the whole attention row now: its keys are about to move."""
+        if self._attention is not None:
+            self._attention = partial(_columns, self._attention(torch.arange(self._attended)))
 
     def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
         end = start + len(picked)
@@ -179,21 +189,6 @@ class RowTaps:
             self._rows = grown
         chosen = states[: len(picked)] if _in_place(picked) else states[picked]
         self._rows[start:end] = chosen
-
-    def _row(self, taps: PassTaps, index: int, start: int, picked: list[int]) -> Tensor:
-        """(heads, T) attention of the last picked position over the T positions kept."""
-        slots: slice | Tensor = slice(start + len(picked))
-        if not _in_place(picked):
-            slots = torch.tensor([*range(start), *(start + node for node in picked)])
-        by_layer: dict[int, list[int]] = {}
-        for layer, head in self.needs.attention_heads:
-            by_layer.setdefault(layer, []).append(head)
-        found: dict[tuple[int, int], Tensor] = {}
-        for layer, heads in by_layer.items():
-            weights = taps.seen[layer].attention(index, picked[-1], heads, slots)
-            found.update({(layer, head): row for head, row in zip(heads, weights, strict=True)})
-        rows = [found[pair] for pair in self.needs.attention_heads]
-        return torch.stack([row.to(rows[0].device) for row in rows])
 
     def reusable(self, common: int, root: int) -> int:
         """Of `common` cached positions, those whose taps are there for a sequence up to `root`."""
@@ -210,8 +205,6 @@ class RowTaps:
         """What there is for a sequence with so many states; nothing if some are missing."""
         if self.length != states or not states:
             return NO_TAPS
-        self.settle()
-        assert not callable(self._attention)
         return Taps(
             None if self._rows is None else self._rows[:states],
             self._attention if self._attended == states else None,
@@ -227,6 +220,11 @@ def record(rows: Sequence[RowTaps | None], blocks: Any, last_only: bool = False)
     for index, row in asking:
         row.joins(taps, index)
     return taps
+
+
+def _columns(row: Tensor, positions: Tensor) -> Tensor:
+    """(heads, n) of a row (heads, T) that is there."""
+    return row[:, positions.to(row.device)]
 
 
 def _in_place(picked: list[int]) -> bool:

@@ -201,7 +201,8 @@ def answer_and_peaks(plan: Plan, prompt: Sequence[int]) -> dict[str, list[Any]]:
     def see(ctx: Context) -> None:
         place = likely_source(ctx.ids, ctx.prompt_length)
         if place is not None and ctx.attention is not None:
-            counts.add_((ctx.attention.argmax(-1) == place).cpu())
+            row = ctx.attention(torch.arange(len(ctx.ids) - 1))
+            counts.add_((row.argmax(-1) == place).cpu())
 
     everything = PldPlus(rank="attention", heads="all").needs_of(facts)
     answer = watched(plan, prompt, everything if plan.attends else NO_NEEDS, see)
