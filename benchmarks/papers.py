@@ -77,7 +77,7 @@ MISSING = {
 DRAFTERS = {
     "CopySpec": ["copyspec"],
     "PLD+": ["pld_plus"],
-    "Heterogeneous vocabularies": ["slem", "tli", "slrs"],
+    "Heterogeneous vocabularies": ["draft_model"],
     "SPECTRA": ["spectra", "retrieval"],
     "SDSAT": ["sdsat"],
 }

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 import tiny
 from draftsmith.errors import LoadError, UnsupportedError
@@ -136,18 +136,33 @@ def test_encoding_gives_the_bytes_back(kind: str, text: str | bytes) -> None:
     assert vocabulary.bytes_of(vocabulary.encode(text)) == expected
 
 
+NASTY = (
+    "emoji 🦊👩\u200d👩\u200d👧 and 🇫🇷",
+    "中文字符，还有标点。",
+    "tabs\tin\t\tlines\t",
+    "Windows\r\nline\r\n\r\nends\r\n",
+    "many   repeated     spaces      ",
+    "<|im_start|>user\nhello<|im_end|>\n<s>[INST] it </s> <|endoftext|>",
+    "cut 日🙂".encode()[:-1],
+    "naïve e\u0301 \u00a0 ﬁ \ufeff \0 \x7f".encode() + b"\xff\xc0",
+)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2"])
 def test_real_encodings_give_the_bytes_back(name: str, shared_data: Path) -> None:
     vocabulary = table(real(name, shared_data))
 
-    @settings(max_examples=100, deadline=None)
-    @given(st.one_of(st.text(), st.text("a \t\r\n<|>s/é日🙂")))
-    def check(text: str) -> None:
+    def check(data: bytes) -> None:
         if name in ("llama2", "mistral-v1"):
-            text = text.replace("▁", " ")  # which is a space to them
-        assert vocabulary.bytes_of(vocabulary.encode(text)) == text.encode()
+            data = data.replace("▁".encode(), b" ")  # which is a space to them
+        ids = vocabulary.encode(data)
+        assert vocabulary.bytes_of(ids) == data
+        assert not vocabulary.special.keys() & set(ids)
 
-    check()
+    for text in NASTY:
+        check(text.encode() if isinstance(text, str) else text)
+    strings = st.one_of(st.binary(), st.text("a \t\r\n<|>s/é日🙂").map(str.encode))
+    settings(max_examples=100, deadline=None)(given(strings)(check))()
 
 
 def test_special_names_in_a_text_stay_text() -> None:
@@ -234,12 +249,25 @@ def test_a_toy_needs_no_tokenizer() -> None:
 def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(LoadError, match="no tokenizer"):
         Vocabulary.of(None)
-    with pytest.raises(UnsupportedError, match="tokenizer in Python"):
-        Vocabulary.of(object())
-    repeats = Tokenizer(models.WordLevel({"a": 0, "b": 1, "|": 2}, unk_token="a"))
-    repeats.decoder = decoders.CTC(pad_token="b")
-    with pytest.raises(UnsupportedError, match=r"depends on the tokens beside|plain letter"):
-        Vocabulary.of(repeats)
+    with pytest.raises(UnsupportedError, match="ByT5Tokenizer is a tokenizer in Python"):
+        Vocabulary.of(ByT5Tokenizer())
+    without = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
+    with pytest.raises(UnsupportedError, match="plain letter or digit"):
+        Vocabulary.of(without)
+
+
+def test_tokens_that_depend_on_their_neighbours_are_refused() -> None:
+    letters = Tokenizer(models.WordLevel({"a": 0, "b": 1, "|": 2}, unk_token="a"))
+    letters.decoder = decoders.CTC(pad_token="b")  # drops what is repeated
+    with pytest.raises(UnsupportedError, match=r"decoder \(CTC\).*the tokens beside it"):
+        Vocabulary.of(letters)
+
+
+def test_tokens_in_less_than_characters_need_a_known_alphabet() -> None:
+    strange = Tokenizer(models.WordLevel({"a": 0, "<0xE6>": 1}, unk_token="a"))
+    strange.decoder = decoders.Sequence([decoders.Replace("<0xE6>", "\ufffd"), decoders.Fuse()])
+    with pytest.raises(UnsupportedError, match="'<0xE6>', writes no whole character"):
+        Vocabulary.of(strange)
 
 
 @given(st.text())
