@@ -104,6 +104,13 @@ class RecipeOptions:
         float, typer.Option(rich_help_panel=_RATE, metavar="X", help="The highest.")
     ] = 5e-5
     final_learning_rate: Annotated[float, typer.Option(rich_help_panel=_RATE, metavar="X")] = 1e-5
+    token_rate: Annotated[
+        float,
+        typer.Option(
+            rich_help_panel=_RATE, metavar="X",
+            help="How many times as fast the rows of adaptive tokens learn.",
+        ),
+    ] = 1.0  # fmt: skip
     warmup: Annotated[
         float,
         typer.Option(

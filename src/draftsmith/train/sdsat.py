@@ -32,6 +32,7 @@ from draftsmith.train.curves import Curves, Row
 from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
 from draftsmith.train.loss import Counts, Loss, loss_of
 from draftsmith.train.recipe import Recipe
+from draftsmith.train.rows import AdaptiveRows
 from draftsmith.train.run import Run, kept_whole
 from draftsmith.train.texts import Texts, sequences
 
@@ -157,21 +158,26 @@ class Trainer:
         self.recipe = batches.recipe
         self.measured = None if measured is None else measured[:_MEASURED]
         self.accelerator = accelerator
-        self.model: Any = self.accelerator.prepare(self._adapted())
+        model = self._adapted()
+        tokens = trainable.tokens
+        self.rows = AdaptiveRows(model.get_input_embeddings(), tokens) if tokens else None
+        self.model: Any = self.accelerator.prepare(model)
         weights = self.accelerator.unwrap_model(self.model).named_parameters()
         self.weights = {name: weight for name, weight in weights if weight.requires_grad}
-        matrices = [w for w in self.weights.values() if w.ndim >= 2]
-        vectors = [w for w in self.weights.values() if w.ndim < 2]
+        learnt = [self.rows.learnt] if self.rows else []
+        others = [w for w in self.weights.values() if not any(w is row for row in learnt)]
+        decay, still = {"weight_decay": self.recipe.weight_decay}, {"weight_decay": 0.0}
         self.adamw = torch.optim.AdamW(
             [
-                {"params": matrices, "weight_decay": self.recipe.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
+                {"params": [w for w in others if w.ndim >= 2], "faster": 1.0} | decay,
+                {"params": [w for w in others if w.ndim < 2], "faster": 1.0} | still,
+                {"params": learnt, "faster": self.recipe.token_rate} | still,
             ],
             betas=_BETAS,
         )
 
     def _adapted(self) -> Any:
-        """The model with adapters if the recipe wants them; the adaptive rows learn in any case."""
+        """The model, with adapters if the recipe wants them."""
         model = self.trainable.model.requires_grad_(not self.recipe.lora)
         if not self.recipe.lora:
             return model
@@ -181,7 +187,6 @@ class Trainer:
             r=self.recipe.lora,
             lora_alpha=2 * self.recipe.lora,
             target_modules="all-linear",
-            trainable_token_indices=list(self.trainable.tokens) or None,
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(), warnings.catch_warnings():
@@ -226,7 +231,7 @@ class Trainer:
         own = whole.part(slice(accelerator.process_index, None, accelerator.num_processes))
         own = own.to(accelerator.device)
         for group in self.adamw.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["faster"]
         sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
         starts = range(0, len(own.ids), recipe.rows_per_pass)
         for start in starts:
@@ -295,6 +300,8 @@ class Trainer:
         model = self.accelerator.unwrap_model(self.model)
         if self.recipe.lora:
             model = model.merge_and_unload()
+        if self.rows is not None:
+            self.rows.fold()
         self.trainable.save(model, folder)
         if self.recipe.adaptive:
             self._adaptive().save(folder)

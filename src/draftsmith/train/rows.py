@@ -1,0 +1,41 @@
+"""The adaptive tokens' rows of the embedding, learnt apart from the table they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class AdaptiveRows:
+    """What is added to the rows of n adaptive tokens; (n, D), zero at first.
+
+    Apart from the table so that adapters can train nothing else of it, and so that these few rows
+    may learn at a rate of their own. Lookups of other tokens are as before.
+    """
+
+    def __init__(self, embeddings: torch.nn.Embedding, tokens: Sequence[int]) -> None:
+        table = embeddings.weight
+        self.embeddings, self.tokens = embeddings, list(tokens)
+        self.scale = getattr(embeddings, "embed_scale", 1.0)  # Gemma 3 scales inside the module
+        self.learnt = torch.nn.Parameter(torch.zeros_like(table[: len(tokens)]))
+        self.number = torch.full((len(table),), -1)
+        """(V,) the place of a token among the adaptive ones, or -1."""
+        self.number[self.tokens] = torch.arange(len(tokens))
+        embeddings.register_parameter("adaptive", self.learnt)
+        self._hook = embeddings.register_forward_hook(self._add)
+
+    def _add(self, _: Any, given: tuple[Tensor, ...], found: Tensor) -> Tensor:
+        number = self.number.to(given[0].device)[given[0]]
+        known = (number < 0)[..., None]
+        rows = found.detach() + self.learnt[number.clamp(min=0)] * self.scale
+        return torch.where(known, found, rows)
+
+    def fold(self) -> None:
+        """Put what was learnt into the table, and leave the module as it was."""
+        with torch.no_grad():
+            self.embeddings.weight[self.tokens] += self.learnt
+        self._hook.remove()
+        del self.embeddings.adaptive
