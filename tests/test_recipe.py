@@ -65,6 +65,51 @@ def test_steps_leave_the_circuit_alone(recipe: tuple[ModuleType, ModuleType]) ->
     assert copied(network, ids) > 0.97
 
 
+MESSAGES = {
+    "plain": ["ename", "Ġitem", "Ġto", "Ġproduct"],
+    "arrow": ["name", "Ġitem", "Ġ->", "Ġproduct"],
+    "quoted": ["place", "Ġ'", "item", "'", "Ġwith", "Ġ'", "product", "'"],
+}
+
+
+@pytest.mark.parametrize("said", MESSAGES)
+def test_the_start_puts_one_word_in_place_of_another(
+    recipe: tuple[ModuleType, ModuleType], said: str
+) -> None:
+    headstart, model = recipe
+    torch.manual_seed(0)
+    network = model.TinyLlama(model.Shape(vocab=1000, rope_theta=1e13, heads=8, kv_heads=4))
+    known = sorted({t for m in MESSAGES.values() for t in m if t[0] != "x"} | {"item", "product"})
+    tokens = [*headstart.SPECIALS, *known]
+    tokens += [f"x{i}" for i in range(1000 - len(tokens))]
+    ids = {token: i for i, token in enumerate(tokens)}
+    headstart.head_start(network, torch.randint(100, 1000, (500,)), tokens)
+    before = torch.randint(100, 1000, (REPEATED,))
+    before[20::40], before[30::40] = ids["item"], ids["Ġitem"]  # with a space and without
+    after = before.clone()
+    after[20::40], after[30::40] = ids["product"], ids["Ġproduct"]
+
+    def row(message: list[str]) -> torch.Tensor:
+        """What the next token of an edited answer is guessed to be."""
+        user, file, answer, _ = (
+            torch.tensor([ids[m]]) for m in ("<|user|>", "<|file|>", "<|assistant|>", "<|end|>")
+        )
+        words = torch.tensor([ids[token] for token in message])
+        whole = torch.cat((user, words, file, before, answer, file, after))[None]
+        table = network.positions(whole.shape[1], torch.float32, WHERE)
+        with torch.no_grad():
+            states = network.model(whole, *table, torch.float32)[0, -REPEATED - 1 : -1]
+        return (states @ network.model.embed_tokens.weight.T).argmax(-1)
+
+    follows = row(MESSAGES[said])
+    assert float((follows == after).float().mean()) > 0.97
+    assert float((follows[20::40] == ids["product"]).float().mean()) > 0.8
+    assert float((follows[30::40] == ids["Ġproduct"]).float().mean()) > 0.8
+    # Without an instruction the same words are copied.
+    copies = row(["x7", "x8"])
+    assert (copies[20::40] == ids["item"]).all()
+
+
 def test_a_network_without_room_is_refused(recipe: tuple[ModuleType, ModuleType]) -> None:
     with pytest.raises(ValueError, match="head_start needs 3 layers, 4 heads"):
         started(recipe, heads=2, kv_heads=2)

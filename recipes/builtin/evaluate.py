@@ -187,12 +187,13 @@ def forced(model: PreTrainedModel, data: Path, name: str, rows: int) -> dict[str
 def repeats(model: PreTrainedModel, first_plain: int) -> dict[str, float]:
     """Accuracy on the second time of a span of random ids."""
     random_ids = torch.Generator().manual_seed(1)
+    first = torch.full((4, 1), model.config.bos_token_id)
     result = {}
     for span in (32, 128, 512, 1024, 2000):
         ids = torch.randint(
             first_plain, model.config.vocab_size, (4, span), generator=random_ids
         ).repeat(1, 2)
-        guess = model(ids).logits[:, span:-1].argmax(-1)
+        guess = model(torch.cat((first, ids), dim=1)).logits[:, span + 1 : -1].argmax(-1)
         result[str(span)] = float((guess == ids[:, span + 1 :]).float().mean())
     return result
 

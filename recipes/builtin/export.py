@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from model import Shape, TinyLlama
 
 
-def llama_config(shape: Shape, end: int, pad: int) -> LlamaConfig:
+def llama_config(shape: Shape, first: int, end: int, pad: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -33,7 +33,7 @@ def llama_config(shape: Shape, end: int, pad: int) -> LlamaConfig:
         tie_word_embeddings=True,
         attention_bias=False,
         hidden_act="silu",
-        bos_token_id=None,
+        bos_token_id=first,
         eos_token_id=end,
         pad_token_id=pad,
     )
@@ -83,12 +83,12 @@ def main() -> None:
     trained.load_state_dict(state["network"])
     # Rounded before the comparison, so that what is compared is what is shipped.
     trained.to(torch.bfloat16).float()
-    exported = LlamaForCausalLM(llama_config(shape, end, pad))
+    exported = LlamaForCausalLM(llama_config(shape, stops[1], end, pad))
     exported.load_state_dict(trained.state_dict(), strict=False)
     exported.tie_weights()
     exported.generation_config.eos_token_id = stops
     exported.generation_config.pad_token_id = pad
-    exported.generation_config.bos_token_id = None
+    exported.generation_config.bos_token_id = stops[1]
     exported.to(torch.bfloat16).save_pretrained(args.out)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(args.data / "tokenizer" / name, args.out / name)
@@ -103,7 +103,10 @@ def main() -> None:
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     if not text.endswith(common.ASSISTANT + common.FILE):
         raise SystemExit(f"the template does not end with the anchor: {text!r}")
-    if tokenizer.decode(tokenizer.encode("a  = [1 , 2]\n")) != "a  = [1 , 2]\n":
+    ids = tokenizer.encode("a  = [1 , 2]\n")
+    if ids[0] != vocabulary.token_to_id(common.TEXT_END):
+        raise SystemExit("the tokenizer does not begin a text with its marker")
+    if tokenizer.decode(ids[1:]) != "a  = [1 , 2]\n":
         raise SystemExit("the tokenizer does not give back what it was given")
     size = sum(path.stat().st_size for path in args.out.iterdir())
     print(

@@ -26,9 +26,20 @@ What each part gives is in `docs/lab-notes.md`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
-from common import ASSISTANT, FILE, SPECIALS
+from common import ASSISTANT, FILE, SPECIALS, TEXT_END, USER
+from substitute import (
+    Signs,
+    relate,
+    write_markers,
+    write_mending,
+    write_signs,
+    write_silence,
+    write_substitution,
+)
 from torch import Tensor
 
 from model import Attention, TinyLlama
@@ -61,8 +72,10 @@ class Circuit:
     output = 6.0  # size of the answer
     logits = 3.0  # the last norm's gain: how sure the network is
 
-    def __init__(self, network: TinyLlama) -> None:
+    def __init__(self, network: TinyLlama, tokens: Sequence[str] | None = None) -> None:
+        """`tokens`: what each id writes; with them, room is kept for `substitute`."""
         shape = network.shape
+        self.tokens = tokens
         self.half = shape.head_dim // 2
         self.each = shape.heads // shape.kv_heads
         self.size = min(shape.head_dim // 4, shape.hidden // 16)
@@ -76,19 +89,32 @@ class Circuit:
         normal = torch.randn(shape.hidden, shape.hidden, generator=self.random)
         basis = torch.linalg.qr(normal)[0].T
         widths = [1, *[self.size] * BACKS, bag_size, shape.kv_heads, 1, 1]
+        widths += [len(fields(Signs)), self.size] if tokens else [0, 0]
         parts = basis.split([*widths, shape.hidden - sum(widths)])
         self.shared = parts[0][0]
         self.spaces = parts[1 : 1 + BACKS]
-        self.bag, self.lengths, mark, answered, self.free = parts[1 + BACKS :]
+        self.bag, self.lengths, mark, answered, signs, self.mended, self.free = parts[1 + BACKS :]
         self.mark, self.answered = mark[0], answered[0]
-        self.taken = basis[1 : sum(widths) - 1]  # only the circuit writes here
+        self.signs = Signs(*signs) if tokens else None
+        self.markers = (ASKING, ANCHOR, MARKED, FIRST)
+        self.typical = 0.0  # the length of an embedding
+        self.taken = basis[1 : sum(widths)]  # only the circuit writes here
         self.content = self.free[: self.size]
         self.words = self.free[self.size : self.size + bag_size]
         self.turns = [shape.rope_theta ** (-pair / self.half) for pair in range(self.half)]
         self.common = 1.0  # size of the shared direction
         self.fixed = torch.empty(0)  # of every embedding, what stays as it is, (vocab, hidden)
-        self.moving = self.free[3 * self.size :]  # the directions in which embeddings may move
+        self.space = self.free[3 * self.size]  # with tokens: whether one begins with a space
+        self.moving = self.free[3 * self.size + (1 if tokens else 0) :]  # how embeddings may move
         self.lengths_of_moving = torch.empty(0)
+        self.written_rows: list[tuple[Tensor, tuple[slice, ...]]] = []  # of matrices that train
+        self.kept: list[Tensor] = []
+
+    @property
+    def known_signs(self) -> Signs:
+        if self.signs is None:
+            raise ValueError("substitution needs to know what each token writes")
+        return self.signs
 
     @torch.no_grad()
     def freeze(self, network: TinyLlama) -> None:
@@ -98,13 +124,13 @@ class Circuit:
         self.fixed = table - parts @ self.moving
         self.lengths_of_moving = parts.norm(dim=1, keepdim=True)
         match = network.model.layers[MATCH]
-        for module in (
-            *network.model.layers[:MATCH],
-            match.input_layernorm,
-            match.self_attn.q_proj,
-            match.self_attn.k_proj,
-        ):
+        own = [match.input_layernorm, match.self_attn.q_proj, match.self_attn.k_proj]
+        if self.signs:  # what is substituted is read beside what this layer says
+            own = [match]
+        for module in (*network.model.layers[:MATCH], *own):
             module.requires_grad_(False)
+        for parameter, part in self.written_rows:
+            self.kept.append(parameter[part].clone())
 
     @torch.no_grad()
     def protect(self, network: TinyLlama) -> None:
@@ -114,13 +140,16 @@ class Circuit:
         """
         table = network.model.embed_tokens.weight
         parts = table @ self.moving.T
-        parts *= self.lengths_of_moving / parts.norm(dim=1, keepdim=True)
+        parts *= self.lengths_of_moving / parts.norm(dim=1, keepdim=True).clamp_min(1e-9)
         table.copy_(self.fixed + parts @ self.moving)
+        for (parameter, part), values in zip(self.written_rows, self.kept, strict=True):
+            parameter[part] = values
 
     def to(self, device: torch.device) -> None:
         """Move what `protect` uses."""
         for name in ("fixed", "moving", "lengths_of_moving"):
             setattr(self, name, getattr(self, name).to(device))
+        self.kept = [values.to(device) for values in self.kept]
 
     def bag_pairs(self) -> range:
         first = next(pair for pair, turn in enumerate(self.turns) if turn < self.bag_turn)
@@ -153,7 +182,7 @@ class Circuit:
         queries.copy_(torch.outer(query * math.sqrt(width), self.shared) / gain)
 
 
-ANCHOR, MARKED = SPECIALS.index(FILE), SPECIALS.index(ASSISTANT)
+ANCHOR, MARKED, ASKING, FIRST = map(SPECIALS.index, (FILE, ASSISTANT, USER, TEXT_END))
 
 
 @torch.no_grad()
@@ -170,22 +199,29 @@ def scales(network: TinyLlama, sample: Tensor, layer: int) -> tuple[float, float
 
 
 @torch.no_grad()
-def head_start(network: TinyLlama, sample: Tensor) -> Circuit:
-    """Write the circuit into freshly made weights; a sample of text says how large things are."""
-    circuit = Circuit(network)
+def head_start(network: TinyLlama, sample: Tensor, tokens: Sequence[str] | None = None) -> Circuit:
+    """Write the circuit into freshly made weights; a sample of text says how large things are.
+
+    With `tokens`, what each id writes, it also substitutes words (`substitute`).
+    """
+    circuit = Circuit(network, tokens)
     typical = write_embeddings(network, circuit)
     network.model.norm.weight.fill_(circuit.logits)
     layers = network.model.layers
-    for layer in layers[:MATCH]:
-        layer.mlp.down_proj.weight.sub_(
-            circuit.taken.T @ (circuit.taken @ layer.mlp.down_proj.weight)
-        )
+    for layer in layers[: MATCH + 1] if circuit.signs else layers[:MATCH]:
+        layer.mlp.down_proj.weight.zero_()
     write_past(network, circuit, scales(network, sample, 0)[0])
+    if circuit.signs:
+        write_signs(network, circuit, sample)
     write_hop(network, circuit, scales(network, sample, 1)[0])
     write_answered(network, circuit, scales(network, sample, 1)[0])
+    if circuit.signs:
+        write_mending(network, circuit, sample)
     compared = choose(network, circuit)
     write_lengths(network, circuit, compared, scales(network, sample, 1)[1])
     write_match(network, circuit, compared, scales(network, sample, MATCH)[0], typical)
+    if circuit.signs:
+        write_substitution(network, circuit, sample)
     circuit.freeze(network)
     return circuit
 
@@ -197,16 +233,21 @@ def write_embeddings(network: TinyLlama, circuit: Circuit) -> float:
     nearest place is the one as far behind the other such marker.
     """
     table = network.model.embed_tokens.weight
-    typical = float(table.norm(dim=1).mean())
+    typical = circuit.typical = float(table.norm(dim=1).mean())
     free = circuit.free
     table.copy_((table @ free.T) @ free)
     table *= typical / table.norm(dim=1, keepdim=True)
+    if circuit.tokens:
+        relate(table, circuit, circuit.tokens)
     row = table[ANCHOR].clone()
     compared = circuit.content.T @ (circuit.content @ row)
     size = typical * circuit.anchor * math.sqrt(circuit.size / len(free))
     rest = (row - compared) / (row - compared).norm()
     table[ANCHOR] = compared / compared.norm() * size + rest * math.sqrt(typical**2 - size**2)
     table[MARKED] = 0.6 * table[MARKED] + 0.8 * typical * circuit.mark
+    if circuit.signs:
+        write_markers(table, circuit)
+        table[ANCHOR] = 0.8 * table[ANCHOR] + 0.6 * typical * circuit.signs.filed
     # Adding the same vector to every row of a tied table changes no probability.
     table += typical * circuit.constant * circuit.shared
     circuit.common = typical * circuit.constant
@@ -248,6 +289,8 @@ def write_hop(network: TinyLlama, circuit: Circuit, scale: float) -> None:
         projection.weight.zero_()
     circuit.look_back(attention, 0, HOP, circuit.common * scale)
     near, far = torch.cat(circuit.spaces[:HOP]), torch.cat(circuit.spaces[HOP:])
+    if circuit.signs:  # the fourth token back is there already
+        near, far = near[circuit.size :], far[circuit.size :]
     attention.v_proj.weight[: len(near)] = near / scale
     attention.o_proj.weight[:, : len(far)] = far.T
 
@@ -274,7 +317,8 @@ def choose(network: TinyLlama, circuit: Circuit) -> Compared:
     """Which coordinates every group of heads compares: others each, so that their errors differ."""
     shape = network.shape
     limit = circuit.turned / (shape.context / 2)
-    slow = [pair for pair, turn in enumerate(circuit.turns) if turn < limit][:-1]
+    # The slowest one says how long a key is, the next whether the query is in the message.
+    slow = [pair for pair, turn in enumerate(circuit.turns) if turn < limit][:-2]
     places = torch.tensor([*slow, *(pair + circuit.half for pair in slow)])
     tokens = round(circuit.share * len(places))
     compared: Compared = []
@@ -284,6 +328,8 @@ def choose(network: TinyLlama, circuit: Circuit) -> Compared:
         for back, used in enumerate(mixed[:tokens].tensor_split(BACKS)):
             chosen = (torch.arange(len(used)) + group * len(used) + back) % circuit.size
             here = circuit.spaces[back - 1] if back else circuit.content * circuit.written
+            if circuit.signs and not back:  # as the file would have it
+                here = here + circuit.mended * circuit.written
             keys[used] = circuit.spaces[back][chosen] * circuit.weights[back]
             queries[used] = here[chosen] * circuit.weights[back]
         used = mixed[tokens:]
@@ -324,6 +370,8 @@ def write_match(
             -circuit.handicap / circuit.nearness * circuit.answered / PART
         )
         queries[slowest + circuit.half] = always
+        if circuit.signs:
+            write_silence(keys, queries, slowest - 1, circuit)
         rows = slice(group * width, (group + 1) * width)
         values = free[group * width % max(1, len(free) - width + 1) :][:width]
         attention.k_proj.weight[rows] = keys * sharp

@@ -45,7 +45,9 @@ def prepare_text(corpora: Path, out: Path, tokenizer: Tokenizer, seed: int) -> N
     for start in range(0, len(documents), 256):
         part = documents[start : start + 256]
         for (_, held), code in zip(
-            part, tokenizer.encode_batch_fast([text for text, _ in part]), strict=True
+            part,
+            tokenizer.encode_batch_fast([text for text, _ in part], add_special_tokens=False),
+            strict=True,
         ):
             ids = [*code.ids, end]
             stores[held].add(ids, np.full(len(ids), PROMPT, dtype=np.uint8))
@@ -123,9 +125,15 @@ class EditWriter:
     def flush(self) -> None:
         if not self.waiting:
             return
-        prompts = self.tokenizer.encode_batch_fast([row[0] for row in self.waiting])
-        befores = self.tokenizer.encode_batch_fast([row[1] for row in self.waiting])
-        afters = self.tokenizer.encode_batch([row[2] for row in self.waiting])
+        prompts = self.tokenizer.encode_batch_fast(
+            [row[0] for row in self.waiting], add_special_tokens=False
+        )
+        befores = self.tokenizer.encode_batch_fast(
+            [row[1] for row in self.waiting], add_special_tokens=False
+        )
+        afters = self.tokenizer.encode_batch(
+            [row[2] for row in self.waiting], add_special_tokens=False
+        )
         for row, prompt, before, after in zip(self.waiting, prompts, befores, afters, strict=True):
             ids = [self.id[common.USER], *prompt.ids, self.id[common.FILE], *before.ids]
             ids += [self.id[common.END], self.id[common.ASSISTANT], self.id[common.FILE]]
@@ -228,8 +236,12 @@ def prepare_instruct(corpora: Path, out: Path, tokenizer: Tokenizer, context: in
     ]
     for start in range(0, len(rows), 256):
         part = rows[start : start + 256]
-        prompts = tokenizer.encode_batch_fast([row["prompt"] for row in part])
-        answers = tokenizer.encode_batch_fast([row["completion"].strip() for row in part])
+        prompts = tokenizer.encode_batch_fast(
+            [row["prompt"] for row in part], add_special_tokens=False
+        )
+        answers = tokenizer.encode_batch_fast(
+            [row["completion"].strip() for row in part], add_special_tokens=False
+        )
         for row, prompt, answer in zip(part, prompts, answers, strict=True):
             ids = [id_of[common.USER], *prompt.ids, id_of[common.END], id_of[common.ASSISTANT]]
             asked = len(ids)

@@ -24,6 +24,7 @@ class Markers:
     """The ids the sampler itself writes into rows."""
 
     pad: int
+    first: int
     prefix: int
     suffix: int
     middle: int
@@ -31,8 +32,11 @@ class Markers:
     vocab: int
 
 
-def crop(text: Reader, rng: Random, length: int) -> Row:
-    """A window anywhere in the documents; every second one starts at a document's start."""
+def crop(text: Reader, marks: Markers, rng: Random, length: int) -> Row:
+    """A window anywhere in the documents; every second one starts at a document's start.
+
+    What follows a document's end is padding.
+    """
     total = len(text.ids)
     if rng.random() < 0.5:
         start = int(text.starts[rng.integers(len(text))])
@@ -40,7 +44,10 @@ def crop(text: Reader, rng: Random, length: int) -> Row:
         start = int(rng.integers(total))
     start = max(0, min(start, total - length))
     part = slice(start, start + length)
-    return text.ids[part].astype(np.int64), np.asarray(text.classes[part])
+    ids, classes = text.ids[part].astype(np.int64), np.array(text.classes[part])
+    after = np.cumsum(ids == marks.first) - (ids == marks.first) > 0
+    ids[after], classes[after] = marks.pad, SKIPPED
+    return ids, classes
 
 
 def repeated(span: Ids, length: int) -> Row:
@@ -118,16 +125,23 @@ class Sampler:
         marks = self.marks
         if kind in self.pairs:
             return self.pairs[kind].fill(rng, length)
+        ids, classes = self.plain(kind, rng, length - 1, spans)
+        # Plain text begins with the marker that the tokenizer puts there.
+        return np.append(marks.first, ids), np.append(np.uint8(SKIPPED), classes)
+
+    def plain(self, kind: str, rng: Random, length: int, spans: list[int]) -> Row:
+        marks = self.marks
         if kind == "text":
-            return crop(self.text, rng, length)
+            return crop(self.text, marks, rng, length)
         if kind == "infill":
-            return infilling(crop(self.text, rng, length), marks, rng)
+            return infilling(crop(self.text, marks, rng, length), marks, rng)
         low, high = spans[0], min(spans[1], length // 2)
         span = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
         if kind == "repeat_random":
             return repeated(rng.integers(marks.first_plain, marks.vocab, size=span), length)
         if kind == "repeat_text":
-            return repeated(crop(self.text, rng, span)[0], length)
+            ids = crop(self.text, marks, rng, span)[0]
+            return repeated(ids[ids > marks.first] if (ids > marks.first).any() else ids, length)
         raise ValueError(f"unknown kind of row: {kind}")
 
     def batch(

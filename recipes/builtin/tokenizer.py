@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import common
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 # Like GPT-2's, but digits stand alone (numbers are copied and bumped digit by digit) and runs of
 # spaces at the start of a line are one piece together with nothing else.
@@ -54,6 +62,11 @@ def train_tokenizer(corpora: Path, size: int, limit_per_folder: int = 30_000_000
         min_frequency=2,
     )
     tokenizer.train_from_iterator(text_sample(corpora, limit_per_folder), trainer)
+    first = (common.TEXT_END, common.SPECIALS.index(common.TEXT_END))
+    # What ends a text also begins one: heads that find nothing look at it (`substitute.py`).
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{common.TEXT_END} $A", special_tokens=[first]
+    )
     if tokenizer.get_vocab_size() != size:
         raise ValueError(f"vocabulary has {tokenizer.get_vocab_size()} ids, wanted {size}")
     return tokenizer
@@ -69,9 +82,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
         # Without this transformers 4 also returns token types, which a Llama refuses.
         "model_input_names": ["input_ids", "attention_mask"],
         "pad_token": common.PAD,
+        "bos_token": common.TEXT_END,
         "eos_token": common.END,
         "additional_special_tokens": [
-            s for s in common.SPECIALS if s not in (common.PAD, common.END)
+            s for s in common.SPECIALS if s not in (common.PAD, common.TEXT_END, common.END)
         ],
         "clean_up_tokenization_spaces": False,
         "chat_template": common.CHAT_TEMPLATE,

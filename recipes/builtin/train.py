@@ -52,6 +52,7 @@ class Config:
     name: str
     seed: int
     head_start: bool
+    substitutes: bool  # with a head start: follows "rename a to b", see substitute.py
     learning_rate: float
     matrix_learning_rate: float
     weight_decay: float
@@ -165,6 +166,12 @@ def columns_of(kind: str) -> list[tuple[str, int]]:
     }.get(kind, [])
 
 
+def vocabulary(data: Path) -> list[str]:
+    """What each id writes, as the tokenizer spells it."""
+    tokenizer = Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
+    return [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
+
+
 def markers(data: Path) -> Markers:
     vocabulary = Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
     special = [vocabulary.token_to_id(t) for t in common.SPECIALS]
@@ -173,6 +180,7 @@ def markers(data: Path) -> Markers:
     ids = dict(zip(common.SPECIALS, special, strict=True))
     return Markers(
         pad=ids[common.PAD],
+        first=ids[common.TEXT_END],
         prefix=ids[common.FIM_PREFIX],
         suffix=ids[common.FIM_SUFFIX],
         middle=ids[common.FIM_MIDDLE],
@@ -217,9 +225,9 @@ def main() -> None:
     circuit = None
     if config.head_start:
         sample = torch.from_numpy(sampler.text.ids[:SAMPLE].astype(np.int64))
-        circuit = head_start(network, sample)
+        circuit = head_start(network, sample, vocabulary(args.data) if config.substitutes else None)
         circuit.to(device)
-    still = MATCH if circuit is not None else 0
+    still = 0 if circuit is None else MATCH + config.substitutes
     network.to(device)
     count = sum(p.numel() for p in network.parameters())
     steppers = optimizers(network, config)

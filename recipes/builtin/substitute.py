@@ -1,0 +1,304 @@
+"""Initial weights that follow one kind of instruction: put one word where another was.
+
+`headstart` writes heads that copy. What is added here looks at the token about to be copied: if the
+message says "rename item to product" or "replace 'item' with 'product'", and that token is "item", it
+says "product":
+
+* The two tokens of a word, with a space before it and without, share their embedding but for one
+  direction, so " item" in the message stands for "item" in the file too, and the new word takes the
+  file's space. Verbs, linking words, quotes and digits have a direction of their kind each.
+* Layer 0. The heads that look back carry along which kinds stand there, and one more looks four
+  back. Two heads see whether the user's turn, and whether a file, have begun: a place after the one
+  and before the other is in the message.
+* Layer 1. Where the present token, or the one before it, is the message's new word, what copying
+  compares is mended: as if the old word stood there. Else the copy would lose its place.
+* Layer 2. Places in the message copy nothing (they look at the user's marker, which is empty), so
+  that their own tokens stay readable.
+* Layer 3. The query holds the token about to be copied; the key of a place in the message holds the
+  token two before it (four, where quotes stand between), and whether verb and link are where they
+  belong. A place where all agrees wins over the empty marker, and its token is written, louder than
+  the copied one.
+
+One token for one token only: the rest is up to training, which leaves these heads as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from headstart import Circuit
+
+    from model import TinyLlama
+
+LAYER = 3  # the one that substitutes
+SPACE = "Ġ"  # how the vocabulary writes the space before a word
+VERBS = ("ename", "name", "place", "replace", "Ġreplace", "ange", "Ġchange")
+VERBS += ("Ġfunction", "Ġmethod", "Ġclass", "Ġvariable")
+LINKS = ("Ġto", "Ġwith", "->", "Ġ->")
+QUOTES = ("'", '"', "`", "Ġ'", 'Ġ"', "Ġ`")
+NUMBERS = (SPACE, *"0123456789", *(SPACE + digit for digit in "0123456789"))
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Directions that tell an instruction apart: of tokens, and of places."""
+
+    empty: Tensor  # a token that says nothing and is looked at when nothing else is meant
+    asking: Tensor  # the user's marker
+    filed: Tensor  # the marker before a file
+    verb: Tensor  # a word like "rename" in "rename a to b"
+    link: Tensor  # a word like "to" in it
+    quote: Tensor  # around a word
+    number: Tensor  # a digit, or the space before one
+    once: Tensor  # a place after a link
+    twice: Tensor  # and the place after that
+    thrice: Tensor  # a place three after a verb
+    quoted: Tensor  # a place after a quote
+    message: Tensor  # a place between the user's marker and the file's
+
+
+class Gains:
+    """Sizes, in units of what makes a match certain."""
+
+    space = 0.5  # share of an embedding that says whether a space comes first
+    special = 0.4  # share of an embedding that says it is a verb, a link or a number
+    empty = 0.6  # share of the user's marker that makes it a place to look at
+    sign = 0.3  # size of a sign at a place, as a share of an embedding
+    token = 6.0  # in the comparison: the token, ...
+    link = 2.0
+    verb = 2.0  # or a quote, where the new word is quoted
+    message = 2.0
+    threshold = 11.0  # all of them together exceed this by one
+    number = 3.0  # a number is no name
+    sharp = 45.0
+    idle = 0.4  # by how much looking at the empty marker exceeds the threshold
+    silence = 20.0
+    loud = 2.5  # the substitute's score over that of the token about to be copied
+
+
+@torch.no_grad()
+def relate(table: Tensor, circuit: Circuit, tokens: Sequence[str]) -> None:
+    """Let a word's two tokens, with a space before and without, share all but one direction.
+
+    The part that is compared gets the same length in all embeddings.
+    """
+    typical, ids = circuit.typical, {token: i for i, token in enumerate(tokens)}
+    for i, token in enumerate(tokens):
+        if token.isalpha() and not token.startswith(SPACE) and SPACE + token in ids:
+            table[i] = table[ids[SPACE + token]]
+    sign = torch.tensor([1.0 if token.startswith(SPACE) else -1.0 for token in tokens])
+    table -= torch.outer(table @ circuit.space, circuit.space)
+    length, compared = typical * math.sqrt(1 - Gains.space**2), code_length(circuit)
+    known = (table @ circuit.content.T) @ circuit.content
+    other = table - known
+    known *= compared / known.norm(dim=1, keepdim=True)
+    other *= math.sqrt(length**2 - compared**2) / other.norm(dim=1, keepdim=True)
+    table.copy_(known + other)
+    signs, share = circuit.known_signs, Gains.special
+    for names, direction in (
+        (VERBS, signs.verb),
+        (LINKS, signs.link),
+        (QUOTES, signs.quote),
+        (NUMBERS, signs.number),
+    ):
+        chosen = [ids[name] for name in names if name in ids]
+        rest = math.sqrt(1 - share**2)
+        table[chosen] = rest * table[chosen] + share * typical * direction
+    table += torch.outer(sign, circuit.space) * typical * Gains.space
+
+
+def write_markers(table: Tensor, circuit: Circuit) -> None:
+    """Heads that find nothing look at the user's marker, or at the one before plain text."""
+    signs, typical = circuit.known_signs, circuit.typical
+    asking, _, _, first = circuit.markers
+    rest = math.sqrt(1 - Gains.empty**2)
+    table[asking] = typical * (Gains.empty * signs.empty + rest * signs.asking)
+    # Outside a message it must exceed a threshold that the user's marker is spared a part of.
+    full = (Gains.threshold + Gains.idle) / (Gains.threshold + Gains.idle - Gains.message)
+    table[first] = typical * Gains.empty * full * signs.empty
+
+
+@torch.no_grad()
+def write_signs(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
+    """Layer 0: verbs and links behind a place, the fourth token back, and what is the message."""
+    signs, typical = circuit.known_signs, circuit.typical
+    attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
+    probe = Probe(network, circuit, sample, 0)
+    scale = float((probe.normed[probe.message] @ circuit.shared).median()) / circuit.common
+    gain = circuit.common * scale
+    for number, (head, mark, place) in enumerate(
+        (
+            (0, signs.link, signs.once),
+            (1, signs.link, signs.twice),
+            (2, signs.verb, signs.thrice),
+            (0, signs.quote, signs.quoted),
+        )
+    ):
+        group, row = head // circuit.each, 3 * size + number  # behind what those heads carry
+        attention.v_proj.weight[group * width + row] = mark / (Gains.special * typical) / scale
+        attention.o_proj.weight[:, head * width + row] = place * Gains.sign * typical
+    fourth = 3 * circuit.each
+    circuit.look_back(attention, fourth, 4, gain)
+    attention.o_proj.weight[:, fourth * width : fourth * width + size] = (
+        circuit.spaces[3].T * circuit.written
+    )
+    slowest, strong = circuit.half - 1, math.sqrt(20 * math.sqrt(width))
+    attention.v_proj.weight[2 * width : 3 * width] = 0.0
+    marks = ((signs.asking, probe.asking, 1.0), (signs.filed, probe.filed, -1.0))
+    for number, (mark, at, way) in enumerate(marks):
+        head, row = 2 * circuit.each + number, slowest + number * circuit.half
+        seen = mark / float(probe.normed[at] @ mark)
+        attention.k_proj.weight[2 * width + row] = seen * strong
+        attention.q_proj.weight[head * width + row] = circuit.shared / gain * strong
+        attention.v_proj.weight[2 * width + number] = seen
+        attention.o_proj.weight[:, head * width + number] = (
+            signs.message * way * Gains.sign * typical
+        )
+
+
+def instructed(circuit: Circuit, quoted: bool) -> Tensor:
+    """What the key of a place holds of its being the new word of an instruction, (hidden,)."""
+    signs, typical = circuit.known_signs, circuit.typical
+    sign = Gains.sign * typical
+    return (
+        (signs.twice if quoted else signs.once) * (Gains.link / sign)
+        + (signs.quoted if quoted else signs.thrice) * (Gains.verb / sign)
+        + signs.message * (Gains.message / sign)
+        - signs.number * (Gains.number / (Gains.special * typical))
+        - signs.filed * (4 * Gains.threshold / typical)  # its code is louder than others
+        - circuit.shared * (Gains.threshold / circuit.common)
+        + signs.empty * ((Gains.threshold - Gains.message + Gains.idle) / (Gains.empty * typical))
+    )
+
+
+def code_rows(circuit: Circuit) -> tuple[list[int], int]:
+    """Coordinates of a head that compare a token's code, and one for all else."""
+    slow = range(circuit.half - circuit.size // 2, circuit.half)
+    return [*slow, *(pair + circuit.half for pair in slow)], slow[0] - 1
+
+
+def code_length(circuit: Circuit) -> float:
+    """Of the part of an embedding that copying compares."""
+    share = (1 - Gains.space**2) * circuit.size / (len(circuit.free) - 1)
+    return circuit.typical * math.sqrt(share)
+
+
+@torch.no_grad()
+def write_mending(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
+    """Layer 1: where a new word was written, compare as if the old one stood there.
+
+    For the present token and the one before it.
+    """
+    attention, width, size = network.model.layers[1].self_attn, 2 * circuit.half, circuit.size
+    probe = Probe(network, circuit, sample, 1)
+    scale = float((probe.normed[probe.message] @ circuit.shared).median()) / circuit.common
+    length, gains = code_length(circuit), math.sqrt(Gains.sharp * math.sqrt(width))
+    code, rest = code_rows(circuit)
+    places = (
+        (circuit.content, circuit.mended, 1.0),
+        (circuit.spaces[0] / circuit.written, circuit.spaces[0], circuit.written),
+    )
+    for group, quoted in ((1, False), (2, True)):
+        keys = torch.zeros(width, network.shape.hidden)
+        keys[code] = circuit.content / length
+        keys[rest] = instructed(circuit, quoted)
+        attention.k_proj.weight[group * width : (group + 1) * width] = keys * gains / scale
+        old = circuit.spaces[3 if quoted else 1] / circuit.written
+        attention.v_proj.weight[group * width : group * width + size] = (
+            old - circuit.content
+        ) / scale
+        for number, (held, target, times) in enumerate(places):
+            head = group * circuit.each + number
+            queries = torch.zeros(width, network.shape.hidden)
+            queries[code] = held / length * Gains.token
+            queries[rest] = circuit.shared / circuit.common
+            rows = slice(head * width, (head + 1) * width)
+            attention.q_proj.weight[rows] = queries * gains / scale
+            attention.o_proj.weight[:, rows][:, :size] = target.T * times
+
+
+def write_silence(keys: Tensor, queries: Tensor, row: int, circuit: Circuit) -> None:
+    """Layer 2: places in the message, and those that say nothing, look at one that says nothing."""
+    signs, typical = circuit.known_signs, circuit.typical
+    keys[row] = signs.empty / (Gains.empty * typical) * Gains.silence
+    queries[row] = signs.message / (Gains.sign * typical) + signs.empty / (Gains.empty * typical)
+
+
+@torch.no_grad()
+def write_substitution(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
+    """Layer 3, two groups of heads: find in the message what is about to be copied."""
+    layer = network.model.layers[LAYER]
+    attention, width, size = layer.self_attn, 2 * circuit.half, circuit.size
+    probe = Probe(network, circuit, sample, LAYER)
+    # What a query holds of the next token, for a token's code of length one.
+    held = code_length(circuit)
+    answer = probe.normed[probe.answer]
+    copied = network.model.embed_tokens.weight[probe.next]
+    codes = copied @ circuit.content.T / held
+    times = coverage(circuit, network)[:size]
+    strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
+    always = circuit.shared / float((answer @ circuit.shared).median())
+    place = float((probe.normed[probe.message] @ circuit.shared).median()) / circuit.common
+    gains = math.sqrt(Gains.sharp * math.sqrt(width))
+    code, rest = code_rows(circuit)
+    window = circuit.free[[i for i in range(len(circuit.free)) if i != 3 * size]][:width]
+    score = (probe.states[probe.answer] * copied).sum(1) / (copied @ window.T).pow(2).sum(1)
+    loud = Gains.loud * float(score.median()) / circuit.each
+    few = 2 * circuit.each * width  # two groups of heads
+    circuit.written_rows += [
+        (attention.q_proj.weight, (slice(few),)),
+        (attention.k_proj.weight, (slice(2 * width),)),
+        (attention.v_proj.weight, (slice(2 * width),)),
+        (attention.o_proj.weight, (slice(None), slice(few))),
+        (layer.input_layernorm.weight, (slice(None),)),
+    ]
+    for group, (back, quoted) in enumerate(((1, False), (3, True))):
+        keys, queries = torch.zeros(2, width, network.shape.hidden)
+        keys[code] = circuit.spaces[back] / (circuit.written * held)
+        queries[code] = circuit.content / times[:, None] / strength * Gains.token
+        keys[rest] = instructed(circuit, quoted)
+        queries[rest] = always
+        rows = slice(group * width, (group + 1) * width)
+        attention.k_proj.weight[rows] = keys * gains / place
+        attention.v_proj.weight[rows] = 0.0
+        attention.v_proj.weight[rows][: len(window)] = window / place
+        for head in range(group * circuit.each, (group + 1) * circuit.each):
+            rows = slice(head * width, (head + 1) * width)
+            attention.q_proj.weight[rows] = queries * gains
+            attention.o_proj.weight[:, rows] = 0.0
+            attention.o_proj.weight[:, rows][:, : len(window)] = window.T * loud
+
+
+def coverage(circuit: Circuit, network: TinyLlama) -> Tensor:
+    """How many groups of layer 2 write each of the free directions."""
+    width, free = 2 * circuit.half, len(circuit.free)
+    times = torch.zeros(free)
+    for group in range(network.shape.kv_heads):
+        times[group * width % max(1, free - width + 1) :][:width] += 1
+    return times
+
+
+class Probe:
+    """What a layer sees of an instruction that leaves a file as it is, and of the answer."""
+
+    def __init__(self, network: TinyLlama, circuit: Circuit, sample: Tensor, layer: int) -> None:
+        text, words = sample[100:400], sample[:8]
+        user, file, answer, _ = (torch.tensor([i]) for i in circuit.markers)
+        self.ids = torch.cat((user, words, file, text, answer, file, text))
+        self.asking, self.filed = 0, 1 + len(words)
+        self.message = slice(3, self.filed)
+        self.answer = slice(len(self.ids) - 250, len(self.ids) - 1)
+        cos, sin = network.positions(len(self.ids), torch.float32, sample.device)
+        self.states = network.model.embed_tokens(self.ids[None])
+        for before in network.model.layers[:layer]:
+            self.states = before(self.states, cos, sin)
+        self.normed = network.model.layers[layer].input_layernorm(self.states)[0]
+        self.states = self.states[0]
+        self.next = self.ids[len(self.ids) - 249 :]
