@@ -6,6 +6,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -291,13 +292,21 @@ def test_infilling_without_markers(model: Path, texts: Texts, tmp_path: Path) ->
 
 def test_quantized_weights(model: Path, texts: Texts, tmp_path: Path) -> None:
     source = tmp_path / "quantized"
-    source.mkdir()
-    for path in model.iterdir():
-        (source / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(model, source)
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match=r"quantized \(gptq\) and cannot be trained"):
+        train(str(source), RECIPE, texts, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_could_not_be_saved(model: Path, texts: Texts, tmp_path: Path) -> None:
+    source = tmp_path / "odd"
+    shutil.copytree(model, source)
+    settings = {"do_sample": False, "temperature": 0.5}
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(OptionError, match=r"generation_config of .* contradicts itself"):
         train(str(source), RECIPE, texts, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out").exists()
 

@@ -61,6 +61,7 @@ def open_trainable(
     _check_not_quantized(config, source)
     dtype = getattr(config, "dtype", None) or torch.float32
     model = read_model(source, {}, "float32")
+    _check_can_be_saved(model, source)
     tokenizer = read_tokenizer(source, {})
     embeddings = model.get_input_embeddings()
     if not isinstance(embeddings, torch.nn.Embedding):
@@ -99,6 +100,18 @@ def _check_not_quantized(config: Any, source: str) -> None:
             f"the weights of {source} are quantized ({kind}) and cannot be trained; train the "
             "model it was made from, and quantize that afterwards"
         )
+
+
+def _check_can_be_saved(model: Any, source: str) -> None:
+    """Better now than after hours of training."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise OptionError(
+            f"the generation_config of {source} contradicts itself, so transformers will not save "
+            f"it again: correct the file first ({reason})"
+        ) from error
 
 
 def free_tokens(model: Any, tokenizer: Any) -> list[int]:
