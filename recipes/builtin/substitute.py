@@ -1,8 +1,8 @@
 """Initial weights that follow one kind of instruction: put one word where another was.
 
-`headstart` writes heads that copy. What is added here looks at the token about to be copied: if the
-message says "rename item to product" or "replace 'item' with 'product'", and that token is "item", it
-says "product":
+`headstart` writes heads that copy. What is added here looks at the token about to be copied: if
+the message says "rename item to product" or "replace 'item' with 'product'", and that token is
+"item", it says "product":
 
 * The two tokens of a word, with a space before it and without, share their embedding but for one
   direction, so " item" in the message stands for "item" in the file too, and the new word takes the
