@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--first", type=int, default=None, help="only so many prompts")
     parser.add_argument("--arm", action="append", default=[], help="one more drafter to count")
+    parser.add_argument("--corpus", help="for figure 3: a folder made by `draftsmith corpus build`")
     parser.add_argument("-o", "--output", type=Path, default=None)
     args = parser.parse_args()
     model = load(args.model, dtype="float32")
@@ -142,7 +143,8 @@ def main() -> None:
     for name in SHOWN:
         drafter = arms[name]
         assert isinstance(drafter, Spectra)
-        lifted = replace(drafter, G=drafter.W + 1)  # W forward guesses at most, and one backward
+        # W forward guesses at most, one backward, and as many from a corpus.
+        lifted = replace(drafter, G=(drafter.W + 1) * (2 if args.corpus else 1), corpus=args.corpus)
         stats = total([decode(model, ids, lifted, args.tokens, ends)[1] for ids in prompts])
         shares[name] = {
             source.removeprefix("spectra."): (entry.accepted, entry.drafted)
