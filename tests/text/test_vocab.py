@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,16 @@ def test_a_table_is_made_once_and_again_when_tokens_are_added() -> None:
     again = Vocabulary.of(made, 400)
     assert again.tokens[len(made) - 1] == b"<tool>"
     assert first.tokens[len(made) - 1] is None
+    made.add_special_tokens({"pad_token": "<tool>"})
+    assert Vocabulary.of(made, 400).special[len(made) - 1] == "<tool>"
+
+
+def test_a_table_goes_with_its_tokenizer() -> None:
+    made = PreTrainedTokenizerFast(tokenizer_object=trained("gemma"))
+    kept = weakref.ref(Vocabulary.of(made))
+    del made
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_canonical_id_is_the_one_that_the_tokenizer_writes() -> None:

@@ -125,14 +125,14 @@ def _inside(component: Any) -> Iterator[Any]:
 
 
 def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
-    """An id that writes a letter, what it writes at the beginning of a text, and after itself."""
+    """An id that writes a letter, the letter, and what the id writes behind itself."""
     for letter in "aeinost0123456789":
         found = backend.token_to_id(letter)
         if found is None or found in special:
             continue
-        head, both = backend.decode([found]), backend.decode([found, found])
-        if head == letter and both.startswith(head) and both.endswith(letter):
-            return found, head, both[len(head) :]
+        once, twice = backend.decode([found]), backend.decode([found, found])
+        if once == letter and twice.startswith(letter):
+            return found, letter, twice.removeprefix(letter)
     raise UnsupportedError(
         "this tokenizer has no token that is a plain letter or digit, so it cannot be asked what "
         "its ids write"

@@ -40,18 +40,17 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, size: int | None = None) -> Vocabulary:
-        """The table of a fast tokenizer of transformers or tokenizers, made once for each object.
+        """The table of a fast tokenizer of transformers (made once for each) or of tokenizers.
 
         `size` is V, the width of the logits: rows beyond the tokenizer's own ids are padding. None:
         as many as there are ids. Raises LoadError without a tokenizer, UnsupportedError if what its
         ids write cannot be told.
         """
         backend = spelling.backend_of(tokenizer)
-        try:
-            made = _MADE.setdefault(tokenizer, {})
-        except TypeError:
-            made = {}  # no weak references to a Tokenizer of tokenizers before 0.23
-        key = size, backend.get_vocab_size()  # tokens may be added later
+        # A table that is kept must not hold the very object that it is kept for.
+        made = {} if backend is tokenizer else _MADE.setdefault(tokenizer, {})
+        added = backend.get_added_tokens_decoder().values()  # which may grow or become special
+        key = size, backend.get_vocab_size(), sum(token.special for token in added)
         if key not in made:
             found = spelling.spelling(backend, size)
             made[key] = cls(found.tokens, found.special, found.fallback, backend)
@@ -124,8 +123,8 @@ class Vocabulary:
         return spelling.encoder(self.tokenizer)
 
 
-_MADE: WeakKeyDictionary[Any, dict[tuple[int | None, int], Vocabulary]] = WeakKeyDictionary()
-"""By tokenizer; a table holds the Rust tokenizer only, so that the key can go."""
+_MADE: WeakKeyDictionary[Any, dict[tuple[int | None, int, int], Vocabulary]] = WeakKeyDictionary()
+"""Tables by tokenizer of transformers."""
 
 
 @dataclass(frozen=True, eq=False)
