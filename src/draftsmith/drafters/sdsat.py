@@ -22,6 +22,7 @@ from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.sampling import argmax, without
 from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.drafters.auto import Chance as Frequency
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
 from draftsmith.model.adaptive import AdaptiveTokens
@@ -32,8 +33,8 @@ CANDIDATES = 10
 MOST = 64
 """Nodes of a tree of fixed shape; of a larger one the likeliest are drafted."""
 
-HOPE, PACE = 0.75, 0.1
-"""How often a depth is expected to hold before anything is known, and how fast that is unlearnt."""
+HOPE = 0.6
+"""How often a depth is expected to hold, of drafts that held until there, before any was seen."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,8 +133,8 @@ class _Questions(DrafterState):
         self.answers: Tensor | None = None
         """(≤k, V) logits at them; row i is the law of the token at `length` + i."""
         self.length = 0
-        self.held = [HOPE] * config.k
-        """(k,) smoothed share of drafts that held at this depth, of those that held before it."""
+        self.held = [Frequency(HOPE) for _ in range(config.k)]
+        """(k,) how often drafts held at this depth, of those that held until there."""
 
     def draft(self, ctx: Context) -> Draft:
         answers, self.answers = self.answers, None
@@ -164,7 +165,8 @@ class _Questions(DrafterState):
         """The chain `y` with questions after its prefixes, the empty one included."""
         tokens, parents = [*y], [*range(-1, len(y) - 1)]
         nodes = ctx.budget - len(y)
-        for j, k in enumerate(questions(self.held, len(y), nodes, ctx.depth - 1)):
+        held = [frequency.value for frequency in self.held]
+        for j, k in enumerate(questions(held, len(y), nodes, ctx.depth - 1)):
             # What is asked after prefix j is checked j+1 tokens later, by which the depth is less.
             parents += [j - 1, *range(len(tokens), len(tokens) + k - 1)][:k]
             tokens += self.a[:k]
@@ -176,7 +178,7 @@ class _Questions(DrafterState):
         draft, path = outcome.draft, outcome.verdict.path
         if self.config.tree is None:
             for depth in range(min(draft.size, len(path) + 1)):
-                self.held[depth] += PACE * ((depth < len(path)) - self.held[depth])
+                self.held[depth].record(depth < len(path))
         node, rows = path[-1] if path else ROOT, []
         for probe in range(draft.size, len(draft)):
             if draft.parents[probe] == node:
