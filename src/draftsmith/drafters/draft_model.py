@@ -28,7 +28,7 @@ from draftsmith.drafters.translation import After, Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import Runner
+from draftsmith.model.runner import REST, Runner
 from draftsmith.text.comparison import Comparison, Usage
 from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 
@@ -124,7 +124,7 @@ class DraftModel(Drafter):
         algorithm, why = self._choose(pair)
         return BoundDraftModel(
             self,
-            Runner(loaded),
+            Runner(loaded, rest=REST),  # what was accepted is read in the pass that drafts
             ALGORITHMS[algorithm](pair),
             guesses=self.reproducible or algorithm in GUESSING,
             why=why,
