@@ -71,7 +71,7 @@ class ToyTarget:
     @property
     def facts(self) -> ModelFacts:
         """What drafters may know of it."""
-        return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size)
+        return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size, shape=self.shape)
 
     def law(self, prefix: Sequence[int]) -> Tensor:
         """(V,) float64 probabilities of the next id after `prefix`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
+from architectures import ALL, build
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Drafter
@@ -28,6 +30,7 @@ from draftsmith.engine import Engine
 from draftsmith.errors import DrafterError, LoadError, OptionError, UnsupportedError
 from draftsmith.hf import accelerate
 from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.model.load import load
 from draftsmith.testing import (
     Enumerated,
     ToyTarget,
@@ -56,7 +59,7 @@ class Taught(ToyTarget):
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size, name=self.name)
+        return ModelFacts(2, 2, name=self.name, vocab_size=self.vocab_size, shape=self.shape)
 
     def law(self, prefix: Any) -> Tensor:
         ids = list(prefix)
@@ -154,9 +157,17 @@ def test_one_pass_without_room_takes_turns(folder: str, budget: int) -> None:
 
 def test_chain_targets_take_turns_too(folder: str) -> None:
     target = Taught(7, 2, folder, counting(7, 2), shape="chain")
-    for spec in ("sdsat(k=3)", "sdsat(k=3, passes=1)", "sdsat(k=3, tree=9)"):
-        seen = run(target, bound(spec, folder), 16)
-        assert sum(tokens for _, tokens in seen) / len(seen) > 2, spec
+    for spec in ("sdsat(k=3)", "sdsat(k=3, tree=9)"):
+        seen = run(target, parse(spec).bind(target.facts), 16)
+        assert [tokens for _, tokens in seen[:4]] == [1, 4, 1, 4]
+
+
+def test_chain_targets_are_asked_behind_the_draft(folder: str) -> None:
+    target = Taught(7, 2, folder, counting(7, 2), shape="chain")
+    drafter = parse("sdsat(k=3, passes=1)").bind(target.facts)
+    _, (draft, tokens), *rest = run(target, drafter, 16)
+    assert draft == Draft((4, 5, 6, 2, 2, 2), tuple(range(-1, 5)), ("sdsat",) * 6, probes=3)
+    assert {given for _, given in rest[:5]} == {tokens} == {4}
 
 
 def test_nothing_is_asked_that_cannot_be_emitted(folder: str) -> None:
@@ -387,6 +398,22 @@ def test_answers_are_the_plain_ones(spec: str, model: str) -> None:
         assert [a.tokens for a in answers] == [e.tokens for e in expected]
         assert all(A not in a.tokens for a in answers)
         assert sum(a.stats.probes for a in answers) > 0
+
+
+@pytest.mark.parametrize("architecture", sorted({"lfm2", "mamba2"} & ALL.keys()))
+def test_chain_models_answer_the_plain_ones(architecture: str, folder: str) -> None:
+    """Recurrent ones compute again what a rejected draft or a question has touched."""
+    loaded = load(build(architecture))
+    if loaded.capabilities.shape == "plain":
+        pytest.skip("; ".join(loaded.capabilities.reasons))
+    facts = replace(loaded.facts, name=folder)
+    for spec in ("sdsat(k=3)", "sdsat(k=2, passes=1)"):
+        engine = Engine(loaded, drafter=parse(spec).bind(facts), budget=6)
+        for ids in PROMPTS:
+            expected = engine.generate(ids, max_new_tokens=20, drafter="none", temperature=0.0)
+            answer = engine.generate(ids, max_new_tokens=20, temperature=0.0)
+            assert answer.tokens == expected.tokens
+            assert answer.stats.probes > 0
 
 
 def test_transformers_generate_is_unchanged(model: str) -> None:

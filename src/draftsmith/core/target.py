@@ -56,6 +56,8 @@ class ModelFacts:
     """V: width of its logits, padding ids included."""
     device: str = "cpu"
     """Where its input ids go."""
+    shape: Shape = "tree"
+    """The drafts that it can verify."""
 
 
 Weights = Callable[[Tensor], Tensor]

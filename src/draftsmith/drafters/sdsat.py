@@ -45,7 +45,8 @@ class SDSAT(Drafter):
     checks them. passes=1 (ours): every pass also asks after each prefix of its own draft, so that
     the next drafts are there wherever it ends. All prefixes with k questions each are
     k + (k+1)·k nodes; under a smaller budget half of it is for the draft, and the questions go
-    where recent drafts ended, and as deep as they held.
+    where recent drafts ended, and as deep as they held. A model that verifies chains only is asked
+    behind the whole draft; where that does not hold, it takes two passes after all.
 
     tree (passes=2), for sampling: a shape, `(3, 2, 1)` for so many candidates at the first depths
     and the last number at all others, or the number of nodes: those the model finds likeliest.
@@ -64,6 +65,8 @@ class SDSAT(Drafter):
     needs: ClassVar[Needs] = Needs(logits=True)
     taught: ClassVar[AdaptiveTokens | None] = None
     """The model's adaptive tokens, once bound to it."""
+    branches: ClassVar[bool] = True
+    """Whether the model it is bound to verifies trees."""
 
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
@@ -116,6 +119,7 @@ class SDSAT(Drafter):
         taught.ask(self.k)
         bound = copy.copy(self)
         object.__setattr__(bound, "taught", taught)
+        object.__setattr__(bound, "branches", model.shape == "tree")
         return bound
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
@@ -164,10 +168,13 @@ class _Questions(DrafterState):
     def _ask(self, y: tuple[int, ...], ctx: Context) -> Draft:
         """The chain `y` with questions after its prefixes, the empty one included."""
         tokens, parents = [*y], [*range(-1, len(y) - 1)]
-        nodes = ctx.budget - len(y)
-        held = [frequency.value for frequency in self.held]
-        for j, k in enumerate(questions(held, len(y), nodes, ctx.depth - 1)):
-            # What is asked after prefix j is checked j+1 tokens later, by which the depth is less.
+        # What is asked after prefix j is checked j+1 tokens later, by which the depth is less.
+        nodes, depth = ctx.budget - len(y), ctx.depth - 1
+        if self.config.branches:
+            asked = questions([share.value for share in self.held], len(y), nodes, depth)
+        else:  # only a draft accepted whole is followed by answers
+            asked = [0] * len(y) + [max(0, min(len(self.a), nodes, depth - len(y)))]
+        for j, k in enumerate(asked):
             parents += [j - 1, *range(len(tokens), len(tokens) + k - 1)][:k]
             tokens += self.a[:k]
         name = self.config.name

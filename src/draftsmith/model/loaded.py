@@ -78,6 +78,7 @@ class LoadedModel:
             tokenizer=self.tokenizer,
             vocab_size=self.vocab_size,
             device=str(self.device),
+            shape=self.capabilities.shape,
         )
 
     @cached_property
