@@ -52,7 +52,7 @@ def source_of(path: Path, qualified: str) -> str:
     return textwrap.dedent("\n".join(re.sub(r"  # noqa: \w+$", "", line) for line in lines))
 
 
-@pytest.mark.parametrize("page", ["algorithms/pld_plus.md"])
+@pytest.mark.parametrize("page", ["algorithms/pld_plus.md", "algorithms/sdsat.md"])
 def test_quoted_code_is_the_source(page: str) -> None:
     source = DOCS.parent / "src" / "draftsmith"
     quotes = QUOTED.findall((DOCS / page).read_text(encoding="utf-8"))
