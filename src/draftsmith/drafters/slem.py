@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from draftsmith.core.draft import Draft
+from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Law
 from draftsmith.drafters.translation import Pair, Translation
@@ -67,8 +67,13 @@ class Bridge:
                 found.append(self._to_drafter[part])
         return found
 
-    def to_target(self, before: Sequence[int], drafted: Sequence[int]) -> list[int]:
+    def to_target(
+        self, before: Sequence[int], drafted: Sequence[int], seen: bytes | None = None
+    ) -> list[int]:
         """The target's ids of what was `drafted` behind the committed ids `before`.
+
+        `seen` is what the drafter read of them, None: just what they write. A tokenizer that drops
+        the space at the end of a text lets the draft begin with it, where it is taken off.
 
         The draft ends before the bytes of an unfinished character, before a control token that the
         target has not, and before an id that its logits have not.
@@ -76,15 +81,18 @@ class Bridge:
         found: list[int] = []
         *_, last = (b"", *_parts(self.target, before))
         context = last if isinstance(last, bytes) else b""
+        dropped = seen is not None and context[-1:].isspace() and not seen[-1:].isspace()
         for part in _parts(self.drafter, drafted):
             if isinstance(part, bytes):
+                if dropped:
+                    part = part.lstrip()
                 text = complete(context + part)
                 found += beyond(self.target, context, text[len(context) :])
             elif self._to_target[part] >= 0:
                 found.append(self._to_target[part])
             else:
                 break
-            context = b""
+            context, dropped = b"", False
         inside = (i < self.target.size for i in found)
         return found[: next((n for n, fits in enumerate(inside) if not fits), len(found))]
 
@@ -170,7 +178,7 @@ class StringMatch(Translation):
             return ()
         self.follow(ctx.ids)
         self.start = len(self.ids)
-        self.limit = math.ceil(tokens * max(1.0, len(self.ids) / len(ctx.ids)))
+        self.limit = math.ceil(tokens * len(self.ids) / len(ctx.ids))
         if self.pair.context_length is not None:
             self.limit = min(self.limit, self.pair.context_length // 2)
         begins = self.pair.begins
@@ -217,8 +225,12 @@ class StringMatch(Translation):
         )
 
     def draft(self) -> Draft:
-        before = self.context.ids[-LOOK_BEHIND:]
-        tokens = self.bridge.to_target(before, self.ids[self.start :]) if self.limit else []
+        if not self.limit:
+            return EMPTY
+        before, seen = self.context.ids[-LOOK_BEHIND:], self.ids[: self.start]
+        tokens = self.bridge.to_target(
+            before, self.ids[self.start :], self.bridge.drafter.bytes_of(seen[-1:])
+        )
         return Draft.chain(tokens[: self.context.budget], self.pair.source)
 
     def truncate(self, length: int) -> None:

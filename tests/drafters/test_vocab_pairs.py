@@ -1,0 +1,294 @@
+"""Greedy answers with a draft model of another vocabulary are those of plain decoding.
+
+Real tokenizers and texts that are hard to carry over; models that are small, random, or oracles.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar
+from zlib import crc32
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from draftsmith import builtin
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.draft_model import ALGORITHMS, BoundDraftModel, DraftModel
+from draftsmith.drafters.translation import Pair
+from draftsmith.engine import Engine
+from draftsmith.testing import ToyTarget
+from draftsmith.text.vocab import Vocabulary, complete, intersect
+
+TARGETS = ("edit-7m", "stories260K")
+COMPANIONS = ("edit-1m", "edit-bytes")
+TOKENIZERS = {"gpt2": "gpt2", "qwen2": "qwen2", "llama2": "llama2", "t5": "t5-small"}
+
+TOKENS = 3
+"""Most tokens per draft."""
+
+PIECES = (
+    "Once upon a time there was a little girl. ",
+    "def add(a, b):\n    return a + b\n",
+    "emoji 🦊🚀👩‍👩‍👧 and 🇫🇷 ",
+    "中文字符，还有标点。",
+    "tabs\tin\t\tlines\t",
+    "Windows\r\nline\r\n\r\nends\r\n",
+    "many   repeated     spaces      ",
+    "naïve café Ωμέγα ǅ ﬁ ",
+    "<|im_start|>user\nhello<|im_end|>\n",
+    "<|user|>say it<|end|><|assistant|>",
+    "<s>[INST] it </s> <|endoftext|>",
+    "x_1 = {'a': [1, 22, 333]}  # done\n",
+)
+
+
+def prompts(target: str, count: int) -> list[list[int]]:
+    """Ids of `count` texts of a few pieces; every tenth ends inside a character."""
+    tokenizer = load(target).model.tokenizer
+    table = Vocabulary.of(tokenizer)
+    made = []
+    for number in range(count):
+        rng = random.Random(number)
+        # The first ones are each piece alone.
+        pieces = [PIECES[number]] if number < len(PIECES) else rng.sample(PIECES, rng.randint(1, 4))
+        if number % 10 == 9:
+            ids = tokenizer("".join(pieces) + "🦊")["input_ids"][:-1]
+            written = table.bytes_of(ids)
+            assert complete(written) != written
+        else:
+            ids = tokenizer("".join(pieces))["input_ids"]
+        made.append(ids)
+    return made
+
+
+# ------------------------------------------------------------------------------------- models
+
+
+@cache
+def load(target: str) -> Engine:
+    known = {"stories260K": SHARED[0] / "weights" / "stories260K"} if SHARED else {}
+    source = known.get(target) or builtin.path(target)
+    return Engine.from_pretrained(source, drafter="none", dtype="float32", budget="drafter")
+
+
+SHARED: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _shared(shared_data: Path) -> None:
+    SHARED[:] = [shared_data]
+
+
+@cache
+def tokenizer_of(name: str) -> Any:
+    file = SHARED[0] / "tokenizers" / TOKENIZERS[name] / "tokenizer.json"
+    return PreTrainedTokenizerFast(tokenizer_file=str(file))
+
+
+@cache
+def random_model(name: str) -> Any:
+    """A Llama without any training, with rows to spare beyond its tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer_of(name)) + 5,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+class Reading(ToyTarget):
+    """An oracle: at a text that begins one of `truths` it says that one's next token.
+
+    Every tenth token is another one. A tokenizer that rewrites its input is read as it writes.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, truths: Sequence[bytes]) -> None:
+        super().__init__(vocabulary.size, shape="chain")
+        self.vocabulary = vocabulary
+        self.wrong = vocabulary.ids[b"x"]
+        self.truths: list[tuple[bytes, dict[int, int]]] = []
+        """Each text, and the token that begins at a byte of it."""
+        for truth in truths:
+            ids = vocabulary.encode(complete(truth))
+            ends = accumulate(len(vocabulary.tokens[i] or b"") for i in ids)
+            starts = dict(zip([0, *ends], ids, strict=False))
+            self.truths.append((vocabulary.bytes_of(ids), starts))
+
+    def logits(self, prefix: Sequence[int]) -> Tensor:
+        text, said = self.vocabulary.bytes_of(prefix), self.wrong
+        for truth, starts in self.truths:
+            at = place(truth, text)
+            if at is not None and at < len(truth):
+                said = starts.get(at, self._longest(truth[at : at + 20]))
+                break
+        if crc32(text, len(prefix)) % 10 == 0:
+            said = self.wrong
+        return torch.full((self.vocab_size,), -30.0).index_fill(0, torch.tensor(said), 0.0)
+
+    def _longest(self, text: bytes) -> int:
+        """The longest token that `text` begins with: a way on from inside a token."""
+        ids = self.vocabulary.ids
+        return next((ids[text[:n]] for n in range(20, 0, -1) if text[:n] in ids), self.wrong)
+
+
+def place(truth: bytes, text: bytes) -> int | None:
+    """Where `text` ends in `truth`; space does not count, since it may come and go at the seams."""
+    if truth.startswith(text):
+        return len(text)
+    at = 0
+    for byte in b"".join(text.split()):
+        while truth[at : at + 1].isspace():
+            at += 1
+        if truth[at : at + 1] != bytes([byte]):
+            return None
+        at += 1
+    while text[-1:].isspace() and truth[at : at + 1].isspace():
+        at += 1
+    return at
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OracleText(Drafter):
+    """A draft model that knows the true answers, in the words of its own tokenizer."""
+
+    tokenizer: str
+    truths: Sequence[bytes] = field(default=())
+
+    name: ClassVar[str] = "oracle_text"
+
+    def bind(self, model: ModelFacts) -> Drafter:
+        target = Vocabulary.of(model.tokenizer, model.vocab_size)
+        own = Vocabulary.of(tokenizer_of(self.tokenizer))
+        pair = Pair(
+            intersect(target, own),
+            target,
+            own,
+            ends=frozenset(),
+            begins=(),
+            tokens=TOKENS,
+            confidence=0.0,
+            reproducible=False,
+            source=self.name,
+        )
+        config = DraftModel("oracle", tokens=TOKENS, algorithm="slem")
+        return BoundDraftModel(
+            config, Reading(own, self.truths), ALGORITHMS["slem"](pair), True, ""
+        )
+
+    def preferred_width(self) -> int:
+        return TOKENS
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        raise AssertionError("bound before use")
+
+
+# -------------------------------------------------------------------------------------- tests
+
+
+@cache
+def plain(target: str, count: int, length: int) -> list[list[int]]:
+    engine = load(target)
+    return [engine.generate(ids, max_new_tokens=length).tokens for ids in prompts(target, count)]
+
+
+def check(target: str, drafter: Drafter, count: int, length: int, every: int = 1) -> float:
+    """Assert equal answers on every so many of `count` prompts; the share of drafts accepted."""
+    right = plain(target, count, length)
+    drafted = accepted = 0
+    for number, ids in list(enumerate(prompts(target, count)))[::every]:
+        result = load(target).generate(ids, max_new_tokens=length, drafter=drafter)
+        assert result.tokens == right[number], f"prompt {number} of {target} with {drafter}"
+        drafted += result.stats.drafted
+        accepted += result.stats.accepted
+    assert drafted
+    return accepted / drafted
+
+
+@cache
+def draft_models(target: str) -> dict[str, DraftModel]:
+    found = {}
+    for name in COMPANIONS:
+        same = (target, name) == ("edit-7m", "edit-1m")
+        for algorithm in ("standard",) if same else ("slem", "tli"):
+            found[f"{name} {algorithm}"] = DraftModel(name, tokens=TOKENS, algorithm=algorithm)
+    found["edit-bytes slrs"] = DraftModel("edit-bytes", tokens=TOKENS, algorithm="slrs")
+    for name in TOKENIZERS:
+        for algorithm in ("slem", "tli"):
+            found[f"{name} {algorithm}"] = DraftModel(
+                random_model(name),
+                tokens=TOKENS,
+                algorithm=algorithm,
+                confidence=0.0,
+                tokenizer=tokenizer_of(name),
+            )
+    return found
+
+
+NAMES = [
+    *(
+        f"{name} {algorithm}"
+        for name in (*COMPANIONS, *TOKENIZERS)
+        for algorithm in ("slem", "tli")
+    ),
+    "edit-1m standard",
+    "edit-bytes slrs",
+]
+
+
+def check_draft_model(target: str, name: str, count: int, length: int) -> None:
+    models = draft_models(target)
+    if name not in models:
+        pytest.skip("edit-1m has the built-in model's vocabulary: standard")
+    # Every prompt by the strings, which is where the vocabularies matter; some by the tokens.
+    check(target, models[name], count, length, every=4 if name.endswith("tli") else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_answers_are_those_of_plain_decoding(name: str) -> None:
+    check_draft_model("stories260K", name, count=len(PIECES), length=6)
+
+
+@pytest.mark.parametrize("name", ["edit-1m standard", "edit-bytes slem", "edit-bytes slrs"])
+def test_greedy_answers_of_the_built_in_model(name: str) -> None:
+    check_draft_model("edit-7m", name, count=len(PIECES), length=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_answers_on_many_prompts(target: str, name: str) -> None:
+    check_draft_model(target, name, count=200, length=10)
+
+
+def oracle(target: str, name: str, count: int, length: int) -> float:
+    table = Vocabulary.of(load(target).model.tokenizer)
+    answers = zip(prompts(target, count), plain(target, count, length + TOKENS), strict=True)
+    truths = [table.bytes_of([*ids, *found]) for ids, found in answers]
+    return check(target, OracleText(name, tuple(truths)), count, length)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_an_oracle_in_other_words(name: str) -> None:
+    assert oracle("stories260K", name, count=len(PIECES), length=10) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_an_oracle_in_other_words_on_many_prompts(target: str, name: str) -> None:
+    assert oracle(target, name, count=200, length=10) > 0.5
