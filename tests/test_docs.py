@@ -52,8 +52,9 @@ def source_of(path: Path, qualified: str) -> str:
     return textwrap.dedent("\n".join(re.sub(r"  # noqa: \w+$", "", line) for line in lines))
 
 
-@pytest.mark.parametrize("page", ["algorithms/pld_plus.md", "algorithms/sdsat.md"])
-def test_quoted_code_is_the_source(page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["pld_plus", "sdsat", "draft_model"])
+def test_quoted_code_is_the_source(algorithm: str) -> None:
+    page = f"algorithms/{algorithm}.md"
     source = DOCS.parent / "src" / "draftsmith"
     quotes = QUOTED.findall((DOCS / page).read_text(encoding="utf-8"))
     assert quotes, f"{page} quotes no code: begin a block with '# folder/file.py: name'"
