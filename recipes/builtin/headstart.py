@@ -70,6 +70,7 @@ class Circuit:
     turned = 0.3  # radians that a compared pair may turn over half the context
     constant = 2.0  # size of what all embeddings share: steadies what the norms divide by
     output = 6.0  # size of the answer
+    output_below = 2.5  # where a substitute must be louder: in bfloat16 its noise grows with it
     logits = 3.0  # the last norm's gain: how sure the network is
 
     def __init__(self, network: TinyLlama, tokens: Sequence[str] | None = None) -> None:
@@ -363,6 +364,7 @@ def write_match(
     slowest, free = circuit.half - 1, circuit.free
     sharp = math.sqrt(circuit.nearness * math.sqrt(width)) / scale
     always = circuit.shared / circuit.common
+    said = circuit.output_below if circuit.signs else circuit.output
     for group, (keys, queries) in enumerate(compared):
         keys[slowest] = -0.5 * circuit.lengths[group] / PART
         queries[slowest] = always
@@ -381,4 +383,4 @@ def write_match(
             rows = slice(head * width, (head + 1) * width)
             attention.q_proj.weight[rows] = queries * sharp
             attention.o_proj.weight[:, rows] = 0.0
-            attention.o_proj.weight[:, rows][:, : len(values)] = values.T * circuit.output * typical
+            attention.o_proj.weight[:, rows][:, : len(values)] = values.T * said * typical

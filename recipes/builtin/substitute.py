@@ -80,7 +80,7 @@ class Gains:
     sharp = 45.0
     idle = 0.4  # by how much looking at the empty marker exceeds the threshold
     silence = 20.0
-    loud = 2.5  # the substitute's score over that of the token about to be copied
+    loud = 2.0  # the substitute's score over that of the token about to be copied
 
 
 @torch.no_grad()
