@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from architectures import build
 from draftsmith.core.draft import ROOT, Draft, Proposal
 from draftsmith.core.drafter import Context
+from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.registry import bare_names, parse
 from draftsmith.errors import DrafterError
 from draftsmith.testing import Scripted, check_drafter, check_law, check_rewind
@@ -32,6 +35,13 @@ SETTINGS = [
 @pytest.mark.parametrize("spec", [*bare_names(), *SETTINGS])
 def test_contract(spec: str) -> None:
     check_drafter(parse(spec))
+
+
+@pytest.mark.parametrize("options", [{"tokens": 2}, {"tokens": 3, "reproducible": True}])
+def test_contract_of_a_draft_model(options: dict[str, Any]) -> None:
+    """In float64, so that its laws can be enumerated exactly."""
+    model = build("llama", vocab_size=11).double()
+    check_drafter(DraftModel(model, algorithm="standard", confidence=0.3, **options), length=24)
 
 
 def test_copies_must_be_where_they_are_said_to_be() -> None:
