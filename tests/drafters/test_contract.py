@@ -41,7 +41,7 @@ def test_contract(spec: str) -> None:
 def test_contract_of_a_draft_model(options: dict[str, Any]) -> None:
     """In float64, so that its laws can be enumerated exactly."""
     model = build("llama", vocab_size=11).double()
-    check_drafter(DraftModel(model, algorithm="standard", confidence=0.3, **options), length=24)
+    check_drafter(DraftModel(model, algorithm="standard", confidence=0.3, **options), length=12)
 
 
 def test_copies_must_be_where_they_are_said_to_be() -> None:
