@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from draftsmith.chat import Chat
-from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
@@ -310,8 +310,7 @@ class Call:
         if width == 0:
             return FixedBudget(0)
         if self.budget == "auto":
-            cost, drafter = self.engine.cost, self.drafter
-            return AutoBudget(cost, width, reach=drafter.reach, drafter=drafter)
+            return self.drafter.auto_budget(self.engine.cost)
         return FixedBudget(width if self.budget == "drafter" else self.budget)
 
 

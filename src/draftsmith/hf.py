@@ -26,7 +26,7 @@ from transformers.generation.utils import (
     is_fsdp_managed_module,
 )
 
-from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget
+from draftsmith.core.budget import CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.result import Stats, total
@@ -266,12 +266,10 @@ class Accelerated:
     def _options(self, device: torch.device, index: int) -> dict[str, Any]:
         """What a session is told about drafting."""
         fixed, drafter = self.budget, self.drafter
-        width = drafter.preferred_width()
-        auto = AutoBudget(self._cost, width, reach=drafter.reach, drafter=drafter)
         return {
             "drafter": drafter,
             "needs": self.needs,
-            "budget": auto if fixed is None else FixedBudget(fixed),
+            "budget": drafter.auto_budget(self._cost) if fixed is None else FixedBudget(fixed),
             "draft_seed": _draft_seed(device, index) if drafter.sampled else None,
             "device": device,
             "chance": _chance(drafter),

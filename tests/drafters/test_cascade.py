@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 import tiny
-from draftsmith.core.budget import FixedBudget
+from draftsmith.core.budget import LADDER, CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.loop import propose, start, step
@@ -32,11 +32,14 @@ from draftsmith.testing import (
     Enumerated,
     Scripted,
     ToyTarget,
+    adversary,
     assert_same_law,
     check_drafter,
     check_law,
     enumerate_law,
     exact_law,
+    oracle,
+    plain,
 )
 
 
@@ -171,6 +174,36 @@ def test_copies_and_samples_share_a_pass() -> None:
     assert ("copy", "s") in seen
 
 
+def test_each_member_has_an_automatic_budget_of_its_own() -> None:
+    """A member that is always wrong falls silent; the one behind it then speaks, ever wider."""
+    target = ToyTarget(11)
+    answer = plain(target, [1, 2], 300)
+    cost = CostCurve()
+    for width in (0, *LADDER):
+        cost.record(width, 1 + 0.02 * width)
+    wrong, right = adversary(answer), oracle(answer, width=16)
+    drafter = Cascade((wrong, right))
+    widths: dict[int, list[int]] = {0: [], 1: []}
+    session = Session(
+        [1, 2], drafter=drafter, budget=drafter.auto_budget(cost), law=Law((), greedy=True),
+        chance=Dice.seeded(0), vocab_size=11, limit=300,
+    )  # fmt: skip
+    start(session, target)
+    members: Any = session.state
+    while not session.finished:
+        draft = propose([session], target)[0]
+        if members.speaker is not None:
+            widths[members.speaker].append(len(draft))
+        step([session], target)
+    assert session.ids[2:] == answer
+    assert max(widths[1]) == 16
+    assert sum(widths[0][10:]) < 0.1 * sum(widths[1])
+    # A fixed budget is everybody's.
+    assert session.context.cost is cost
+    fixed = sessions(drafter, [1, 2])[0]
+    assert fixed.context.cost is None
+
+
 def test_guess_drafters_keep_the_tokens_of_a_seed() -> None:
     assert not parse("copyspec+auto").sampled
     check_drafter(parse("copyspec(gamma=2)+spectra(W=3)+auto"))
@@ -303,7 +336,7 @@ def test_engine_with_copies_and_a_draft_model() -> None:
     assert [a.tokens for a in answers] == [e.tokens for e in expected]
     sources = {name for a in answers for name in a.stats.by_source}
     assert sources == {"copyspec", "draft_model"}
-    assert "standard: LlamaForCausalLM has the same vocabulary" in " ".join(answers[0].notices)
+    assert "draft_model uses standard" in " ".join(answers[0].notices)
     chat, other = engine.chat(max_new_tokens=20), engine.chat(max_new_tokens=20, drafter="none")
     for message in ("hello world", "hello world again"):
         assert chat.send(message).tokens == other.send(message).tokens

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from draftsmith.core.budget import AutoBudget, Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
@@ -122,7 +122,7 @@ class ReplayBudget:
         curve = CostCurve()
         for width, seconds in self.curve:
             curve.record(width, seconds)
-        return AutoBudget(curve, own, reach=drafter.reach)
+        return drafter.auto_budget(curve)
 
 
 @dataclass(frozen=True, slots=True)

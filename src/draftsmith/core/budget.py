@@ -137,15 +137,26 @@ class FixedBudget:
         pass
 
 
+class OpenBudget:
+    """All that a drafter may want, for one that weighs `cost` itself (`Context.cost`)."""
+
+    def __init__(self, cost: CostCurve, width: int) -> None:
+        self.cost = cost
+        self.width = width
+
+    def next(self) -> int:
+        return self.width if self.cost.knows_plain else 0
+
+    def record(self, depth: int, accepted: int) -> None:
+        pass
+
+
 class AutoBudget:
     """The width with the best expected tokens per second; pauses when no width pays.
 
     `survival[d]` is the smoothed share of attempts in which at least d+1 tokens were accepted.
     Beyond the depths tried it is continued geometrically, so success widens the drafts by itself.
     When nothing pays, drafting pauses, twice as long after every failed retry.
-
-    One record serves all drafters of a cascade, so it says how their mixture does: a member that
-    fails may silence another for a while, and widths lie between what suits each.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from draftsmith.core.budget import AutoBudget, Budget, CostCurve
 from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import Chance, Gumbel, SamplingParams
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput, Weights
@@ -43,6 +44,8 @@ class Context:
     """Target positions this step may spend: draft and probe nodes together."""
     depth: int = 0
     """Nodes deeper than this cannot be emitted any more."""
+    cost: CostCurve | None = None
+    """What passes cost, for a drafter that divides an automatic budget itself; else None."""
     hidden: Tensor | None = None
     """(T-1, D) states of the layer in `Needs.hidden_layer`; row i belongs to `ids[i]`.
 
@@ -129,6 +132,10 @@ class Drafter(ABC):
     def preferred_width(self) -> int:
         """Nodes per step at a fixed budget; the paper's block length where there is one."""
         return self.width
+
+    def auto_budget(self, cost: CostCurve) -> Budget:
+        """The automatic budget of one sequence; overridden where several drafters share it."""
+        return AutoBudget(cost, self.preferred_width(), reach=self.reach, drafter=self)
 
     def reach(self, width: int) -> int:
         """How deep a draft of `width` nodes goes at most; less where nodes go beside or to probes.

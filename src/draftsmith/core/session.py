@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import Budget
+from draftsmith.core.budget import Budget, OpenBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.result import Stats
@@ -93,6 +93,7 @@ class Session:
             chance=Dice.seeded(draft_seed, self.device),
             noise=chance if isinstance(chance, Gumbel) else None,
             prediction=tuple(prediction),
+            cost=budget.cost if isinstance(budget, OpenBudget) else None,
         )
         self.state: DrafterState | None = None
 

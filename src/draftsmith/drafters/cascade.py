@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from time import perf_counter
 from typing import ClassVar
 
+from draftsmith.core.budget import Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput
@@ -28,7 +30,8 @@ class Cascade(Drafter):
     guess rule and a sampled draft by Leviathan's, side by side in the pass of a batch. Who has
     drawn nothing (⊥) from a law that allows it *has* spoken: its law must be judged, and to let the
     next drafter replace the draw for its value would change the output's law. Members that stayed
-    silent are told which tokens were emitted, as after an empty draft of their own.
+    silent are told which tokens were emitted, as after an empty draft of their own. The automatic
+    budget is one for each: a member whose drafts do not pay pauses alone.
     """
 
     drafters: tuple[Drafter, ...]
@@ -78,20 +81,29 @@ class Cascade(Drafter):
     def open(self, ctx: Context) -> DrafterState:
         return _Members(self, [drafter.open(ctx) for drafter in self.drafters])
 
+    def auto_budget(self, cost: CostCurve) -> Budget:
+        """All that any of them may want: each has an automatic budget of its own."""
+        return OpenBudget(cost, self.preferred_width())
+
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
         """Each member is asked once, for all sequences that have no draft yet."""
         drafts = [EMPTY] * len(states)
-        all_members = [state for state in states if isinstance(state, _Members)]
-        silent = list(range(len(all_members)))
+        silent = {i: state for i, state in enumerate(states) if isinstance(state, _Members)}
+        for members in silent.values():
+            members.speaker = None
         for number, drafter in enumerate(self.drafters):
-            if not silent:
-                break
-            members = [all_members[i] for i in silent]
-            made = drafter.draft([m.states[number] for m in members], [contexts[i] for i in silent])
-            for i, m, draft in zip(silent, members, made, strict=True):
-                m.speaker = number if speaks(draft) else None
-                drafts[i] = draft
-            silent = [i for i in silent if not speaks(drafts[i])]
+            asked = {i: members.ask(number, contexts[i]) for i, members in silent.items()}
+            asked = {i: ctx for i, ctx in asked.items() if ctx.budget}
+            if not asked:
+                continue
+            begin = perf_counter()
+            made = drafter.draft([silent[i].states[number] for i in asked], [*asked.values()])
+            widest = max(asked.values(), key=lambda ctx: ctx.budget)
+            if widest.cost is not None:
+                widest.cost.record_draft(drafter, widest.budget, perf_counter() - begin)
+            for i, draft in zip(asked, made, strict=True):
+                if speaks(draft):
+                    silent.pop(i).speaker, drafts[i] = number, draft
         return drafts
 
     def __str__(self) -> str:
@@ -112,12 +124,27 @@ class _Members(DrafterState):
         self.config = config
         self.states = list(states)
         self.speaker: int | None = None
+        self.budgets: list[Budget] = []
+        """One for each member, where the budget is automatic."""
 
     def draft(self, ctx: Context) -> Draft:
         return self.config.draft([self], [ctx])[0]
 
+    def ask(self, number: int, ctx: Context) -> Context:
+        """What a member may see and spend."""
+        if ctx.cost is None:
+            self.budgets = []
+            return ctx
+        if not self.budgets:
+            self.budgets = [drafter.auto_budget(ctx.cost) for drafter in self.config.drafters]
+        return replace(ctx, budget=min(ctx.budget, self.budgets[number].next()))
+
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         speaker, self.speaker = self.speaker, None
+        draft = outcome.draft
+        if speaker is not None and self.budgets and len(draft):
+            depth = max(draft.node_depths()[: draft.size], default=0)
+            self.budgets[speaker].record(depth, len(outcome.verdict.path))
         for number, state in enumerate(self.states):
             state.observe(ctx, outcome if number == speaker else unheard(outcome))
 
