@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,14 +13,15 @@ from hypothesis import strategies as st
 from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact
 from torch import Tensor
 
-from draftsmith.core.draft import LazyLaw
+from draftsmith.core.draft import Draft, LazyLaw
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import Shape
-from draftsmith.drafters import slrs
-from draftsmith.drafters.draft_model import BoundDraftModel
+from draftsmith.drafters import psi as psi_of
+from draftsmith.drafters.drafting import BoundDraftModel
+from draftsmith.drafters.psi import EnumeratedPsi, Rule, Walk
 from draftsmith.drafters.slem import masked
-from draftsmith.drafters.slrs import EnumeratedPsi, Rule, StringRejection, Walk
+from draftsmith.drafters.slrs import StringRejection
 from draftsmith.drafters.translation import Ids
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.testing import Enumerated, ToyTarget, assert_same_law, enumerate_law
@@ -62,7 +64,7 @@ def size_of(name: str, psi: str) -> int:
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draw of a residual before all of ψ is asked for: fewer branches, both ways taken."""
-    monkeypatch.setattr(slrs.PathPsi, "draws", 1)
+    monkeypatch.setattr(psi_of.PathPsi, "draws", 1)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -89,7 +91,7 @@ def test_law_with_confidence_and_end_rules(name: str, psi: str) -> None:
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_law_where_branches_share_a_pass(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of ψ at once, on drafters that take trees and on those that take chains."""
-    monkeypatch.setattr(slrs.PathPsi, "draws", 0)
+    monkeypatch.setattr(psi_of.PathPsi, "draws", 0)
     check(drafter_of("prefixes", "path", shape=shape), SAMPLED, 3, 4)
 
 
@@ -116,7 +118,7 @@ def test_any_vocabularies_keep_the_law(
 # ------------------------------------------------------------------------------------- ψ itself
 
 
-def walked(drafter: BoundDraftModel, chance: Enumerated) -> tuple[Walk, LazyLaw]:
+def walked(drafter: BoundDraftModel, stop: str | None, chance: Enumerated) -> tuple[Walk, LazyLaw]:
     """One walk after the empty text, and the law that is stated for it."""
     rule: Rule = drafter.translate().rule  # type: ignore[attr-defined]
     runner = drafter.runner
@@ -128,33 +130,40 @@ def walked(drafter: BoundDraftModel, chance: Enumerated) -> tuple[Walk, LazyLaw]
     def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
         return {b[:end]: law(b[:end]) for b in branches for end in range(len(b) + 1)}
 
-    walk = rule.walk()
+    walk = rule.walk(stop)
     while not walk.over:
         walk.step(law(walk.ids), chance)
-    return walk, rule.law(walk, laws)
+    return walk, rule.law(stop, {}, laws)
 
 
 @pytest.mark.parametrize(("name", "psi"), CASES)
 def test_psi_is_the_probability_of_the_proposal(name: str, psi: str) -> None:
-    """Of every token and of ⊥, by the frequencies of all walks; drafts that run past t count."""
+    """Of every token and of ⊥, by the frequencies of all walks, wherever a plan stops them.
+
+    Drafts that run past t count.
+    """
     drafter = drafter_of(name, psi, tokens=3)
+    texts: dict[int, str] = drafter.translate().rule.lexicon.texts  # type: ignore[attr-defined]
     tokens = range(size_of(name, psi))
-    laws: list[Tensor] = []
+    for stop in (None, *texts.values()):
+        laws: list[Tensor] = []
 
-    def proposed(chance: Enumerated) -> int | None:
-        walk, law = walked(drafter, chance)
-        laws.append(law.of(tokens))
-        return walk.token
+        def proposed(
+            chance: Enumerated, stop: str | None = stop, laws: list[Tensor] = laws
+        ) -> int | None:
+            walk, law = walked(drafter, stop, chance)
+            laws.append(law.of(tokens))
+            return walk.token
 
-    found = enumerate_law(proposed)
-    stated: dict[int | None, float] = dict(enumerate(laws[0].tolist()))
-    stated[None] = 1 - sum(stated.values())
-    assert_same_law(found, stated)
-    assert all(torch.allclose(law, laws[0], atol=1e-12) for law in laws)
-    # Σ min(p, ψ), the acceptance, is at least Σ p·ψ, that of an exact match with the same draft.
-    for seed in range(10):
-        p = ToyTarget(len(tokens), order=1, seed=seed).law([0])
-        assert torch.minimum(p, laws[0]).sum() >= (p * laws[0]).sum()
+        found = enumerate_law(proposed)
+        stated: dict[int | None, float] = dict(enumerate(laws[0].tolist()))
+        stated[None] = 1 - sum(stated.values())
+        assert_same_law(found, stated)
+        assert all(torch.allclose(law, laws[0], atol=1e-12) for law in laws)
+        # Σ min(p, ψ), the acceptance, is at least Σ p·ψ, that of an exact match with the draft.
+        for seed in range(10):
+            p = ToyTarget(len(tokens), order=1, seed=seed).law([0])
+            assert torch.minimum(p, laws[0]).sum() >= (p * laws[0]).sum()
 
 
 def test_acceptance_is_what_psi_says() -> None:
@@ -180,12 +189,18 @@ def test_acceptance_is_what_psi_says() -> None:
 class Dropping(StringRejection):
     """The trap: a proposal is taken back for its value."""
 
-    def _book(self) -> bool:
-        walk = self.walk
-        going = super()._book()
-        if walk.probability < self.pair.confidence or walk.token in self.bridge.target.special:
-            self.walks.pop()
-        return going
+    def draft(self) -> Draft:
+        made = super().draft()
+        last = len(made.tokens) - 1
+        if last < 0 or not self.dropped(made.tokens[last]):
+            return made
+        kept = {node: p for node, p in made.proposals.items() if node < last - 1}
+        return replace(Draft.chain(made.tokens[:last], self.pair.source), proposals=kept)
+
+    def dropped(self, token: int) -> bool:
+        if token in self.bridge.target.special:
+            return True
+        return token == 0 and self.pair.confidence > 0
 
 
 class ExactCovers(EnumeratedPsi):
@@ -230,7 +245,7 @@ def test_a_proposal_dropped_for_its_value_is_noticed(
 def test_counting_exact_covers_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = drafter_of("target inside", "enumerate")
     check(drafter, SAMPLED, 2, 2)
-    monkeypatch.setattr(slrs, "EnumeratedPsi", ExactCovers)
+    monkeypatch.setattr(psi_of, "EnumeratedPsi", ExactCovers)
     with pytest.raises(AssertionError, match="law differs"):
         check(drafter_of("target inside", "enumerate"), SAMPLED, 2, 2)
 

@@ -6,25 +6,22 @@ Algorithms for Heterogeneous Vocabularies"; what they do not share is in `tli`, 
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from draftsmith import builtin
-from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import ModelFacts, Needs, Row, Target
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.drafting import BoundDraftModel
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.drafters.slem import Bridge, StringMatch
 from draftsmith.drafters.slrs import StringRejection, rule_of
 from draftsmith.drafters.tli import TokenLevel, TokenMap
-from draftsmith.drafters.translation import After, Pair, Translation
+from draftsmith.drafters.translation import Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -249,183 +246,3 @@ def _begins(tokenizer: Any) -> tuple[int, ...]:
     """The token that a tokenizer puts before every text, if it does."""
     first = tokenizer.bos_token_id
     return (first,) if first is not None and tokenizer("")["input_ids"][:1] == [first] else ()
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class BoundDraftModel(Drafter):
-    """A draft model beside its target: the drafting loop over all sequences of a step.
-
-    The loop is bare: one pass of the drafter per drafted token, for all sequences at once, and one
-    copy to the host. A sequence's pass also carries what was accepted since its last one.
-    """
-
-    config: DraftModel
-    runner: Target[Any]
-    """The drafter model."""
-    translate: Callable[[], Translation]
-    """Makes the translation of a new sequence."""
-    guesses: bool
-    """Whether its drafts never carry laws."""
-    why: str
-    """Why it drafts by this algorithm; empty: because it was told to."""
-    context_length: int | None = None
-    """Tokens that the drafter model can read; None: any number."""
-    rewinds: bool = True
-    """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
-    lock: threading.Lock = field(init=False, default_factory=threading.Lock)
-    """Sequences share one cache, so they are drafted for in turns."""
-    forgotten: list[Row] = field(init=False, default_factory=list)
-    """Rows of sequences that nobody closed; given back before the next draft."""
-
-    name: ClassVar[str] = DraftModel.name
-
-    @property
-    def sampled(self) -> bool:  # type: ignore[override]
-        """Whether its drafts carry laws where the target samples."""
-        return not self.guesses
-
-    @property
-    def shares_noise(self) -> bool:  # type: ignore[override]
-        """Whether the target shall draw with noise that this drafter can foresee."""
-        return self.config.shares_noise
-
-    def preferred_width(self) -> int:
-        return self.config.preferred_width()
-
-    def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
-        """Nothing, but for a sentence about the choice of the algorithm."""
-        return Needs(why=self.why)
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Sequence(self)
-
-    def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
-        sequences = cast("Sequence[_Sequence]", states)
-        with self.lock, torch.inference_mode():
-            while self.forgotten:
-                self.runner.close(self.forgotten.pop())
-            active = [s for s, ctx in zip(sequences, contexts, strict=True) if s.begin(ctx)]
-            while active:
-                active = self._draft_one(active)
-            return [sequence.translation.draft() for sequence in sequences]
-
-    def _draft_one(self, active: Sequence[_Sequence]) -> list[_Sequence]:
-        """One more token for each of these sequences; those that draft on."""
-        outputs = self.runner.forward([s.row for s in active], [s.ahead for s in active])
-        picks = pick([s.translation for s in active], [o.logits[-1] for o in outputs])
-        on = []
-        for sequence, picked in zip(active, picks, strict=True):
-            if picked is not None:
-                sequence.feed(picked.token)
-                if sequence.translation.take(*picked):
-                    on.append(sequence)
-        return on
-
-    def __str__(self) -> str:
-        return str(self.config)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return hash(self.config)
-
-
-class Pick(NamedTuple):
-    """A drafted token, the law (V_D,) it was drawn from if it was, and its probability."""
-
-    token: int
-    q: Tensor | None
-    confidence: float
-
-
-def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[Pick | None]:
-    """The next drafter token of each sequence, from logits (V_D,) each; None ends its draft.
-
-    Where the target is greedy it is the arg-max, else a draw at the target's own temperature,
-    top-k, top-p and min-p, which apply to masked logits.
-    """
-    picks: list[Pick | None] = [None] * len(logits)
-    greedy: dict[int, Tensor] = {}
-    for i, (translation, row) in enumerate(zip(translations, logits, strict=True)):
-        scores = translation.scores(row)
-        if scores is None:
-            continue
-        law = translation.law
-        if law.greedy:
-            greedy[i] = scores
-            continue
-        q = law.probs(law.scores(None, scores))
-        token = translation.draw(q)
-        if token is not None:
-            picks[i] = Pick(token, q, float(q[token]))
-    if greedy:
-        stacked = torch.stack(list(greedy.values()))
-        stacked = stacked if stacked.dtype == torch.float64 else stacked.float()
-        best = stacked.max(-1)
-        confidence = (best.values - stacked.logsumexp(-1)).exp()
-        # One copy to the host for all sequences; a double holds every id.
-        ids, sure = torch.stack((best.indices.double(), confidence.double())).tolist()
-        for i, token, probability in zip(greedy, ids, sure, strict=True):
-            picks[i] = Pick(int(token), None, probability)
-    return picks
-
-
-class _Sequence(DrafterState):
-    """One sequence: its row in the drafter's cache, and its translation."""
-
-    row: Row
-
-    def __init__(self, drafter: BoundDraftModel) -> None:
-        self.drafter = drafter
-        self.translation = drafter.translate()
-        self.ahead = EMPTY
-        """Drafted tokens that a model which does not rewind reads again in every pass."""
-        self._opened: weakref.finalize[..., _Sequence] | None = None
-
-    def draft(self, ctx: Context) -> Draft:
-        return self.drafter.draft([self], [ctx])[0]
-
-    def begin(self, ctx: Context) -> bool:
-        """Follow the text to its end; whether there is something to draft."""
-        ids = self._window(self.translation.begin(ctx))
-        self.ahead = EMPTY
-        if not ids:
-            return False
-        runner = self.drafter.runner
-        if self._opened is None:
-            self.row = runner.open(ids)
-            # Not closed at once: a pass over the shared cache may be under way.
-            self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
-        else:
-            runner.extend(self.row, ids)
-        runner.prefill(self.row)
-        self.translation.after = After(runner, self.drafter.lock, self.row, tuple(ids))
-        return True
-
-    def _window(self, ids: Sequence[int]) -> Sequence[int]:
-        """The end of a text that does not fit the drafter's context.
-
-        It moves in quarters of the context, so that the cache serves most steps.
-        """
-        context = self.drafter.context_length
-        over = 0 if context is None else len(ids) + self.translation.reach - context
-        if over <= 0 or context is None:
-            return ids
-        stride = max(1, context // 4)
-        return ids[min(-(-over // stride) * stride, len(ids) - 1) :]
-
-    def feed(self, token: int) -> None:
-        """Let a drafted token be the row's last."""
-        if self.drafter.rewinds:
-            self.drafter.runner.commit([self.row], [()], [[token]])
-        else:
-            self.ahead = Draft.chain([*self.ahead.tokens, token], self.drafter.name)
-
-    def truncate(self, length: int) -> None:
-        self.translation.truncate(length)
-
-    def close(self) -> None:
-        if self._opened is not None:
-            self._opened()
-            self._opened = None
