@@ -70,7 +70,7 @@ class Circuit:
     turned = 0.3  # radians that a compared pair may turn over half the context
     constant = 2.0  # size of what all embeddings share: steadies what the norms divide by
     output = 6.0  # size of the answer
-    output_below = 2.5  # where a substitute must be louder: in bfloat16 its noise grows with it
+    output_below = 3.0  # and where a substitute must be louder still
     logits = 3.0  # the last norm's gain: how sure the network is
 
     def __init__(self, network: TinyLlama, tokens: Sequence[str] | None = None) -> None:
@@ -87,8 +87,8 @@ class Circuit:
                 f"not {shape.layers}, {shape.heads} and {shape.kv_heads}"
             )
         self.random = torch.Generator().manual_seed(7)
-        normal = torch.randn(shape.hidden, shape.hidden, generator=self.random)
-        basis = torch.linalg.qr(normal)[0].T
+        # Along the axes, so that what rounding does to one part reaches no other.
+        basis = torch.eye(shape.hidden)
         widths = [1, *[self.size] * BACKS, bag_size, shape.kv_heads, 1, 1]
         widths += [len(fields(Signs)), self.size] if tokens else [0, 0]
         parts = basis.split([*widths, shape.hidden - sum(widths)])
