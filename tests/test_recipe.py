@@ -41,10 +41,15 @@ def started(recipe: tuple[ModuleType, ModuleType], **sizes: int) -> tuple[Any, A
     return network, circuit, torch.cat((span, span), dim=1)
 
 
-@pytest.mark.parametrize("sizes", [{"heads": 8, "kv_heads": 4}, {"heads": 4, "kv_heads": 2}])
-def test_the_start_copies(recipe: tuple[ModuleType, ModuleType], sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "least"),
+    [({"heads": 8, "kv_heads": 4}, 0.97), ({"heads": 4, "kv_heads": 2}, 0.95)],  # half as precise
+)
+def test_the_start_copies(
+    recipe: tuple[ModuleType, ModuleType], sizes: dict[str, int], least: float
+) -> None:
     network, _, ids = started(recipe, **sizes)
-    assert copied(network, ids) > 0.97
+    assert copied(network, ids) > least
 
 
 def test_steps_leave_the_circuit_alone(recipe: tuple[ModuleType, ModuleType]) -> None:
