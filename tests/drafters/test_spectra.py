@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from random import Random
 from textwrap import indent
@@ -23,7 +24,8 @@ from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import Verdict
 from draftsmith.corpus.index import write_index
 from draftsmith.drafters.registry import parse
-from draftsmith.drafters.spectra import Ngrams, Predictor, Spectra, _Pool, merge
+from draftsmith.drafters.spectra import Predictor, Spectra, _Pool, merge
+from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.testing import ToyTarget, check_drafter, decode, plain
@@ -112,19 +114,21 @@ def test_dictionaries_after_two_passes_by_hand() -> None:
     assert draft == Draft((1, 2, 3, 4), (ROOT, 0, ROOT, 2), ("spectra.pool",) * 4, probes=4)
     passed(state, ctx, logits_for(draft, [5, 6], 2), draft)
     assert state.chains == [(2, 5), (4, 6)]
-    recorded = {key: list(entries) for key, entries in state.ngrams._forward.items()}
-    assert recorded == {1: [(2, 5)], 2: [(5,)], 3: [(4, 6)], 4: [(6,)]}
+    recorded = {key: state.ngrams.forward(key, state.chains) for key in range(1, 7)}
+    assert recorded == {1: [(2, 5), (2,)], 2: [(5,)], 3: [(4, 6), (4,)], 4: [(6,)], 5: [], 6: []}
 
     draft = state.draft(ctx)
     passed(state, ctx, logits_for(draft, [2, 5], 2), draft, token=2)
     assert state.chains == [(5, 2), (6, 5)]
     # The latest first: (5, 2) was recorded after (5,).
-    assert list(state.ngrams.forward(2)) == [(5, 2), (5,)]
-    assert list(state.ngrams.forward(4)) == [(6, 5), (6,)]
-    assert list(state.ngrams.forward(5)) == [(2,)]
-    assert state.ngrams._backward == {
+    assert state.ngrams.forward(2, state.chains) == [(5, 2), (5,)]
+    assert state.ngrams.forward(4, state.chains) == [(6, 5), (6,)]
+    assert state.ngrams.forward(5, state.chains) == [(2,)]
+    backward = {
         (1,): 2, (1, 2): 5, (3,): 4, (3, 4): 6, (2,): 5, (2, 5): 2, (4,): 6, (4, 6): 5,
+        (5,): None, (5, 2): None,
     }  # fmt: skip
+    assert {key: state.ngrams._next(key[0], key[1:]) for key in backward} == backward
 
     ctx.ids = [9, 1, 2]
     assert state.guesses(ctx.ids) == [
@@ -137,15 +141,66 @@ def test_dictionaries_after_two_passes_by_hand() -> None:
     assert set(draft.source[: draft.size]) == {"spectra.backward"}, "shared nodes are one"
 
 
+def written_out(
+    windows: list[tuple[int, ...]], passes: Sequence[Sequence[int]], sub_ngrams: bool
+) -> tuple[dict[int, list[tuple[int, ...]]], dict[tuple[int, ...], int]]:
+    """S_fwd and S_bwd by the letter of lines 26 to 43, with one predicted token per chain."""
+    forward: dict[int, list[tuple[int, ...]]] = {}
+    backward: dict[tuple[int, ...], int] = {}
+    for predicted in passes:
+        for i, token in enumerate(predicted):
+            chain = (*windows[i], token)
+            for j in range(len(chain) - 1) if sub_ngrams else (0,):
+                forward.setdefault(chain[j], []).append(chain[j + 1 :])
+            for j in range(len(chain) - 1) if sub_ngrams else (len(chain) - 2,):
+                backward[chain[: j + 1]] = chain[j + 1]
+            windows[i] = chain[1:]
+    return forward, backward
+
+
+@given(
+    st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=2, max_size=2),
+    st.lists(st.tuples(*[st.integers(0, 4)] * 2), max_size=20),
+    st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_dictionaries_are_those_of_the_algorithm(
+    windows: list[tuple[int, ...]], passes: list[tuple[int, ...]], sub_ngrams: bool
+) -> None:
+    ngrams, pool = Ngrams(1000, 100, sub_ngrams), list(windows)
+    ngrams.begin(pool)
+    for predicted in passes:
+        grown = [(*window, token) for window, token in zip(pool, predicted, strict=True)]
+        ngrams.record(*grown)
+        pool = [chain[1:] for chain in grown]
+    forward, backward = written_out(list(windows), passes, sub_ngrams)
+    if passes:
+        assert {key for key, known in ngrams.changed_keys().items() if known} == forward.keys()
+    for token in range(5):
+        found = ngrams.forward(token, pool if passes else ())
+        # What stood side by side from the start is there, too, and not only once it grew.
+        begun = {w[a + 1 : b] for w in windows for a in range(3) for b in range(4) if w[a] == token}
+        assert set(forward.get(token, ())) <= set(found) <= begun | set(forward.get(token, ()))
+        assert len(found) == len(set(found))
+    for size in (1, 2, 3):
+        for key in product(range(5), repeat=size):
+            assert ngrams._next(key[0], key[1:]) == backward.get(key)
+
+
 def test_without_sub_ngrams_only_whole_chains_are_recorded() -> None:
     whole, parts = Ngrams(15, 100, False), Ngrams(15, 100, True)
     for ngrams in (whole, parts):
+        ngrams.begin([(1, 2, 3)])
         ngrams.record((1, 2, 3, 4))
-    assert list(whole.forward(1)) == list(parts.forward(1)) == [(2, 3, 4)]
-    assert 2 not in whole._forward
-    assert list(parts.forward(2)) == [(3, 4)]
-    assert whole._backward == {(1, 2, 3): 4}
-    assert parts._backward == {(1,): 2, (1, 2): 3, (1, 2, 3): 4}
+    pool = [(2, 3, 4)]
+    assert whole.forward(1, pool) == [(2, 3, 4)]
+    assert parts.forward(1, pool) == [(2, 3, 4), (2, 3), (2,)]
+    assert whole.forward(2, pool) == []
+    assert parts.forward(2, pool) == [(3, 4), (3,)]
+    assert list(whole.changed_keys()) == [1]
+    assert list(parts.changed_keys()) == [1, 2, 3]
+    assert [whole._next(1, more) for more in ((), (2,), (2, 3))] == [None, None, 4]
+    assert [parts._next(1, more) for more in ((), (2,), (2, 3))] == [2, 3, 4]
 
 
 def test_the_backward_guess_takes_the_longest_key_and_stops_at_a_miss() -> None:
@@ -166,14 +221,14 @@ def test_the_least_recently_recorded_goes() -> None:
     ngrams = Ngrams(per_key=2, memory=4, sub_ngrams=False)
     for last in (1, 2, 1, 3):
         ngrams.record((0, last))
-    assert ngrams.forward(0) == [(3,), (1,)]
+    assert ngrams.forward(0, ()) == [(3,), (1,)]
     assert ngrams.changed_keys() == {0: True}
     for key in (5, 6, 0, 7, 8):
         ngrams.record((key, 4))
     assert ngrams.changed_keys() == {0: False, 5: False, 6: False, 7: True, 8: True}
-    assert ngrams.forward(0) == [], "what is forgotten is unseen again"
-    assert ngrams.forward(8) == [(4,)]
-    assert ngrams._backward == {(7,): 4, (8,): 4}, "those that came first went, down to half"
+    assert ngrams.forward(0, ()) == [], "what is forgotten is unseen again"
+    assert ngrams.forward(8, ()) == [(4,)]
+    assert ngrams._behind.keys() == {7, 8}, "those that came first went, down to half"
 
 
 @given(st.lists(st.integers(0, 9), max_size=90))
@@ -182,8 +237,8 @@ def test_a_key_has_the_latest_different_continuations(lasts: list[int]) -> None:
     for last in lasts:
         ngrams.record((0, last))
     latest = list(dict.fromkeys(reversed(lasts)))[:3]
-    assert ngrams.forward(0) == [(last,) for last in latest]
-    assert len(ngrams._forward.get(0, [])) <= 12
+    assert ngrams.forward(0, ()) == [(last,) for last in latest]
+    assert len(ngrams._behind.get(0, [])) <= 12
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), max_size=60))
@@ -194,10 +249,9 @@ def test_memory_stays_bounded_and_changes_add_up(chains: list[list[int]]) -> Non
         ngrams.record(tuple(chain))
         for key, known in ngrams.changed_keys().items():
             keys.add(key) if known else keys.discard(key)
-        assert keys == {key for key in range(6) if key in ngrams._forward}
-        assert len(ngrams._backward) <= 4
+        assert keys == set(ngrams._behind)
         assert len(keys) <= 4
-        assert all(len(list(ngrams.forward(key))) <= 3 for key in keys)
+        assert all(len(ngrams.forward(key, ())) <= 3 for key in keys)
 
 
 # -------------------------------------------------------------------------------- tau
@@ -268,8 +322,8 @@ def test_chains_start_from_the_prompt_and_draws_are_the_drafters_own() -> None:
 
 def recorded(spec: str, chains: Sequence[tuple[int, ...]]) -> _Pool:
     state = opened(spec)
-    for chain in chains:
-        state.ngrams.record(chain)
+    state.ngrams.record(*chains)
+    state.chains, state._grew = [chain[1:] for chain in chains], True
     return state
 
 
@@ -318,7 +372,8 @@ def test_guesses_share_their_prefixes() -> None:
 
 def test_a_small_budget_shrinks_the_pool_to_its_half() -> None:
     """Ten guesses of one node, chains of two probes: guesses may leave more, never take more."""
-    state = recorded("spectra(N=3, W=12)", [(0, token) for token in range(1, 11)])
+    state = opened("spectra(N=3, W=12, backward=False)")
+    state.ngrams.record(*[(0, token) for token in range(1, 11)])
     ctx = context([0])
     for budget, size, probes in (
         (1, 1, 0),
@@ -425,7 +480,8 @@ def test_a_corpus_fills_the_rest_of_the_guesses(tmp_path: Path) -> None:
 def test_the_page_quotes_the_source() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "algorithms" / "spectra.md").read_text("utf-8")
-    source = (root / "src" / "draftsmith" / "drafters" / "spectra.py").read_text("utf-8")
+    folder = root / "src" / "draftsmith" / "drafters"
+    source = "".join(path.read_text("utf-8") for path in folder.glob("spectra*.py"))
     quoted = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(quoted) >= 5
     for block in quoted:
@@ -499,13 +555,13 @@ def test_dictionaries_live_on_in_a_chat(engine: Engine, keep: bool) -> None:
     chat.send("hello world")
     state = chat._state
     assert isinstance(state, _Pool)
-    learnt = dict(state.ngrams._backward)
+    learnt = {key for key, entries in state.ngrams._behind.items() if entries}
     assert len(learnt) > 20
     history = [*chat.messages, {"role": "user", "content": "this is a test"}]
     stream = chat.stream("this is a test")
     next(stream)
-    assert chat._state is state or state.ngrams._backward
-    assert (learnt.keys() <= state.ngrams._backward.keys()) is keep
+    assert chat._state is state or state.ngrams._behind
+    assert all(state.ngrams._behind.get(key) for key in learnt) is keep
     for _ in stream:
         pass
     assert stream.result.tokens == engine.generate(history, max_new_tokens=12).tokens
@@ -516,11 +572,11 @@ def test_a_rewind_keeps_the_dictionaries_and_restarts_chains_whose_prompt_went()
     ctx = context([5, 6, 7])
     draft = state.draft(ctx)
     passed(state, ctx, logits_for(draft, [8, 9], 2), draft)
-    chains, known = list(state.chains), dict(state.ngrams._backward)
+    chains, known = list(state.chains), dict(state.ngrams._behind)
     state.truncate(3)
     assert state.chains == chains
     state.truncate(1)
     ctx.ids, ctx.prompt_length = [5, 20, 21], 3
     state.draft(ctx)
     assert {token for chain in state.chains for token in chain} <= {5, 20, 21}
-    assert state.ngrams._backward == known
+    assert known.items() <= state.ngrams._behind.items()

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,13 +19,12 @@ from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.options import at_least, one_of
+from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from draftsmith.corpus.datastore import Datastore
     from draftsmith.drafters.retrieval import Retrieval
-
-Key = TypeVar("Key")
 
 Guess = tuple[str, Sequence[int]]
 """Who guesses, and what: tokens that may follow the last one."""
@@ -42,10 +40,10 @@ class Spectra(Drafter):
 
     Decisions where the paper is silent: the backward guess goes first (`backward_first`); it stops
     at the first miss; guesses are merged to a tree, the latest first; a key of the forward
-    dictionary keeps the W continuations recorded last; a dictionary of more than `memory` keys
-    forgets those that came first, down to half; chains start from random tokens of the prompt;
-    `keep` keeps the dictionaries from one turn of a chat to the next. Ablations of its table 2:
-    `forward`, `backward`, `sub_ngrams`.
+    dictionary gives the latest W continuations; with more than `memory` keys those that came first
+    are forgotten, down to half; chains start from random tokens of the prompt; `keep` keeps the
+    dictionaries from one turn of a chat to the next. Ablations of its table 2: `forward`,
+    `backward`, `sub_ngrams`.
 
     With a `corpus`, a folder made by `draftsmith corpus build`, what followed there fills the rest
     of the G guesses (section 3.2; `retrieval` is that half alone).
@@ -173,6 +171,7 @@ class _Pool(DrafterState):
         self.predictor: Predictor | None = None
         self.chains: list[tuple[int, ...]] = []
         """W chains of N−1 tokens; empty until the first step shows the prompt."""
+        self._grew = False  # since they began with random tokens
         self._dice = Random(config.seed)
         self._prompt_length = 0
         self._start_length = 0
@@ -208,7 +207,9 @@ class _Pool(DrafterState):
         c = self.config
         found: list[Guess] = []
         if c.forward:
-            found = [(f"{self.name}.forward", guess) for guess in self.ngrams.forward(ids[-1])]
+            name = f"{self.name}.forward"
+            grown = self.chains if self._grew else ()
+            found = [(name, guess) for guess in self.ngrams.forward(ids[-1], grown)]
         if c.backward:
             guess = self.ngrams.backward(ids[1 - c.N :], c.N)
             place = 0 if c.backward_first else len(found)
@@ -222,6 +223,7 @@ class _Pool(DrafterState):
         if ctx.prompt_length != self._prompt_length:  # a new turn
             if not self.config.keep:
                 self.ngrams.clear()
+                self.ngrams.begin(self.chains)
                 self.predictor = None
             self._prompt_length = ctx.prompt_length
         if not self.chains:
@@ -231,6 +233,7 @@ class _Pool(DrafterState):
                 tuple(ctx.ids[self._dice.randrange(prompt)] for _ in range(1, self.config.N))
                 for _ in range(self.config.W)
             ]
+            self.ngrams.begin(self.chains)
 
     def _fitting(self, depth: int) -> list[int]:
         """The chains that end within `depth`, the one that has waited longest first."""
@@ -253,8 +256,9 @@ class _Pool(DrafterState):
         predicted = self.predictor(rows, fresh)
         grown = [(*self.chains[i], token) for i, token in zip(running, predicted, strict=True)]
         self.ngrams.record(*grown)
-        for i, chain in zip(running, grown, strict=True):
-            self.chains[i] = chain[1:]
+        for i, tokens in zip(running, grown, strict=True):
+            self.chains[i] = tokens[1:]
+        self._grew = True
         self._turn = (running[-1] + 1) % c.W
         self.predictor.update(self.ngrams.changed_keys())
 
@@ -262,82 +266,8 @@ class _Pool(DrafterState):
         """Dictionaries stay, for they hold no positions; chains from a prompt that went do not."""
         self._running = []
         if length < self._start_length:
-            self.chains = []
+            self.chains, self._grew = [], False
             self._turn = 0
-
-
-class Ngrams:
-    """The two dictionaries of algorithm 1: what the pool has shown to follow what."""
-
-    def __init__(self, per_key: int, memory: int, sub_ngrams: bool) -> None:
-        self.per_key = per_key
-        self.memory = memory
-        self.sub_ngrams = sub_ngrams
-        # A pass writes a hundred entries and reads a few, so writing has to be what is cheap:
-        # what was recorded twice or is out of date is sorted out by whoever reads.
-        self._forward: dict[int, list[tuple[int, ...]]] = {}
-        self._backward: dict[tuple[int, ...], int] = {}
-        self._changed: dict[int, bool] = {}
-
-    def record(self, *chains: tuple[int, ...]) -> None:
-        """Enter chains of N tokens (lines 36 to 41); without sub-n-grams, each only as a whole."""
-        forward, backward = self._forward, self._backward
-        for chain in chains:
-            last = len(chain) - 1
-            for j in range(last) if self.sub_ngrams else (0,):
-                entries = forward.get(chain[j])
-                if entries is None:
-                    entries = forward[chain[j]] = []
-                    self._changed[chain[j]] = True
-                entries.append(chain[j + 1 :])
-                if len(entries) > 4 * self.per_key:
-                    entries[:] = reversed(self._latest(entries))
-            for j in range(last) if self.sub_ngrams else (last - 1,):
-                backward[chain[: j + 1]] = chain[j + 1]
-        self._forget(backward)
-        self._changed.update(dict.fromkeys(self._forget(forward), False))
-
-    def _forget(self, dictionary: dict[Key, Any]) -> list[Key]:
-        """Of more than `memory` keys, drop those that came first and keep half of `memory`."""
-        if len(dictionary) <= self.memory:
-            return []
-        # All at once: to delete the first key again and again, Python walks over all that went.
-        gone = list(islice(dictionary, len(dictionary) - (self.memory + 1) // 2))
-        for key in gone:
-            del dictionary[key]
-        return gone
-
-    def forward(self, token: int) -> list[tuple[int, ...]]:
-        """Continuations of `token`, the latest first."""
-        return self._latest(self._forward.get(token, []))
-
-    def _latest(self, entries: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The last `per_key` different ones, the latest first."""
-        return list(dict.fromkeys(reversed(entries)))[: self.per_key]
-
-    def backward(self, past: Sequence[int], n: int) -> list[int]:
-        """Up to `n` tokens after `past`, each by the longest key of ≤ n−1 (lines 8 to 14)."""
-        text = list(past)
-        while len(text) < len(past) + n:
-            for start in range(max(0, len(text) - n + 1), len(text)):
-                token = self._backward.get(tuple(text[start:]))
-                if token is not None:
-                    text.append(token)
-                    break
-            else:
-                break
-        return text[len(past) :]
-
-    def changed_keys(self) -> dict[int, bool]:
-        """Keys that came (True) or went (False) since the last call."""
-        changed, self._changed = self._changed, {}
-        return changed
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._forward.clear()
-        self._backward.clear()
-        self._changed.clear()
 
 
 def merge(

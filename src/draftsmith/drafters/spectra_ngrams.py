@@ -1,0 +1,106 @@
+"""The forward and backward dictionaries of SPECTRA-CORE: see `docs/algorithms/spectra.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+
+class Ngrams:
+    """The two dictionaries of algorithm 1: what the pool has shown to follow what.
+
+    Written out they would grow by N−1 entries each per chain and pass, of which a step reads a few.
+    All of them lie in one list per token: what came behind it when it was the first of its chain.
+    S_bwd[c_0 … c_j] is the latest token j+1 there that follows c_1 … c_j, and S_fwd[c_0] is what
+    stands there with its beginnings, together with what stands behind c_0 in the pool right now.
+    """
+
+    def __init__(self, per_key: int, memory: int, sub_ngrams: bool) -> None:
+        self.per_key = per_key
+        self.memory = memory
+        self.sub_ngrams = sub_ngrams
+        self._behind: dict[int, list[tuple[int, ...]]] = {}
+        """Key of S_fwd → the N−1 tokens that came behind it, the latest last."""
+        self._changed: dict[int, bool] = {}
+
+    def begin(self, pool: Iterable[Sequence[int]]) -> None:
+        """Chains of N−1 tokens are in the pool now: of each, another token will follow the last."""
+        if self.sub_ngrams:
+            for token in chain(*pool):
+                self._key(token)
+
+    def record(self, *chains: tuple[int, ...]) -> None:
+        """Enter chains of N tokens (lines 36 to 41); without sub-n-grams, each only as a whole."""
+        for tokens in chains:
+            entries = self._key(tokens[0])
+            entries.append(tokens[1:])
+            if len(entries) > 4 * self.per_key:
+                entries[:] = reversed(_latest(entries)[: 2 * self.per_key])
+            if self.sub_ngrams:
+                self._key(tokens[-2])  # those between were the last but one in an earlier pass
+        if len(self._behind) > self.memory:
+            for token in list(self._behind)[: -((self.memory + 1) // 2)]:
+                del self._behind[token]
+                self._changed[token] = False
+
+    def _key(self, token: int) -> list[tuple[int, ...]]:
+        entries = self._behind.get(token)
+        if entries is None:
+            entries = self._behind[token] = []
+            self._changed[token] = True
+        return entries
+
+    def forward(self, token: int, pool: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """S_fwd: at most `per_key` continuations of `token`, the latest first."""
+        entries = self._behind.get(token, ())
+        if not self.sub_ngrams:
+            return _latest(entries)[: self.per_key]
+        followed = [
+            tokens[j + 1 :]
+            for tokens in pool
+            if token in tokens
+            for j in range(len(tokens) - 1)
+            if tokens[j] == token
+        ]
+        found: dict[tuple[int, ...], None] = {}
+        for tokens in chain(reversed(followed), reversed(entries)):
+            found.update(dict.fromkeys(tokens[:k] for k in range(len(tokens), 0, -1)))
+            if len(found) >= self.per_key:
+                break
+        return list(found)[: self.per_key]
+
+    def backward(self, past: Sequence[int], n: int) -> list[int]:
+        """Up to `n` tokens after `past`, each by the longest key of ≤ n−1 (lines 8 to 14)."""
+        text = tuple(past)
+        while len(text) < len(past) + n:
+            for start in range(max(0, len(text) - n + 1), len(text)):
+                token = self._next(text[start], text[start + 1 :])
+                if token is not None:
+                    text += (token,)
+                    break
+            else:
+                break
+        return list(text[len(past) :])
+
+    def _next(self, first: int, more: tuple[int, ...]) -> int | None:
+        """S_bwd[first, *more]; None if it is no key."""
+        size = len(more)
+        for tokens in reversed(self._behind.get(first, ())):
+            if tokens[:size] == more and (self.sub_ngrams or size == len(tokens) - 1):
+                return tokens[size]
+        return None
+
+    def changed_keys(self) -> dict[int, bool]:
+        """Keys of S_fwd that came (True) or went (False) since the last call."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._behind.clear()
+        self._changed.clear()
+
+
+def _latest(entries: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """All different ones, the latest first."""
+    return list(dict.fromkeys(reversed(entries)))
