@@ -227,11 +227,14 @@ class StringMatch(Translation):
     def draft(self) -> Draft:
         if not self.limit:
             return EMPTY
-        before, seen = self.context.ids[-LOOK_BEHIND:], self.ids[: self.start]
-        tokens = self.bridge.to_target(
-            before, self.ids[self.start :], self.bridge.drafter.bytes_of(seen[-1:])
+        return Draft.chain(self._tokens()[: self.context.budget], self.pair.source)
+
+    def _tokens(self) -> list[int]:
+        """The target's tokens of what was drafted."""
+        before, read = self.context.ids[-LOOK_BEHIND:], self.ids[: self.start]
+        return self.bridge.to_target(
+            before, self.ids[self.start :], self.bridge.drafter.bytes_of(read[-1:])
         )
-        return Draft.chain(tokens[: self.context.budget], self.pair.source)
 
     def truncate(self, length: int) -> None:
         while self.anchors[-1][0] > length:

@@ -62,7 +62,7 @@ class After:
     """
 
     runner: Target[Any]
-    lock: threading.Lock
+    lock: threading.RLock
     """Held while the runner is used."""
     row: Row
     ids: Ids
