@@ -143,9 +143,8 @@ def test_one_pass_under_a_small_budget_asks_where_drafts_end(folder: str) -> Non
     target = Taught(7, 2, folder, counting(7, 2))
     seen = run(target, bound("sdsat(k=6, passes=1)", folder), 8, limit=120)
     assert all(len(draft) <= 8 for draft, _ in seen)
-    draft, tokens = seen[len(seen) // 2]
-    # Drafts have been holding to their end, so it is there that more is asked.
-    assert (draft.size, draft.parents[4], tokens) == (4, 3, 5)
+    late = seen[len(seen) // 2 :]
+    assert sum(tokens for _, tokens in late) / len(late) > 4
 
 
 @pytest.mark.parametrize("budget", [1, 2])
@@ -268,23 +267,28 @@ def test_a_tree_accepts_more_samples_than_a_chain(folder: str) -> None:
 
 
 @given(
-    held=st.lists(st.floats(0, 1), min_size=1, max_size=13),
-    c=st.integers(0, 13),
-    nodes=st.integers(-2, 200),
-    depth=st.integers(0, 20),
+    held=st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    found=st.integers(0, 6),
+    nodes=st.integers(1, 60),
+    depth=st.integers(0, 12),
 )
-def test_questions_fit(held: list[float], c: int, nodes: int, depth: int) -> None:
-    c = min(c, len(held))
-    asked = questions(held, c, nodes, depth)
+def test_questions_fit(held: list[float], found: int, nodes: int, depth: int) -> None:
+    found = min(found, len(held))
+    asked = questions(tuple(held), found, nodes, depth)
+    c = len(asked) - 1
+    assert min(1, found) <= c <= found
     room = [max(0, min(len(held), depth - j)) for j in range(c + 1)]
     assert all(0 <= k <= most for k, most in zip(asked, room, strict=True))
-    assert sum(asked) == min(max(nodes, 0), sum(room))
+    assert c + sum(asked) == min(nodes, c + sum(room))
 
 
 def test_questions_go_where_drafts_end() -> None:
-    assert questions([0.9, 0.9, 0.9], 3, 3, 99) == [0, 0, 0, 3]
-    assert questions([0.1, 0.5, 0.5], 3, 2, 99) == [2, 0, 0, 0]
-    assert questions([0.5, 0.5, 0.5], 1, 4, 99) == [2, 2]
+    assert questions((0.9, 0.9, 0.9), 3, 6, 99) == (0, 0, 0, 3)
+    assert questions((0.1, 0.5, 0.5), 1, 3, 99) == (2, 0)
+    assert questions((0.5, 0.5, 0.5), 1, 5, 99) == (2, 2)
+    # With little room it is the paper's two passes: draft all that was found, or ask.
+    assert questions((0.9,) * 13, 13, 13, 99) == (0,) * 14
+    assert questions((0.9,) * 13, 0, 13, 99) == (13,)
 
 
 TWENTIETHS = st.integers(0, 20).map(lambda i: i / 20)

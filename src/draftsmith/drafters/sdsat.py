@@ -9,8 +9,10 @@ after the last one, the model answers the next token, and at each a the token af
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate
 from operator import mul
@@ -33,6 +35,9 @@ CANDIDATES = 10
 MOST = 64
 """Nodes of a tree of fixed shape; of a larger one the likeliest are drafted."""
 
+ANSWER = 0.6
+"""What an answer is worth beside a draft: it costs a node now, and another when it is drafted."""
+
 HOPE = 0.6
 """How often a depth is expected to hold, of drafts that held until there, before any was seen."""
 
@@ -44,9 +49,9 @@ class SDSAT(Drafter):
     passes=2 (the paper): a pass over [last, a×k] finds the next token and k drafts, the next pass
     checks them. passes=1 (ours): every pass also asks after each prefix of its own draft, so that
     the next drafts are there wherever it ends. All prefixes with k questions each are
-    k + (k+1)·k nodes; under a smaller budget half of it is for the draft, and the questions go
-    where recent drafts ended, and as deep as they held. A model that verifies chains only is asked
-    behind the whole draft; where that does not hold, it takes two passes after all.
+    k + (k+1)·k nodes; a smaller budget is divided between draft and questions, and these go where
+    recent drafts ended, by how often each depth has been holding. A model that verifies chains
+    only is asked behind the whole draft; where that does not hold, it takes two passes after all.
 
     tree (passes=2), for sampling: a shape, `(3, 2, 1)` for so many candidates at the first depths
     and the last number at all others, or the number of nodes: those the model finds likeliest.
@@ -153,9 +158,7 @@ class _Questions(DrafterState):
         c, name = self.config, self.config.name
         laws = without(answers[: ctx.depth], self.a)
         if c.tree is None:
-            # With one pass half of the budget is for the questions.
-            most = ctx.budget if c.passes == 2 else (ctx.budget + 1) // 2
-            return Draft.chain(argmax(laws[:most]).tolist(), name)
+            return Draft.chain(argmax(laws[: ctx.budget]).tolist(), name)
         widths = c.widths()
         law = (laws.float() / (ctx.sampling.temperature or 1.0)).softmax(-1)
         p, ids = law.topk(min(max(widths), law.shape[-1]))
@@ -166,20 +169,27 @@ class _Questions(DrafterState):
         return Draft(drafted, parents, (name,) * len(drafted))
 
     def _ask(self, y: tuple[int, ...], ctx: Context) -> Draft:
-        """The chain `y` with questions after its prefixes, the empty one included."""
-        tokens, parents = [*y], [*range(-1, len(y) - 1)]
+        """A chain that begins as `y`, with questions after its prefixes, the empty one included."""
+        k, nodes = len(self.a), ctx.budget
+        depth = min(ctx.depth - 1, 2 * k)
         # What is asked after prefix j is checked j+1 tokens later, by which the depth is less.
-        nodes, depth = ctx.budget - len(y), ctx.depth - 1
         if self.config.branches:
-            asked = questions([share.value for share in self.held], len(y), nodes, depth)
+            held = tuple(round(20 * share.value) / 20 for share in self.held)
+            asked = questions(held, len(y), nodes, depth)
         else:  # only a draft accepted whole is followed by answers
-            asked = [0] * len(y) + [max(0, min(len(self.a), nodes, depth - len(y)))]
-        for j, k in enumerate(asked):
-            parents += [j - 1, *range(len(tokens), len(tokens) + k - 1)][:k]
-            tokens += self.a[:k]
-        name = self.config.name
-        probes = len(tokens) - len(y)
-        return Draft(tuple(tokens), tuple(parents), (name,) * len(tokens), probes=probes)
+            c = min(len(y), max(1, nodes // 2))
+            asked = (0,) * c + (max(0, min(k, nodes - c, depth - c)),)
+        c = len(asked) - 1
+        tokens, parents = [*y[:c]], [*range(-1, c - 1)]
+        for j, count in enumerate(asked):
+            parents += [j - 1, *range(len(tokens), len(tokens) + count - 1)][:count]
+            tokens += self.a[:count]
+        return Draft(
+            tuple(tokens),
+            tuple(parents),
+            (self.config.name,) * len(tokens),
+            probes=len(tokens) - c,
+        )
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         draft, path = outcome.draft, outcome.verdict.path
@@ -198,22 +208,27 @@ class _Questions(DrafterState):
         self.answers = None
 
 
-def questions(held: Sequence[float], c: int, nodes: int, depth: int) -> list[int]:
-    """(c+1,) how many of `nodes` questions to ask after each prefix of a draft of c tokens.
+@lru_cache(4096)
+def questions(held: tuple[float, ...], found: int, nodes: int, depth: int) -> tuple[int, ...]:
+    """(c+1,) how much to ask after each prefix of a draft of c of the `found` tokens.
 
     One prefix will turn out to be the accepted one; an answer i deep then serves if that many of
-    the next drafts hold. So the likeliest of these pairs are asked. `depth` bounds j + i.
+    the next drafts hold. So the likeliest of these pairs are asked, and c is what then promises
+    most, both counted. `nodes` are for draft and questions together; `depth` bounds j + i.
     """
     reach = list(accumulate(held, mul, initial=1.0))
-    ends = [reach[j] - reach[j + 1] for j in range(c)] + [reach[c]]
-    pairs = [
-        (-ends[j] * reach[i], i, j)
-        for j in range(c + 1)
-        for i in range(1, min(len(held), depth - j) + 1)
-    ]
-    asked = [0] * (c + 1)
-    for _, _, j in sorted(pairs)[: max(nodes, 0)]:
-        asked[j] += 1
+    best, asked = -1.0, (0,)
+    for c in range(min(1, found), min(found, nodes) + 1):
+        ends = [reach[j] - reach[j + 1] for j in range(c)] + [reach[c]]
+        pairs = sorted(
+            (-ends[j] * reach[i], i, j)
+            for j in range(c + 1)
+            for i in range(1, min(len(held), depth - j) + 1)
+        )[: nodes - c]
+        promise = sum(reach[1 : c + 1]) - ANSWER * sum(pair[0] for pair in pairs)
+        if promise > best:
+            counts = Counter(j for _, _, j in pairs)
+            best, asked = promise, tuple(counts[j] for j in range(c + 1))
     return asked
 
 
