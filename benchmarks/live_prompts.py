@@ -37,9 +37,11 @@ def prompts(data: Path, tokens: int, first: int) -> Iterator[dict[str, Any]]:
     edits.sort(key=lambda edit: (edit[1]["commit"], edit[1]["path"]))
     found = 0
     for repository, edit in edits:
+        if found == first:
+            return
         messages = builtin.edit_messages(edit["path"], edit["message"], edit["before"])
         answer = len(encode(tokenizer, edit["after"])) + ROOM
-        if found < first and len(render_chat(tokenizer, messages)) + answer <= tokens:
+        if len(render_chat(tokenizer, messages)) + answer <= tokens:
             found += 1
             yield {
                 "id": f"{repository}/{edit['commit'][:12]}/{edit['path']}",

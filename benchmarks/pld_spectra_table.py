@@ -8,7 +8,7 @@
 Two suites: held-out edits (see live_prompts.py), and Spec-Bench's question answering, with and
 without passages. Greedy, in float32, on one thread; every drafter has the budget of its paper, so
 that tokens and nodes are the same on every machine. Each answer is kept in --output at once, and
-the same command goes on where it was interrupted.
+the same command goes on where it was interrupted; Ctrl-C shows the prompts that all have answered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def specs(args: argparse.Namespace) -> dict[str, str]:
 def table(summaries: list[Summary], names: dict[str, str]) -> Iterator[str]:
     """Lines of Markdown, one row for each arm."""
     suites_ = list(dict.fromkeys(s.suite for s in summaries))
-    head = "".join(f" {s}: tokens per pass | nodes per pass | tokens/s |" for s in suites_)
+    head = "".join(f" {s or 'all'}: tokens per pass | nodes per pass | tokens/s |" for s in suites_)
     yield f"| |{head}"
     yield "|---" + 3 * len(suites_) * "|---" + "|"
     by_arm: dict[str, dict[str | None, Summary]] = {}
@@ -150,12 +151,18 @@ def main() -> None:
     common = settings(model, arms, records)
     with ResultFile(args.output, common, resume=True) as file, Progress() as progress:
         task = progress.add_task("answering", total=plan.size)
-        wrong = measure(plan, file, common, lambda by: progress.advance(task, by))
-    print(*wrong, sep="\n", end="\n" if wrong else "")
-    section = sections([file.rows])[0]
-    answered = {row.id: row.suite for row in section.rows}
-    counts = [f"{list(answered.values()).count(s)} {s}" for s in (EDITS, QUESTIONS)]
-    print(f"{section.title}; {', '.join(counts)}, at most {args.tokens} tokens each\n")
+        try:
+            measure(plan, file, common, lambda by: progress.advance(task, by))
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on", file=sys.stderr)
+    answers = Counter(row.id for row in file.rows)
+    rows = [row for row in file.rows if answers[row.id] == len(arms)]
+    if not rows:
+        sys.exit("no prompt was answered by all yet")
+    section = sections([rows])[0]
+    suites_ = Counter({row.id: row.suite for row in rows}.values())
+    counts = ", ".join(f"{number} {suite}" for suite, number in suites_.items())
+    print(f"{section.title}; {counts}, at most {args.tokens} tokens each\n")
     print(*table(section.suites or section.whole, names), sep="\n")
 
 
