@@ -217,7 +217,7 @@ def questions(held: tuple[float, ...], found: int, nodes: int, depth: int) -> tu
     most, both counted. `nodes` are for draft and questions together; `depth` bounds j + i.
     """
     reach = list(accumulate(held, mul, initial=1.0))
-    best, asked = -1.0, (0,)
+    best, asked = -1.0, tuple[int, ...]()
     for c in range(min(1, found), min(found, nodes) + 1):
         ends = [reach[j] - reach[j + 1] for j in range(c)] + [reach[c]]
         pairs = sorted(
