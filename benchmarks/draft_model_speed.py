@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from benchmarks.edits import held_out
+from benchmarks.live_prompts import prompts as held_out
 from draftsmith import builtin
 from draftsmith.bench.arms import Answer, Arm, Ask, build, parse_arm
 from draftsmith.bench.paired import bootstrap, ratio
@@ -29,9 +29,9 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.drafting import BoundDraftModel
-from draftsmith.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.text.tokenizer import render_chat
 
 DRAFTS, TOKENS = 20, 5
 """Drafts per timed run, and tokens per draft."""
@@ -102,7 +102,9 @@ def cost(model: str, context: int, runs: int) -> None:
 # ------------------------------------------------------------------------------------- live
 
 
-def live(data: Path, target: str, same: str, other: str, prompts: int, limit: int) -> None:
+def live(
+    data: Path, target: str, same: str, other: str, prompts: int, tokens: int, limit: int
+) -> None:
     model = load(builtin.resolve(target), dtype="bfloat16")
     own, bytes_ = builtin.resolve(same), builtin.resolve(other)
     specs = {
@@ -118,10 +120,13 @@ def live(data: Path, target: str, same: str, other: str, prompts: int, limit: in
     arms: dict[str, Arm] = dict(
         zip(specs, build(model, [parse_arm(spec) for spec in specs.values()]), strict=True)
     )
-    edits = held_out(data, Engine(model, drafter="none"))[:prompts]
+    edits = [
+        (render_chat(model.tokenizer, edit["messages"]), min(edit["max_new_tokens"], limit))
+        for edit in held_out(data, tokens, prompts)
+    ]
     answers: dict[str, list[Answer]] = {name: [] for name in arms}
-    for number, edit in enumerate([edits[0], *edits]):
-        ask = Ask(edit.prompt, min(edit.limit, limit), SamplingParams())
+    for number, (ids, most) in enumerate([edits[0], *edits]):
+        ask = Ask(ids, most, SamplingParams())
         first = number % len(arms)
         for name in [*list(arms)[first:], *list(arms)[:first]]:
             answer = arms[name].answer(ask)
@@ -170,6 +175,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=2048, help="longest prompt with its answer")
     parser.add_argument("--limit", type=int, default=256, help="most new tokens per answer")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -185,6 +191,7 @@ def main() -> None:
         options.same,
         options.other,
         options.prompts,
+        options.tokens,
         options.limit,
     )
 
