@@ -110,7 +110,8 @@ def draw(runs: dict[str, list[Row]], path: Path) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for axes, names in ((left, ("standard", "held_out")), (right, ("adaptive",))):
-        for run, rows in runs.items():
+        for number, (run, rows) in enumerate(runs.items()):
+            colour = f"C{number % 10}"
             for name in names:
                 points = [(r.step, v) for r in rows if (v := getattr(r, name)) is not None]
                 if not points:
@@ -118,10 +119,12 @@ def draw(runs: dict[str, list[Row]], path: Path) -> None:
                 steps, values = zip(*points, strict=True)
                 label = f"{run} {name.replace('_', '-')}".strip()
                 if name == "held_out":
-                    axes.plot(steps, values, "o--", markersize=3, label=label)
+                    axes.plot(steps, values, "o--", color=colour, markersize=3, label=label)
                 else:
-                    axes.plot(steps, smooth(values, 1 + len(values) // 50), label=label)
+                    smoothed = smooth(values, 1 + len(values) // 50)
+                    axes.plot(steps, smoothed, color=colour, label=label)
         axes.set_xlabel("steps")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(f"loss of {names[0]} tokens (nats)")
         axes.grid(alpha=0.3)
         if axes.lines:
