@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +15,20 @@ from hypothesis import strategies as st
 from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact
 from torch import Tensor
 
+import tiny
+from draftsmith.core import verify
 from draftsmith.core.draft import Draft, LazyLaw
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import Shape
 from draftsmith.drafters import psi as psi_of
+from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.drafting import BoundDraftModel
 from draftsmith.drafters.psi import EnumeratedPsi, Rule, Walk
 from draftsmith.drafters.slem import masked
 from draftsmith.drafters.slrs import StringRejection
 from draftsmith.drafters.translation import Ids
+from draftsmith.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.testing import Enumerated, ToyTarget, assert_same_law, enumerate_law
 
@@ -274,3 +280,34 @@ def test_a_greedy_target_gets_the_drafts_of_slem() -> None:
     ]
     assert answers[0].ids == answers[1].ids
     assert answers[0].stats.drafted == answers[1].stats.drafted > 0
+
+
+# --------------------------------------------------------------------------------- real models
+
+
+def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a ragged batch, asked for while verifying; the laws of a walk and of a tree agree."""
+    byte_level = tiny.tokenizer(259)
+    model = copy.deepcopy(tiny.model())
+    model.resize_token_embeddings(len(byte_level))
+    drafter = DraftModel(model, 3, 0.0, algorithm="slrs", tokenizer=byte_level)
+    engine = Engine.from_pretrained(
+        tiny.model(), tokenizer=tiny.tokenizer(), drafter=drafter, budget="drafter"
+    )
+    sums: list[float] = []
+    choose = verify.choose
+
+    def checking(scores: Any, law: Any, chance: Any, draft: Draft, proposal: Any) -> int:
+        if proposal is not None and len(sums) < 12:
+            psi = proposal.q.of(range(len(tiny.tokenizer())))
+            sums.append(float(psi.sum()))
+            assert proposal.child is None or psi[draft.tokens[proposal.child]] > 0
+        return choose(scores, law, chance, draft, proposal)
+
+    monkeypatch.setattr(verify, "choose", checking)
+    texts = ["def foo(x): return x + 1", "the quick 🦊 brown", "hello world, this\t"]
+    results = engine.generate(texts, max_new_tokens=8, temperature=1.0, seed=1)
+    assert all(result.stats.drafted for result in results)
+    # No text ends up without a token: all bytes are tokens of the target.
+    assert sums == pytest.approx([1.0] * len(sums), abs=1e-4)
+    assert len(sums) == 12
