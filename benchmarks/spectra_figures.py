@@ -182,7 +182,7 @@ def draw(
     right.set_xlabel("passes of each prompt")
     right.set_ylabel("accepted tokens, all prompts")
     right.set_title("Figure 6: accepted tokens against passes")
-    right.legend()
+    right.legend(fontsize=8)
     picture.suptitle(title)
     picture.savefig(path, dpi=110)
 
