@@ -59,7 +59,8 @@ class StringRejection(StringMatch):
     With psi="path" a plan comes first: what SLEM would draft, the drafter's most probable text, in
     the target's tokens. It is no sample and depends on nothing that is drawn, so it may decide
     where walks stop: each one stops where the plan's next token ends. While the walks draw what was
-    planned there is a next one, and the plan's laws serve them all.
+    planned there is a next one, and the plan's laws serve them all. Where the plan has no whole
+    word, one walk goes without.
 
     Under a greedy target every law is one point, and rejection sampling is exact match: SLEM.
     """
@@ -108,23 +109,23 @@ class StringRejection(StringMatch):
             before += walk.ids
         return replace(Draft.chain(tokens, self.pair.source), proposals=proposals)
 
-    def _stops(self) -> list[str | None]:
-        """The texts of the plan's tokens; None for the last, which may go on behind the plan."""
-        if not self.rule.plans:
-            return [None]
+    def _stops(self) -> Sequence[str | None]:
+        """The texts of the plan's tokens but for the word that it breaks off in; None: no plan."""
         planned = tuple(self.ids[self.start :])
-        found: list[str | None] = []
+        found: list[str] = []
         at = 0
-        for token in self._tokens():
+        for token in self._tokens() if self.rule.plans else ():
             text = self.rule.lexicon.texts.get(token)
             if text is None or planned[at : at + len(text)] != self.rule.spell(text):
                 break
             found.append(text)
             at += len(text)
-        if at == len(planned) and found and planned[-1] not in self.pair.ends:
-            found.pop()
+        if found and at == len(planned) and planned[-1] not in self.pair.ends:
+            # Once it is whole, a word may be cut otherwise.
+            while found and found.pop()[0].isalnum():
+                pass
         most = min(self.pair.tokens, self.context.budget, self.context.depth)
-        return [*found, None][:most]
+        return found[:most] or [None]
 
     def _known(self, before: Ids) -> dict[Ids, Tensor]:
         """The plan's laws behind its first ids."""
