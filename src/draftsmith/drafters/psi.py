@@ -29,8 +29,11 @@ LONGEST = 32
 MOST_FORWARDS = 4096
 """Drafter forwards per ψ beyond which enumerating is refused."""
 
-DRAWS = 8
-"""Draws that a residual takes before ψ is computed wherever p is not zero."""
+DRAWS = 256
+"""Draws that a residual takes before ψ is computed wherever p is not zero, in hundreds of passes.
+
+Most of many draws are of tokens whose ψ is known by then.
+"""
 
 STOP = ""
 """What a walk may do instead of adding a letter."""
