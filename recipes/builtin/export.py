@@ -57,13 +57,13 @@ def rewrite_config(folder: Path, shape: Shape) -> None:
 
 
 def compare(trained: TinyLlama, exported: LlamaForCausalLM) -> float:
-    """The largest difference of the last hidden states, both in float32."""
+    """The largest difference of the last hidden states, as a share of the largest; in float32."""
     ids = torch.arange(300)[None] * 7 % trained.shape.vocab
     with torch.no_grad():
         table = trained.positions(300, torch.float32, torch.device("cpu"))
         mine = trained.model(ids, *table, torch.float32)
         theirs = exported.model(ids).last_hidden_state
-    return float((mine - theirs).abs().max())
+    return float((mine - theirs).abs().max() / mine.abs().max())
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
 
     loaded = AutoModelForCausalLM.from_pretrained(args.out, dtype=torch.float32)
     difference = compare(trained, loaded)
-    if difference > 2e-2:  # sharp heads enlarge what rounding does
+    if difference > 1e-2:  # sharp heads enlarge what rounding does
         raise SystemExit(f"the exported model differs from the trained one by {difference}")
     tokenizer = AutoTokenizer.from_pretrained(args.out)
     chat = [{"role": "user", "content": common.edit_prompt("a.py", "rename a to b", "a = 1\n")}]
