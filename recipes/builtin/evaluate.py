@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import numpy as np
 import synth
 import torch
 from store import CHANGED, COPIED, SKIPPED, Reader
@@ -155,6 +156,9 @@ def forced(model: PreTrainedModel, data: Path, name: str, rows: int) -> dict[str
     for number in picked:
         ids, classes = reader.row(number)
         ids, classes = ids[:2048], classes[:2048]
+        if name == "text":  # as the tokenizer gives it
+            ids = np.append(model.config.bos_token_id, ids)
+            classes = np.append(np.uint8(SKIPPED), classes)
         if len(ids) < 2:
             continue
         logits = model(torch.from_numpy(ids)[None]).logits[0, :-1].float()
