@@ -723,7 +723,7 @@ def test_half_written_config() -> None:
 
 
 def test_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_model: Any) -> Any:
+    def fail(_model: Any, _tokenizer: Any) -> Any:
         raise RuntimeError("no such layer")
 
     model = make_llama()

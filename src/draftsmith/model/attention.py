@@ -225,14 +225,14 @@ class AttentionScope:
     def __init__(self, model: torch.nn.Module) -> None:
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
-        # Two threads in one model would otherwise restore each other's setting; however often it
-        # was loaded, it is one model.
-        self._lock = _locks.setdefault(model, threading.RLock())
+        self._model = model  # rather than its lock, which cannot be copied as models can
 
     @contextmanager
     def use(self, name: str) -> Iterator[None]:
         """Run the model's attention as `name`; the user's own setting comes back at the end."""
-        with self._lock:
+        # Two threads in one model would otherwise restore each other's setting; however often it
+        # was loaded, it is one model.
+        with _locks.setdefault(self._model, threading.RLock()):
             saved = [c._attn_implementation_internal for c in self._configs]
             try:
                 for config in self._configs:
