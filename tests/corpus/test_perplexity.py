@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from draftsmith.corpus import perplexity
-from draftsmith.corpus.perplexity import log_likelihoods, opening, passes, perplexities
+from draftsmith.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -67,14 +67,3 @@ def test_a_model_without_numbers_is_refused(loaded: LoadedModel) -> None:
     broken.__dict__["forward"] = Broken()
     with pytest.raises(UnsupportedError, match=r"gives no probabilities \(nan\) in torch.float32"):
         log_likelihoods(broken, [[1, 2]])
-
-
-def test_what_a_tokenizer_puts_first_is_context() -> None:
-    class Bos:
-        bos_token_id = 1
-
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": [1, *map(ord, text)]}
-
-    assert opening(Bos()) == (1,)
-    assert opening(tiny.tokenizer()) == ()

@@ -21,7 +21,7 @@ from draftsmith.corpus import files
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.index import write_index
 from draftsmith.corpus.journal import Journal
-from draftsmith.corpus.perplexity import log_likelihoods, opening, passes, perplexities
+from draftsmith.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.corpus.pieces import Pieces, Reading
 from draftsmith.corpus.suffixes import sorter
 from draftsmith.corpus.texts import find
@@ -29,6 +29,7 @@ from draftsmith.errors import OptionError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text import vocab
+from draftsmith.text.tokenizer import opening
 
 LEAST_PIECE = 4
 """Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""

@@ -6,7 +6,6 @@ PPL(u) = exp(-1/t Σ log p(u_i | u_<i)), i = 1…t (SPECTRA, section 3.2).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,6 @@ _LOGITS = 1 << 26
 """Logits of one pass at most (256 MB in float32), unless a single piece has more."""
 _POSITIONS = 4096
 """Positions of one pass at most, likewise."""
-
-
-def opening(tokenizer: Any) -> tuple[int, ...]:
-    """What the tokenizer puts before every text by itself (`<s>`): u_0, where there is one."""
-    first = tokenizer.bos_token_id
-    return (first,) if tokenizer("a")["input_ids"][0] == first is not None else ()
 
 
 def passes(loaded: LoadedModel, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:

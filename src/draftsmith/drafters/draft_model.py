@@ -27,6 +27,7 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
 from draftsmith.text.comparison import Comparison, Usage
+from draftsmith.text.tokenizer import opening
 from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
@@ -171,7 +172,7 @@ class DraftModel(Drafter):
             target,
             drafter,
             ends=_end_ids(loaded),
-            begins=() if same else _begins(loaded.tokenizer),
+            begins=() if same else opening(loaded.tokenizer),
             tokens=self.tokens,
             confidence=self.confidence,
             reproducible=self.reproducible,
@@ -240,9 +241,3 @@ def _end_ids(loaded: LoadedModel) -> frozenset[int]:
         ids = getattr(part, "eos_token_id", None)
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return frozenset(found)
-
-
-def _begins(tokenizer: Any) -> tuple[int, ...]:
-    """The token that a tokenizer puts before every text, if it does."""
-    first = tokenizer.bos_token_id
-    return (first,) if first is not None and tokenizer("")["input_ids"][:1] == [first] else ()

@@ -64,6 +64,12 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     return ids
 
 
+def opening(tokenizer: Any) -> tuple[int, ...]:
+    """What the tokenizer puts before every text by itself: `<s>`, or nothing."""
+    first = tokenizer.bos_token_id
+    return (first,) if tokenizer("a")["input_ids"][0] == first is not None else ()
+
+
 def render_chat(
     tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None = None
 ) -> list[int]:

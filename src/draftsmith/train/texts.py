@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftsmith.corpus.build import Show, unseen
-from draftsmith.corpus.perplexity import opening
 from draftsmith.corpus.texts import PLAIN, documents, find
 from draftsmith.errors import OptionError
-from draftsmith.text.tokenizer import encode
+from draftsmith.text.tokenizer import encode, opening
 from draftsmith.train.held_out import HeldOut
 from draftsmith.train.infill import Markers, infilled
 
-CODE = (
-    *(
+CODE = tuple(
+    [
         ".py",
         ".c",
         ".h",
@@ -35,8 +34,19 @@ CODE = (
         ".jsx",
         ".ts",
         ".tsx",
-    ),
-    *(".rs", ".rb", ".php", ".sh", ".bash", ".sql", ".kt", ".scala", ".swift", ".lua", ".jl", ".r"),
+        ".rs",
+        ".rb",
+        ".php",
+        ".sh",
+        ".bash",
+        ".sql",
+        ".kt",
+        ".scala",
+        ".swift",
+        ".lua",
+        ".jl",
+        ".r",
+    ]
 )
 """Suffixes of the files that a folder is searched for, beside those of corpora."""
 _INFILL = 2
