@@ -162,6 +162,11 @@ class Draft:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
+    @property
+    def depth(self) -> int:
+        """Positions after the root that the deepest draft node has; 0 without draft nodes."""
+        return max(self.node_depths()[: self.size], default=0)
+
     def children(self) -> dict[tuple[int, int], int]:
         """(parent, token) → draft node. Equal guess siblings are one: the first is kept."""
         index: dict[tuple[int, int], int] = {}

@@ -160,8 +160,7 @@ def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -
     session.stats.record(draft, verdict)
     session.trace(draft, verdict)
     if len(draft):  # probes alone cost time, too
-        depth = max(draft.node_depths()[: draft.size], default=0)
-        session.budget.record(depth, len(verdict.path))
+        session.budget.record(draft.depth, len(verdict.path))
     if session.state is not None:
         session.state.observe(session.context, Outcome(draft, verdict, output))
 

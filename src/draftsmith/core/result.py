@@ -111,7 +111,7 @@ class Stats:
         self.attempts += 1
         self.drafted += size
         self.accepted += accepted
-        _count(self.drafted_by_depth, max(draft.node_depths()[:size]))
+        _count(self.drafted_by_depth, draft.depth)
         _count(self.accepted_by_depth, accepted)
         sources = draft.source[:size]
         for source in dict.fromkeys(sources):

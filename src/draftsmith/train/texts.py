@@ -19,35 +19,10 @@ from draftsmith.text.tokenizer import encode, opening
 from draftsmith.train.held_out import HeldOut
 from draftsmith.train.infill import Markers, infilled
 
-CODE = tuple(
-    [
-        ".py",
-        ".c",
-        ".h",
-        ".cc",
-        ".cpp",
-        ".hpp",
-        ".cs",
-        ".go",
-        ".java",
-        ".js",
-        ".jsx",
-        ".ts",
-        ".tsx",
-        ".rs",
-        ".rb",
-        ".php",
-        ".sh",
-        ".bash",
-        ".sql",
-        ".kt",
-        ".scala",
-        ".swift",
-        ".lua",
-        ".jl",
-        ".r",
-    ]
-)
+CODE = (
+    ".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".java", ".js", ".jsx", ".ts", ".tsx",
+    ".rs", ".rb", ".php", ".sh", ".bash", ".sql", ".kt", ".scala", ".swift", ".lua", ".jl", ".r",
+)  # fmt: skip
 """Suffixes of the files that a folder is searched for, beside those of corpora."""
 _INFILL = 2
 """Kind of random numbers, beside those of `batches`."""
