@@ -25,7 +25,6 @@ from draftsmith.drafters import psi as psi_of
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.drafting import BoundDraftModel
 from draftsmith.drafters.psi import EnumeratedPsi, Rule, Walk
-from draftsmith.drafters.slem import masked
 from draftsmith.drafters.slrs import StringRejection
 from draftsmith.drafters.translation import Ids
 from draftsmith.engine import Engine
@@ -131,7 +130,7 @@ def walked(drafter: BoundDraftModel, stop: str | None, chance: Enumerated) -> tu
 
     def law(ids: Ids) -> Tensor:
         logits = runner.logits((0, *ids))  # type: ignore[attr-defined]
-        return masked(logits, rule.forbidden).softmax(-1)
+        return rule.mask(logits).softmax(-1)
 
     def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
         return {b[:end]: law(b[:end]) for b in branches for end in range(len(b) + 1)}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import LazyLaw
 from draftsmith.core.sampling import Chance
-from draftsmith.drafters.translation import Ids
+from draftsmith.drafters.translation import Ids, Mask
 from draftsmith.errors import UnsupportedError
 
 LONGEST = 32
@@ -87,8 +87,8 @@ class Rule(ABC):
     """When to stop drafting, and hence ψ: for one pair of vocabularies, shared by its sequences."""
 
     lexicon: Lexicon
-    forbidden: Tensor
-    """(V_D,) True for ids that are masked before anything is drawn."""
+    mask: Mask
+    """Forbids ids that no target token can use, before anything is drawn."""
     plans: bool
     """Whether it can stop where a plan says so; else it makes one proposal a step."""
     reach: int
@@ -121,7 +121,7 @@ class Enumerate(Rule):
 
     def __init__(self, lexicon: Lexicon, texts: Sequence[str | None], lookahead: int) -> None:
         self.lexicon, self.texts, self.reach = lexicon, texts, lookahead
-        self.forbidden = torch.tensor([not text for text in texts])
+        self.mask = Mask(torch.tensor([not text for text in texts]))
 
     def decided(self, ids: Ids, text: str) -> bool:
         """The look-ahead indicator: whether to stop after these ids."""
@@ -225,8 +225,9 @@ class Path(Rule):
         self.lexicon = lexicon
         used = set().union(*lexicon.ids)
         self.ids = {letter: i for letter, i in ids.items() if letter in used}
-        self.forbidden = torch.ones(size, dtype=torch.bool)
-        self.forbidden[list(self.ids.values())] = False
+        forbidden = torch.ones(size, dtype=torch.bool)
+        forbidden[list(self.ids.values())] = False
+        self.mask = Mask(forbidden)
         self._rows: dict[str, tuple[str, Tensor]] = {}
 
     def spell(self, text: str) -> Ids:

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Law
-from draftsmith.drafters.translation import Pair, Translation
+from draftsmith.drafters.translation import Mask, Pair, Translation
 from draftsmith.text.alignment import boundaries
 from draftsmith.text.vocab import Vocabulary, complete
 
@@ -41,8 +41,8 @@ class Bridge:
         self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
         special = self.drafter.special
         mute = [not data and i not in special for i, data in enumerate(self.drafter.tokens)]
-        self.forbidden = torch.tensor(mute)
-        """(V_D,) True for ids that write nothing and control nothing."""
+        self.mask = Mask(torch.tensor(mute))
+        """Forbids ids that write nothing and control nothing."""
 
     def target_text(self, token: int) -> bytes:
         """What a target id writes to the drafter, in bytes; a shared control token its name."""
@@ -61,8 +61,7 @@ class Bridge:
         found: list[int] = []
         for part in _parts(self.target, ids):
             if isinstance(part, bytes):
-                # A tokenizer may know more tokens than the model has rows.
-                found += (i for i in self.drafter.encode(part) if i < self.drafter.size)
+                found += self.drafter.encode_known(part)
             elif self._to_drafter[part] >= 0:
                 found.append(self._to_drafter[part])
         return found
@@ -95,11 +94,6 @@ class Bridge:
             context, dropped = b"", False
         inside = (i < self.target.size for i in found)
         return found[: next((n for n, fits in enumerate(inside) if not fits), len(found))]
-
-
-def masked(logits: Tensor, forbidden: Tensor) -> Tensor:
-    """(V_D,) logits with -inf where `forbidden` (V_D,) is true: nothing there can be drawn."""
-    return logits.masked_fill(forbidden.to(logits.device), -math.inf)
 
 
 def beyond(vocabulary: Vocabulary, text: bytes, more: bytes) -> list[int]:
@@ -212,17 +206,13 @@ class StringMatch(Translation):
         return min(near, key=lambda anchor: abs(anchor[0] - wanted))
 
     def scores(self, logits: Tensor) -> Tensor:
-        return masked(logits, self.bridge.forbidden)
+        return self.bridge.mask(logits)
 
     def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
         del q
         self.ids.append(token)
         drafted = len(self.ids) - self.start
-        return (
-            drafted < self.limit
-            and confidence >= self.pair.confidence
-            and token not in self.pair.ends
-        )
+        return drafted < self.limit and not self.pair.ends_after(token, confidence)
 
     def draft(self) -> Draft:
         if not self.limit:

@@ -15,7 +15,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.psi import Enumerate, Laws, Lexicon, Path, Rule
-from draftsmith.drafters.slem import Bridge, StringMatch, masked
+from draftsmith.drafters.slem import Bridge, StringMatch
 from draftsmith.drafters.translation import Ids, Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 
@@ -81,7 +81,7 @@ class StringRejection(StringMatch):
     def scores(self, logits: Tensor) -> Tensor:
         if self.law.greedy:
             return super().scores(logits)
-        return masked(logits, self.rule.forbidden)
+        return self.rule.mask(logits)
 
     def draw(self, q: Tensor) -> int | None:
         self.known[tuple(self.ids[self.start :])] = q
@@ -137,12 +137,12 @@ class StringRejection(StringMatch):
 
         Asked for while the target verifies, too, under the text and law that it drafted by.
         """
-        after, law, forbidden = self.after, self.law, self.rule.forbidden
+        after, law, mask = self.after, self.law, self.rule.mask
 
         def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
             logits = after.logits(before, branches)
             return {
-                ids: law.probs(law.scores(None, masked(row, forbidden)))
+                ids: law.probs(law.scores(None, mask(row)))
                 for ids, row in logits.items()
             }
 

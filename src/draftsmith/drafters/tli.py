@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.translation import Pair, Translation
+from draftsmith.drafters.translation import Mask, Pair, Translation
 
 
 class TokenMap:
@@ -39,16 +39,8 @@ class TokenMap:
         if beyond and pair.drafter is not None:
             for i, data in enumerate(pair.drafter.tokens):
                 allowed[i] |= data is not None or i in pair.drafter.special
-        self.forbidden = None if bool(allowed.all()) else ~allowed
-        """(V_D,) True where the drafter must not draw: padding, and tokens outside T."""
-
-    def mask(self, logits: Tensor) -> Tensor:
-        """(V_D,) logits with -inf at what must not be drawn."""
-        if self.forbidden is None:
-            return logits
-        if self.forbidden.device != logits.device:
-            self.forbidden = self.forbidden.to(logits.device)
-        return logits.masked_fill(self.forbidden, -math.inf)
+        self.mask = Mask(~allowed)
+        """Forbids padding, and tokens outside T."""
 
     def law(self, q: Tensor, vocab_size: int) -> Tensor:
         """The law q (V_D,) in target ids (V_T,); what lies outside T is left out."""
@@ -77,8 +69,7 @@ class TokenMap:
         data = None if target is None else target.tokens[token]
         if data is None or drafter is None:
             return []
-        # A tokenizer may know more tokens than the model has rows.
-        return [i for i in drafter.encode(data) if i < drafter.size]
+        return drafter.encode_known(data)
 
 
 class TokenLevel(Translation):
@@ -125,12 +116,7 @@ class TokenLevel(Translation):
         if own < 0:
             return False
         self.tokens.append(own)
-        # Each rule looks at a token that stays in the draft, so its law is what q says.
-        return (
-            len(self.tokens) < self.limit
-            and confidence >= self.pair.confidence
-            and token not in self.pair.ends
-        )
+        return len(self.tokens) < self.limit and not self.pair.ends_after(token, confidence)
 
     def draft(self) -> Draft:
         n = len(self.tokens)

@@ -5,6 +5,7 @@ T and D are the vocabularies of target and drafter, `V_T` and `V_D` the widths o
 
 from __future__ import annotations
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,29 @@ class Pair:
     """How `slrs` knows the law of its proposals."""
     context_length: int | None = None
     """Tokens that the drafter model can read; None: any number."""
+
+    def ends_after(self, token: int, confidence: float) -> bool:
+        """Whether a draft ends with this drafter token, whatever room there is.
+
+        The token itself stays in the draft, so its law is what q says.
+        """
+        return confidence < self.confidence or token in self.ends
+
+
+class Mask:
+    """Ids of one vocabulary that must never be drawn."""
+
+    def __init__(self, forbidden: Tensor) -> None:
+        """`forbidden` is (V_D,) bool."""
+        self.forbidden = forbidden if bool(forbidden.any()) else None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """(V_D,) logits with -inf at what must not be drawn."""
+        if self.forbidden is None:
+            return logits
+        if self.forbidden.device != logits.device:
+            self.forbidden = self.forbidden.to(logits.device)
+        return logits.masked_fill(self.forbidden, -math.inf)
 
 
 @dataclass(frozen=True, slots=True)

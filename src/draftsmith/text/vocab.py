@@ -113,6 +113,10 @@ class Vocabulary:
                 found += [self.ids[byte] for byte in part if byte in self.ids]
         return found
 
+    def encode_known(self, text: str | bytes) -> list[int]:
+        """`encode`, without ids beyond the table: a tokenizer may know more than its model."""
+        return [i for i in self.encode(text) if i < self.size]
+
     @cached_property
     def _encoder(self) -> Tokenizer:
         if self.tokenizer is None:
