@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import draftsmith
 import tiny
+from command import call, fails
 from draftsmith import builtin
-from draftsmith.cli import app
 from draftsmith.cli.demo import Race, cheapest, first_difference
 from draftsmith.cli.doctor import recommend
 from draftsmith.engine import Engine
@@ -59,22 +58,6 @@ def own_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(builtin, "_HERE", here)
     monkeypatch.setattr(builtin, "__file__", str(here / "__init__.py"))
     return here
-
-
-def call(*args: str, stdin: str | bytes | None = None) -> Any:
-    return CliRunner().invoke(app, list(args), input=stdin)
-
-
-def fails(code: int, *args: str, stdin: str | bytes | None = None) -> str:
-    """The error message of a command that must fail, as one line with nothing on stdout."""
-    result = call(*args, stdin=stdin)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    lines: list[str] = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("Error: ")
-    return lines[0]
 
 
 # --- top ---------------------------------------------------------------------------------------

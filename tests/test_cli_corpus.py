@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+import command
 import tiny
-from draftsmith.cli import app
 from draftsmith.corpus import build as building
 from draftsmith.corpus.files import BUILDING, HEADER
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "lazy", "def", "foo", "return", "hello", "test")
 
 
-def call(*args: object) -> Any:
-    return CliRunner().invoke(app, ["corpus", *map(str, args)])
-
-
-def fails(code: int, *args: object) -> str:
-    """The one line that a command ends with that must fail."""
-    result = call(*args)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    lines: list[str] = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    return lines[0]
+call = partial(command.call, "corpus")
+fails = partial(command.fails, 2, "corpus")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +77,7 @@ def test_damage_is_found_where_it_is_looked_for(built: Path, tmp_path: Path) -> 
     tokens = tmp_path / "tokens.bin"
     tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])
     assert call("info", tmp_path).exit_code == 0
-    assert "tokens.bin is damaged" in fails(2, "info", tmp_path, "--verify")
+    assert "tokens.bin is damaged" in fails("info", tmp_path, "--verify")
 
 
 def test_query_shows_what_followed(built: Path) -> None:
@@ -106,12 +96,12 @@ def test_query_shows_what_followed(built: Path) -> None:
 def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     both = ("--keep", 5, "--no-filter")
-    assert "choose one" in fails(2, "build", "-m", model, "--texts", texts, *both, "-o", new)
-    assert "no file or folder" in fails(2, "build", "-m", model, "--texts", "x", "-o", new)
+    assert "choose one" in fails("build", "-m", model, "--texts", texts, *both, "-o", new)
+    assert "no file or folder" in fails("build", "-m", model, "--texts", "x", "-o", new)
     keep = ("--keep", 5, "-o", built)
-    assert "holds a corpus of" in fails(2, "build", "-m", model, "--texts", texts, *keep)
-    assert "is not a corpus" in fails(2, "info", tmp_path)
-    assert "there is no folder" in fails(2, "query", new, "x")
+    assert "holds a corpus of" in fails("build", "-m", model, "--texts", texts, *keep)
+    assert "is not a corpus" in fails("info", tmp_path)
+    assert "there is no folder" in fails("query", new, "x")
 
 
 def test_ctrl_c_tells_how_to_go_on(

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, normalizers
-from typer.testing import CliRunner
 
+import command
 import tiny
 from draftsmith import builtin
-from draftsmith.cli import app
+
+call = partial(command.call, "vocab")
+fails = partial(command.fails, 2, "vocab")
 
 
-def call(*args: object, text: str | None = None) -> Any:
-    return CliRunner().invoke(app, ["vocab", *map(str, args)], input=text)
-
-
-def shown(*args: object, text: str | None = None) -> str:
-    result = call(*args, text=text)
+def shown(*args: object, stdin: str | None = None) -> str:
+    result = call(*args, stdin=stdin)
     assert result.exit_code == 0, result.output
     output: str = result.stdout
     return output
-
-
-def fails(*args: object, text: str | None = None) -> str:
-    """The one line of a command that is given what it cannot use."""
-    result = call(*args, text=text)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    lines: list[str] = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    return lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +62,7 @@ def test_changed_texts_are_shown(folder: Path, lowering: Path) -> None:
 
 
 def test_text_comes_from_standard_input_too(folder: Path) -> None:
-    found = json.loads(shown(folder, folder, "-", "--json", text="hello world"))
+    found = json.loads(shown(folder, folder, "-", "--json", stdin="hello world"))
     tokens = len(tiny.tokenizer()("hello world")["input_ids"])
     about = found["tokenizers"][str(folder)]
     assert about["tokens_per_character"] == tokens / len("hello world")
@@ -98,7 +86,7 @@ def test_bad_input_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{}")
     assert "cannot be read as a tokenizer" in fails(folder, tmp_path / "broken.json")
     assert "cannot read" in fails(folder, folder, tmp_path / "absent.txt")
-    assert "is empty" in fails(folder, folder, "-", text="")
+    assert "is empty" in fails(folder, folder, "-", stdin="")
     (tmp_path / "image.txt").write_bytes(b"\x89PNG\xff")
     assert "not UTF-8" in fails(folder, folder, tmp_path / "image.txt")
     assert "has no tokenizer" in fails(folder, tmp_path / "no" / "such" / "model")

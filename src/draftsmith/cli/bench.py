@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from draftsmith.cli.bench_records import RecordOptions, bar, tell
+from draftsmith.cli.bench_records import RecordOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
 from draftsmith.cli.loading import busy, checked_device, quiet, resolve, short, waiting
 from draftsmith.cli.options import Device, Dtype, Json, Threads, grouped
+from draftsmith.cli.progress import bar
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
 

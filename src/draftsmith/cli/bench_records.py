@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from draftsmith.cli.loading import waiting
+from draftsmith.cli.progress import bar
 from draftsmith.cli.render import label
-from draftsmith.cli.report import note, stderr
+from draftsmith.cli.report import note
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
@@ -174,23 +174,3 @@ def tell(wrong: Sequence[str]) -> None:
         note(f"left out: {line}")
     if len(wrong) > _SHOWN:
         note(f"left out: {len(wrong) - _SHOWN} more; {len(wrong)} in all")
-
-
-@contextlib.contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on stderr, if somebody is watching."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = stderr()
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, disable=not console.is_terminal, transient=True
-    ) as shown:
-        number = shown.add_task(what, total=total)
-        yield lambda done: shown.advance(number, done)

@@ -177,7 +177,8 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings
     from draftsmith.bench.summary import sections
-    from draftsmith.cli.bench_records import bar, tell
+    from draftsmith.cli.bench_records import tell
+    from draftsmith.cli.progress import bar
 
     chosen = {
         "temperature": plan.sampling.temperature,
@@ -236,7 +237,7 @@ def half(
     from draftsmith.bench.half import half as count
     from draftsmith.bench.report import HALF_HEADS, half_cells
     from draftsmith.bench.run import Plan
-    from draftsmith.cli.bench_records import bar
+    from draftsmith.cli.progress import bar
 
     greedy = SamplingParams()
     full, low = (

@@ -10,9 +10,9 @@ import typer
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.bench_records import bar
 from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
-from draftsmith.cli.options import Device, Dtype, Json, Threads, grouped
+from draftsmith.cli.options import Device, Dtype, Json, NewFolder, Threads, grouped
+from draftsmith.cli.progress import bar
 from draftsmith.cli.render import plain_table, visible
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
@@ -44,10 +44,7 @@ def build(
             ".jsonl; may be given several times.",
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder."),
-    ],
+    output: NewFolder,
     model: Annotated[
         str | None,
         typer.Option(

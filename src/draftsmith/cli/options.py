@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -150,6 +151,9 @@ Device = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")]
 
+NewFolder = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder.")
+]
 Json = Annotated[
     bool,
     typer.Option(

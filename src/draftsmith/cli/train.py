@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.bench_records import bar
 from draftsmith.cli.loading import quiet, resolve
-from draftsmith.cli.options import Json, Threads, grouped
+from draftsmith.cli.options import Json, NewFolder, Threads, grouped
+from draftsmith.cli.progress import bar, progress
 from draftsmith.cli.render import plain_table
-from draftsmith.cli.report import note, stderr, stdout
+from draftsmith.cli.report import note, stdout
 
 if TYPE_CHECKING:
     from draftsmith.train.curves import Row
@@ -154,10 +154,7 @@ def sdsat(
             "source files; may be given several times.",
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder."),
-    ],
+    output: NewFolder,
     options: RecipeOptions,
     model: Annotated[
         str | None,
@@ -259,25 +256,12 @@ def sdsat(
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
     """The newest losses beside a bar if somebody is watching, else a line now and then."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    console = stderr()
-    columns = (
-        *(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
-        TextColumn("{task.fields[losses]}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as shown:
+    with progress("training", "losses") as shown:
         number = shown.add_task("training", total=steps, losses="", visible=False)
 
         def follow(row: Row) -> None:
             shown.update(number, completed=row.step, losses=losses(row), visible=True)
-            if not console.is_terminal and (row.step % every == 0 or row.step == steps):
+            if shown.disable and (row.step % every == 0 or row.step == steps):
                 note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses(row)}")
 
         yield follow

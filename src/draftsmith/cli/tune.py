@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.bench_records import bar
 from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
 from draftsmith.cli.options import Device, Dtype, Json, Threads
+from draftsmith.cli.progress import bar
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, stdout
 

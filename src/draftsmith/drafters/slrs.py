@@ -141,9 +141,6 @@ class StringRejection(StringMatch):
 
         def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
             logits = after.logits(before, branches)
-            return {
-                ids: law.probs(law.scores(None, mask(row)))
-                for ids, row in logits.items()
-            }
+            return {ids: law.probs(law.scores(None, mask(row))) for ids, row in logits.items()}
 
         return laws
