@@ -206,7 +206,7 @@ def head_start(network: TinyLlama, sample: Tensor, tokens: Sequence[str] | None 
     With `tokens`, what each id writes, it also substitutes words (`substitute`).
     """
     circuit = Circuit(network, tokens)
-    typical = write_embeddings(network, circuit)
+    write_embeddings(network, circuit)
     network.model.norm.weight.fill_(circuit.logits)
     layers = network.model.layers
     for layer in layers[: MATCH + 1] if circuit.signs else layers[:MATCH]:
@@ -220,15 +220,15 @@ def head_start(network: TinyLlama, sample: Tensor, tokens: Sequence[str] | None 
         write_mending(network, circuit, sample)
     compared = choose(network, circuit)
     write_lengths(network, circuit, compared, scales(network, sample, 1)[1])
-    write_match(network, circuit, compared, scales(network, sample, MATCH)[0], typical)
+    write_match(network, circuit, compared, scales(network, sample, MATCH)[0])
     if circuit.signs:
         write_substitution(network, circuit, sample)
     circuit.freeze(network)
     return circuit
 
 
-def write_embeddings(network: TinyLlama, circuit: Circuit) -> float:
-    """Embeddings without a part in the circuit's spaces, with one direction in common; their norm.
+def write_embeddings(network: TinyLlama, circuit: Circuit) -> None:
+    """Embeddings without a part in the circuit's spaces, with one direction in common.
 
     The marker before a file has a larger part in what is compared, so that for a while after it the
     nearest place is the one as far behind the other such marker.
@@ -252,7 +252,6 @@ def write_embeddings(network: TinyLlama, circuit: Circuit) -> float:
     # Adding the same vector to every row of a tied table changes no probability.
     table += typical * circuit.constant * circuit.shared
     circuit.common = typical * circuit.constant
-    return typical
 
 
 def write_past(network: TinyLlama, circuit: Circuit, scale: float) -> None:
@@ -356,9 +355,7 @@ def write_lengths(network: TinyLlama, circuit: Circuit, compared: Compared, scal
         at = units.stop
 
 
-def write_match(
-    network: TinyLlama, circuit: Circuit, compared: Compared, scale: float, typical: float
-) -> None:
+def write_match(network: TinyLlama, circuit: Circuit, compared: Compared, scale: float) -> None:
     """Layer 2: find the place with the nearest past, and write its token."""
     attention, width = network.model.layers[MATCH].self_attn, 2 * circuit.half
     slowest, free = circuit.half - 1, circuit.free
@@ -383,4 +380,4 @@ def write_match(
             rows = slice(head * width, (head + 1) * width)
             attention.q_proj.weight[rows] = queries * sharp
             attention.o_proj.weight[:, rows] = 0.0
-            attention.o_proj.weight[:, rows][:, : len(values)] = values.T * said * typical
+            attention.o_proj.weight[:, rows][:, : len(values)] = values.T * said * circuit.typical

@@ -131,7 +131,7 @@ def write_signs(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
     signs, typical = circuit.known_signs, circuit.typical
     attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
     probe = Probe(network, circuit, sample, 0)
-    scale = float((probe.normed[probe.message] @ circuit.shared).median()) / circuit.common
+    scale = probe.scale
     gain = circuit.common * scale
     for number, (head, mark, place) in enumerate(
         (
@@ -198,7 +198,7 @@ def write_mending(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
     """
     attention, width, size = network.model.layers[1].self_attn, 2 * circuit.half, circuit.size
     probe = Probe(network, circuit, sample, 1)
-    scale = float((probe.normed[probe.message] @ circuit.shared).median()) / circuit.common
+    scale = probe.scale
     length, gains = code_length(circuit), math.sqrt(Gains.sharp * math.sqrt(width))
     code, rest = code_rows(circuit)
     places = (
@@ -245,7 +245,7 @@ def write_substitution(network: TinyLlama, circuit: Circuit, sample: Tensor) -> 
     times = coverage(circuit, network)[:size]
     strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
     always = circuit.shared / float((answer @ circuit.shared).median())
-    place = float((probe.normed[probe.message] @ circuit.shared).median()) / circuit.common
+    place = probe.scale
     gains = math.sqrt(Gains.sharp * math.sqrt(width))
     code, rest = code_rows(circuit)
     window = circuit.free[[i for i in range(len(circuit.free)) if i != 3 * size]][:width]
@@ -289,6 +289,7 @@ class Probe:
     """What a layer sees of an instruction that leaves a file as it is, and of the answer."""
 
     def __init__(self, network: TinyLlama, circuit: Circuit, sample: Tensor, layer: int) -> None:
+        self.circuit = circuit
         text, words = sample[100:400], sample[:8]
         user, file, answer, _ = (torch.tensor([i]) for i in circuit.markers)
         self.ids = torch.cat((user, words, file, text, answer, file, text))
@@ -302,3 +303,9 @@ class Probe:
         self.normed = network.model.layers[layer].input_layernorm(self.states)[0]
         self.states = self.states[0]
         self.next = self.ids[len(self.ids) - 249 :]
+
+    @property
+    def scale(self) -> float:
+        """By how much the layer's norm has changed what all tokens have in common, in a message."""
+        common = float((self.normed[self.message] @ self.circuit.shared).median())
+        return common / self.circuit.common
