@@ -5,7 +5,7 @@ Shapes: `B` rows, `H` query heads, `K` key heads, `Q` queries, `S` keys, `D` wid
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,18 +42,21 @@ class Seen:
         """Where that query is; the only one there is is the last."""
         return min(query, self.query.shape[2] - 1)
 
-    def scores(self, row: int, query: int, heads: Sequence[int], slots: slice | Tensor) -> Tensor:
-        """(heads, slots) float32 scores of one query, before the mask."""
-        groups = self.query.shape[1] // self.key.shape[1]
-        keys, own = self.key[row].unbind(), self.query[row, :, self.at(query)].unbind()
-        if isinstance(slots, slice):  # head by head, because taking several would copy the cache
-            found = [keys[head // groups][slots] @ own[head] for head in heads]
-        else:
-            slots = slots.to(self.key.device)
-            found = [keys[head // groups].index_select(0, slots) @ own[head] for head in heads]
-        scale = self.query.shape[3] ** -0.5 if self.scaling is None else self.scaling
-        scores = torch.stack(found).float() * scale
-        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+    @property
+    def kind(self) -> Hashable:
+        """Equal for layers whose weights may be computed in one go."""
+        shape = self.query.shape[3], self.scale, self.softcap
+        return *shape, id(self.mask), self.query.shape[2], self.key.device
+
+    @property
+    def groups(self) -> int:
+        """Query heads per key head."""
+        return self.query.shape[1] // self.key.shape[1]
+
+    @property
+    def scale(self) -> float:
+        """What products are multiplied by."""
+        return self.query.shape[3] ** -0.5 if self.scaling is None else self.scaling
 
     def bias(self, row: int, query: int, slots: slice | Tensor) -> Tensor | float:
         """(slots,) what the mask adds to the scores of one query: 0, or -inf where it is blind."""
@@ -88,32 +91,61 @@ def attention_at(
 
     Only the keys in `slots` are read where the sums of exponents are known; else all of them.
     """
-    totals = [seen[layer].totals for layer, _ in heads]
-    known = [
-        total[row, head, seen[layer].at(query)]
-        for total, (layer, head) in zip(totals, heads, strict=True)
-        if total is not None
-    ]
-    if len(known) < len(heads):
+    if any(seen[layer].totals is None for layer, _ in heads):
         found = attention_rows(seen, heads, row, query, slice(end))
         return found[:, slots.to(found.device)]
-    return (_scores(seen, heads, row, query, slots) - torch.stack(known)[:, None]).exp_()
+    return (_scores(seen, heads, row, query, slots) - _totals(seen, heads, row, query)).exp_()
+
+
+def _totals(seen: Mapping[int, Seen], heads: Heads, row: int, query: int) -> Tensor:
+    """(heads, 1) the logarithm of the sum of one query's exponents, by head."""
+    lines, first, begins = [], 0, {}
+    for layer in dict.fromkeys(layer for layer, _ in heads):
+        one = seen[layer]
+        assert one.totals is not None
+        lines.append(one.totals[row, :, one.at(query)])
+        begins[layer], first = first, first + len(lines[-1])
+    return torch.cat(lines)[[begins[layer] + head for layer, head in heads], None]
 
 
 def _scores(
     seen: Mapping[int, Seen], heads: Heads, row: int, query: int, slots: slice | Tensor
 ) -> Tensor:
     """(heads, slots) float32 scores of one query, masked, on the device of the first layer."""
-    by_layer: dict[int, list[int]] = {}
-    for layer, head in heads:
-        by_layer.setdefault(layer, []).append(head)
-    biases: dict[int, Tensor | float] = {}
-    found: dict[tuple[int, int], Tensor] = {}
-    for layer, own in by_layer.items():
-        one = seen[layer]
-        if id(one.mask) not in biases:  # most layers share theirs
-            biases[id(one.mask)] = one.bias(row, query, slots)
-        scores = one.scores(row, query, own, slots) + biases[id(one.mask)]
-        found.update({(layer, head): line for head, line in zip(own, scores, strict=True)})
-    lines = [found[pair] for pair in heads]
-    return torch.stack([line.to(lines[0].device) for line in lines])
+    places: dict[int, list[int]] = {}
+    for place, (layer, _) in enumerate(heads):
+        places.setdefault(layer, []).append(place)
+    alike: dict[Hashable, list[int]] = {}
+    for layer in places:  # nearly always all of them, or two kinds
+        alike.setdefault(seen[layer].kind, []).append(layer)
+    found = []
+    for layers in alike.values():
+        one = seen[layers[0]]
+        chosen = [(seen[layer], [heads[place][1] for place in places[layer]]) for layer in layers]
+        scores = _products(chosen, row, query, slots).float() * one.scale
+        if one.softcap is not None:
+            scores = torch.tanh(scores / one.softcap) * one.softcap
+        found.append((scores + one.bias(row, query, slots)).to(seen[heads[0][0]].key.device))
+    together = torch.cat(found)
+    order = [place for layers in alike.values() for layer in layers for place in places[layer]]
+    scores = torch.empty_like(together)
+    scores[order] = together
+    return scores
+
+
+def _products(
+    chosen: Sequence[tuple[Seen, list[int]]], row: int, query: int, slots: slice | Tensor
+) -> Tensor:
+    """(heads, slots) products of one query and these keys, by heads of several layers alike."""
+    if isinstance(slots, slice):  # head by head, because taking several would copy the cache
+        return torch.stack([
+            one.key[row, head // one.groups, slots] @ one.query[row, head, one.at(query)]
+            for one, heads in chosen
+            for head in heads
+        ])  # fmt: skip
+    keys, queries = [], []
+    for one, heads in chosen:
+        own = [[head // one.groups] for head in heads]
+        keys.append(one.key[row][own, slots.to(one.key.device)])
+        queries.append(one.query[row, heads, one.at(query), :, None])
+    return torch.bmm(torch.cat(keys), torch.cat(queries))[:, :, 0]

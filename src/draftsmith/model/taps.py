@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -95,8 +96,7 @@ class PassTaps:
             watched = {
                 module: layer
                 for layer in self._attention_layers
-                for module in self._blocks[layer].modules()
-                if hasattr(module, "layer_idx")
+                for module in _attentions(self._blocks[layer])
             }
             if watched:
                 stack.enter_context(watch(watched, self._look))
@@ -220,6 +220,17 @@ def record(rows: Sequence[RowTaps | None], blocks: Any, last_only: bool = False)
     for index, row in asking:
         row.joins(taps, index)
     return taps
+
+
+def _attentions(block: Module) -> tuple[Module, ...]:
+    """The parts of a block that may ask for an attention function."""
+    if block not in _ATTENTIONS:  # looking for them takes longer than a small layer
+        found = (module for module in block.modules() if hasattr(module, "layer_idx"))
+        _ATTENTIONS[block] = tuple(found)
+    return _ATTENTIONS[block]
+
+
+_ATTENTIONS: WeakKeyDictionary[Module, tuple[Module, ...]] = WeakKeyDictionary()
 
 
 def _columns(row: Tensor, positions: Tensor) -> Tensor:
