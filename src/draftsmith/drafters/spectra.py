@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft
@@ -240,7 +241,9 @@ class _Pool(DrafterState):
         c = self.config
         room = depth - (c.N - 1)
         order = [*range(self._turn, c.W), *range(self._turn)]
-        return [i for i in order if (i if c.positions == "staggered" else 0) <= room]
+        if c.positions == "own":
+            return order if room >= 0 else []
+        return [i for i in order if i <= room]
 
     # ------------------------------------------------------------------------------- learning
 
@@ -249,15 +252,14 @@ class _Pool(DrafterState):
         c, probes = self.config, outcome.draft.probes
         if not running or probes != len(running) * (c.N - 1):
             return  # a target that verifies one branch only left the pool out
-        rows = outcome.output.logits[c.N - 2 - probes :: c.N - 1]
+        logits, ends = outcome.output.logits, slice(c.N - 2 - probes, None, c.N - 1)
         fresh = [self._dice.random() > c.tau for _ in running]
         if self.predictor is None:
-            self.predictor = Predictor(rows)
-        predicted = self.predictor(rows, fresh)
+            self.predictor = Predictor(logits)
+        predicted = self.predictor(logits, ends, fresh)
         grown = [(*self.chains[i], token) for i, token in zip(running, predicted, strict=True)]
-        self.ngrams.record(*grown)
-        for i, tokens in zip(running, grown, strict=True):
-            self.chains[i] = tokens[1:]
+        for i, tokens in zip(running, self.ngrams.record(*grown), strict=True):
+            self.chains[i] = tokens
         self._grew = True
         self._turn = (running[-1] + 1) % c.W
         self.predictor.update(self.ngrams.changed_keys())
@@ -303,37 +305,42 @@ class Predictor:
         """`like`: logits (…, V) such as will come: their vocabulary and device."""
         self._penalty = torch.zeros(like.shape[-1], device=like.device)
         """(V,) -inf for the keys of the forward dictionary, else 0."""
-        self._on_host = like.device.type == "cpu"
+        on_host = like.device.type == "cpu"
+        self._host = self._penalty.numpy() if on_host else None
         self._sum = np.empty(like.shape[-1], np.float32)
 
     def update(self, keys: dict[int, bool]) -> None:
         """Keys that came (True) or went (False)."""
-        if self._on_host:
-            penalty = self._penalty.numpy()
-            for token, known in keys.items():
-                penalty[token] = -np.inf if known else 0.0
+        values = [-torch.inf if known else 0.0 for known in keys.values()]
+        if self._host is not None:
+            self._host[list(keys)] = values
         elif keys:
             index = torch.tensor(list(keys), device=self._penalty.device)
-            values = [-torch.inf if known else 0.0 for known in keys.values()]
             self._penalty[index] = torch.tensor(values, device=self._penalty.device)
 
-    def __call__(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
-        """The most probable token by each of rows (C, V); where `fresh`, the best unseen one.
+    def __call__(self, logits: Tensor, ends: slice, fresh: Sequence[bool]) -> list[int]:
+        """The most probable token by each row `ends` of logits (…, V); where `fresh`, the best
+        unseen one.
 
         Where every possible token was seen, the most probable all the same.
         """
-        if self._on_host:
-            return self._by_row(rows, fresh)
+        if self._host is not None:
+            if logits.dtype == torch.float32:  # which NumPy cuts faster
+                return self._by_row(logits.numpy()[ends], self._host, fresh)
+            return self._by_row(logits[ends].float().numpy(), self._host, fresh)
+        rows = logits[ends]
         unseen, best = (rows + self._penalty).max(1), rows.argmax(1)
         wanted = torch.tensor(fresh, device=rows.device) & (unseen.values > -torch.inf)
         found: list[int] = torch.where(wanted, unseen.indices, best).tolist()
         return found
 
-    def _by_row(self, rows: Tensor, fresh: Sequence[bool]) -> list[int]:
+    def _by_row(
+        self, rows: NDArray[np.float32], penalty: NDArray[np.float32], fresh: Sequence[bool]
+    ) -> list[int]:
         # NumPy, because its arg-max takes a twentieth of torch's on a CPU; row by row, because
         # one row and its sum fit the processor's nearest cache.
-        penalty, found = self._penalty.numpy(), []
-        for row, choosy in zip(rows.float().numpy(), fresh, strict=True):
+        found = []
+        for row, choosy in zip(rows, fresh, strict=True):
             if choosy:
                 best = np.add(row, penalty, out=self._sum).argmax()
                 if self._sum[best] > -np.inf:

@@ -29,11 +29,15 @@ class Ngrams:
             for token in chain(*pool):
                 self._key(token)
 
-    def record(self, *chains: tuple[int, ...]) -> None:
-        """Enter chains of N tokens (lines 36 to 41); without sub-n-grams, each only as a whole."""
-        for tokens in chains:
+    def record(self, *chains: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Enter chains of N tokens (lines 36 to 41); without sub-n-grams, each only as a whole.
+
+        Returns them without their first tokens: the pool from now on.
+        """
+        followed = [tokens[1:] for tokens in chains]
+        for tokens, later in zip(chains, followed, strict=True):
             entries = self._key(tokens[0])
-            entries.append(tokens[1:])
+            entries.append(later)
             if len(entries) > 4 * self.per_key:
                 entries[:] = reversed(_latest(entries)[: 2 * self.per_key])
             if self.sub_ngrams:
@@ -42,6 +46,7 @@ class Ngrams:
             for token in list(self._behind)[: -((self.memory + 1) // 2)]:
                 del self._behind[token]
                 self._changed[token] = False
+        return followed
 
     def _key(self, token: int) -> list[tuple[int, ...]]:
         entries = self._behind.get(token)
