@@ -43,7 +43,7 @@ from draftsmith.drafters.calibration import Calibration
 from draftsmith.errors import LoadError, OptionError, UnknownName
 from draftsmith.hf import (
     Accelerated,
-    CalibrationNotice,
+    DraftingNotice,
     NotAcceleratedWarning,
     accelerate,
     restore,
@@ -749,7 +749,7 @@ def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     model.config._name_or_path = "some/model"
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     Calibration("some/model", layers, heads, 1, (), {}, {}, prompts=7, tokens=9).save()
-    with pytest.warns(CalibrationNotice, match="layer 1 from its calibration on 7 prompts"):
+    with pytest.warns(DraftingNotice, match="layer 1 from its calibration on 7 prompts"):
         accelerate(model, "pld_plus")
     accelerate(model, "pld_plus(layer=2)")
 

@@ -67,8 +67,8 @@ class NotAcceleratedWarning(UserWarning):
     """A call ran through the original `generate`; the message says why. Once per reason."""
 
 
-class CalibrationNotice(UserWarning):
-    """The drafter uses what was found about this model earlier; the message says what."""
+class DraftingNotice(UserWarning):
+    """How the drafter drafts for this model: by a calibration found earlier, an algorithm chosen."""
 
 
 def accelerate(
@@ -81,8 +81,8 @@ def accelerate(
     """Make `model.generate` speculative, with the same output; also a context manager.
 
     `budget` is the number of guessed tokens a pass may carry, or "auto". A second call replaces
-    the first. What cannot be accelerated still runs, with one NotAcceleratedWarning per reason. A
-    calibration that is used is told by a CalibrationNotice.
+    the first. What cannot be accelerated still runs, with one NotAcceleratedWarning per reason.
+    A drafter that uses a calibration or chose its algorithm says so in a DraftingNotice.
     `tokenizer` is the model's own, for drafters that write another vocabulary than its.
     Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
     batch jointly and we one by one, so there only the distribution is the same.
@@ -108,7 +108,7 @@ def accelerate(
     if reason is not None:
         handle.refuse(reason)
     if needs.why:
-        warnings.warn(needs.why, CalibrationNotice, stacklevel=2)
+        warnings.warn(needs.why, DraftingNotice, stacklevel=2)
     return handle
 
 
