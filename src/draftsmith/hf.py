@@ -68,7 +68,7 @@ class NotAcceleratedWarning(UserWarning):
 
 
 class DraftingNotice(UserWarning):
-    """How the drafter drafts for this model: by a calibration found earlier, an algorithm chosen."""
+    """How the drafter drafts for this model: by what calibration, or by what algorithm."""
 
 
 def accelerate(
