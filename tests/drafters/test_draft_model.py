@@ -355,3 +355,21 @@ def test_accelerate_and_the_registry() -> None:
     assert not torch.equal(answers[0], answers[1])  # the seed moves on, as torch's does
     assert not torch.equal(answers[0], answers[4])
     assert parse("draft_model(model='edit-1m', tokens=3)") == DraftModel("edit-1m", tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "model"),
+    [
+        ("edit-1m", "edit-1m"),
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+        ("./a folder/8b", "./a folder/8b"),
+        (r"C:\models\1b", r"C:\models\1b"),
+        ("'a=(b, c)'", "a=(b, c)"),
+        ('"it\'s"', "it's"),
+        ("1b+2b", "1b+2b"),
+    ],
+)
+def test_text_needs_no_quotes(typed: str, model: str) -> None:
+    for more in ("", ", tokens=3", ", confidence=1e-2, reproducible=True"):
+        assert parse(f"copyspec + draft_model(model={typed}{more})").drafters[1].model == model  # type: ignore[attr-defined]
+    assert parse(f"draft_model(algorithm = tli , model = {typed} )").algorithm == "tli"  # type: ignore[attr-defined]

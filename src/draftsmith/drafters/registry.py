@@ -7,6 +7,7 @@ anybody else's.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -54,15 +55,35 @@ def lookup(name: str) -> type[Drafter]:
 def parse(spec: str | Drafter) -> Drafter:
     """A configured drafter from what one types: `copyspec`, `copyspec(gamma=3)`, `copyspec+auto`.
 
-    `a+b` is short for `cascade(a, b)`. Raises UnknownName with a suggestion, or OptionError.
+    `a+b` is short for `cascade(a, b)`; text needs no quotes unless it has one of `'"()[]{},=`.
+    Raises UnknownName with a suggestion, or OptionError.
     """
     if isinstance(spec, Drafter):
         return spec
     try:
-        node = ast.parse(spec.strip(), mode="eval").body
+        node = ast.parse(_quoted(spec.strip()), mode="eval").body
     except (SyntaxError, ValueError) as error:
         raise OptionError(f"drafter {spec!r} cannot be read; {_LIKE}") from error
     return _drafter(node, spec)
+
+
+_STRING = re.compile(r"""('[^']*'|"[^"]*")""")
+_BARE = re.compile(r"""(?<==)\s*([^\s'"()\[\]{},=][^'"()\[\]{},=]*?)\s*(?=[,)])""")
+
+
+def _quoted(spec: str) -> str:
+    """The spec with quotes around values that are neither plain values nor quoted already."""
+    parts = _STRING.split(spec)
+    parts[::2] = [_BARE.sub(lambda found: _literal(found[1]), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _literal(value: str) -> str:
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return repr(value)
+    return value
 
 
 _LIKE = "write it like copyspec, copyspec(gamma=3, block=10) or copyspec+auto"
@@ -89,7 +110,11 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
             raise UnknownName(f"option of {name}", option, known)
     if positional:
         if "drafters" not in known:
-            raise OptionError(f"drafter {spec!r}: name the options; {_LIKE}")
+            raise OptionError(
+                f"drafter {spec!r}: name the options, as in {name}({known[0]}=…)"
+                if known
+                else f"drafter {spec!r}: {name} has no options"
+            )
         if "drafters" in options:
             raise OptionError(f"drafter {spec!r}: {name}'s drafters are there twice; {_LIKE}")
         options["drafters"] = tuple(_drafter(part, spec) for part in positional)
@@ -111,8 +136,6 @@ def _option(keyword: ast.keyword, spec: str) -> tuple[str, Any]:
     try:
         return keyword.arg, ast.literal_eval(keyword.value)
     except ValueError:
-        if isinstance(keyword.value, ast.Name):  # a bare word is a string: match=last
-            return keyword.arg, keyword.value.id
         raise OptionError(
             f"drafter {spec!r}: the value of {keyword.arg} is not a plain value; {_LIKE}"
         ) from None
