@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from draftsmith import Engine
 from draftsmith.core.result import total
 from draftsmith.model.load import load
-from draftsmith.text.tokenizer import encode
+from draftsmith.text.tokenizer import encode, opening
 from draftsmith.train.curves import draw, read
 from draftsmith.train.evaluate import DEPTHS, standard_loss
 from draftsmith.train.texts import sequences
@@ -31,7 +31,7 @@ def each_loss(folder: str, held_out: Path, length: int) -> np.ndarray:
     """(N,) standard-token loss of each held-out sequence."""
     loaded = load(folder, dtype="float32")
     stream = texts(held_out).held_out_stream(loaded.tokenizer)
-    rows = sequences(stream, length, "held-out texts")
+    rows = sequences(stream, length, "held-out texts", opening(loaded.tokenizer))
     suppressed = list(loaded.generation_config.suppress_tokens or ())
 
     def logits(ids: torch.Tensor) -> torch.Tensor:

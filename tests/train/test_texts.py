@@ -82,6 +82,8 @@ def test_files_that_are_not_there(folder: Path, tokenizer: Any) -> None:
 def test_sequences_overlap_by_the_token_between() -> None:
     views = sequences(np.arange(10, dtype=np.int32), 3, "texts")
     assert views.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+    begun = sequences(np.arange(10, dtype=np.int32), 3, "texts", before=[99])
+    assert begun.tolist() == [[99, 0, 1, 2], [99, 3, 4, 5], [99, 6, 7, 8]]
     with pytest.raises(OptionError, match="have 3 tokens in all, and one sequence needs 4"):
         sequences(np.arange(3, dtype=np.int32), 3, "texts")
 

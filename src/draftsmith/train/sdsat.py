@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,6 +28,7 @@ from draftsmith.errors import OptionError
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.trainable import Trainable, open_trainable
+from draftsmith.text.tokenizer import opening
 from draftsmith.train.batches import Batch, Batches
 from draftsmith.train.curves import Curves, Row
 from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
@@ -118,8 +120,9 @@ def train(
                 f"the {what} contain token {used[0]}, which is to be the adaptive one: name "
                 "another with --token, or add one with --add-token"
             )
-    batches = Batches(sequences(stream, recipe.length, "training texts"), recipe)
-    measured = sequences(held_out, recipe.length, "held-out texts") if texts.held_out else None
+    cut = partial(sequences, length=recipe.length, before=opening(tokenizer))
+    batches = Batches(cut(stream, what="training texts"), recipe)
+    measured = cut(held_out, what="held-out texts") if texts.held_out else None
     about = {
         "model": source,
         "weights": fingerprint(trainable.loaded),

@@ -100,15 +100,22 @@ def separator(tokenizer: Any) -> tuple[int, ...]:
     return () if end is None else (int(end),)
 
 
-def sequences(stream: NDArray[np.int32], length: int, what: str) -> NDArray[np.int32]:
-    """(N, T+1) views of a stream: T=`length` inputs and their labels; the rest is left out.
+def sequences(
+    stream: NDArray[np.int32], length: int, what: str, before: Sequence[int] = ()
+) -> NDArray[np.int32]:
+    """(N, T+1): T=`length` inputs and their labels, cut from a stream; the rest is left out.
 
-    Raises OptionError, calling the texts `what`, if not even one sequence can be had.
+    `before` is what the tokenizer puts before every text: here it stands before every sequence, for
+    some models make nothing of a text that lacks it. Raises OptionError, calling the texts `what`,
+    if not even one sequence can be had.
     """
-    if len(stream) <= length:
+    own = length + 1 - len(before)
+    if len(stream) < own:
         raise OptionError(
-            f"the {what} have {len(stream)} tokens in all, and one sequence needs {length + 1}: "
+            f"the {what} have {len(stream)} tokens in all, and one sequence needs {own}: "
             "give more text, or a smaller --length"
         )
-    views = np.lib.stride_tricks.sliding_window_view(stream, length + 1)
-    return views[::length]
+    views = np.lib.stride_tricks.sliding_window_view(stream, own)[::length]
+    if not before:
+        return views
+    return np.hstack((np.tile(np.array(before, dtype=np.int32), (len(views), 1)), views))
