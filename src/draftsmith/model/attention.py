@@ -10,7 +10,7 @@ the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, softmax
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -97,8 +98,8 @@ def grouped_attention(
         )
     if groups > 1:
         query = query.reshape(query.shape[0], key.shape[1], groups * queries, query.shape[3])
-        if mask is not None and queries > 1:
-            mask = mask.repeat(1, 1, groups, 1)
+    if mask is not None:
+        mask = _packed(mask, groups if queries > 1 else 1, query.dtype)
     if look is not None and _tells_totals(query, value):
         out, totals = _sdpa_with_totals(query, key, value, mask, scaling)
         look(replace(seen, totals=totals.reshape(seen.query.shape[:3])))
@@ -108,6 +109,26 @@ def grouped_attention(
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     out = out.reshape(out.shape[0], groups * key.shape[1], queries, value.shape[3])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _packed(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """(B or 1, 1, G·Q, S) what is added to the scores of packed queries, for all layers alike.
+
+    sdpa would make it of a bool mask in every layer, and a small layer's scores take no longer.
+    """
+    if mask.is_floating_point() and groups == 1:
+        return mask
+    kept = _PACKED.get(mask)
+    if kept is None or kept[0] != (groups, dtype):
+        added = mask
+        if mask.dtype == torch.bool:
+            added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+        kept = _PACKED[mask] = (groups, dtype), added.repeat(1, 1, groups, 1)
+    return kept[1]
+
+
+_PACKED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Tensor]] = WeakTensorKeyDictionary()
+"""By the mask that all layers of a pass were given."""
 
 
 def _tells_totals(query: Tensor, value: Tensor) -> bool:
@@ -127,8 +148,6 @@ def _sdpa_with_totals(
 
     Without it a single attention weight would need the scores of all keys once more.
     """
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
     found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, attn_mask=mask, scale=scaling
     )
