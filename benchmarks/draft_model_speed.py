@@ -31,7 +31,7 @@ from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.drafting import BoundDraftModel
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.text.tokenizer import render_chat
+from draftsmith.text.tokenizer import encode, render_chat
 
 DRAFTS, TOKENS = 20, 5
 """Drafts per timed run, and tokens per draft."""
@@ -78,7 +78,8 @@ def cost(model: str, context: int, runs: int) -> None:
     drafter: Any = DraftModel(
         loaded.model, TOKENS, confidence=0, algorithm="standard", tokenizer=loaded.tokenizer
     ).bind(loaded.facts)
-    ids = torch.randint(50, 250, (context,), generator=torch.Generator().manual_seed(0)).tolist()
+    text = "\n".join(builtin.demo()) * context  # it repeats, so that no draft ends early
+    ids = encode(loaded.tokenizer, text[: 8 * context])[:context]
     laws = {
         "greedy": SamplingParams(),
         "temperature 1": SamplingParams(temperature=1.0),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,15 +131,26 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
         if token is not None:
             picks[i] = Pick(token, q, float(q[token]))
     if greedy:
-        stacked = torch.stack(list(greedy.values()))
-        stacked = stacked if stacked.dtype == torch.float64 else stacked.float()
-        best = stacked.max(-1)
-        confidence = (best.values - stacked.logsumexp(-1)).exp()
-        # One copy to the host for all sequences; a double holds every id.
-        ids, sure = torch.stack((best.indices.double(), confidence.double())).tolist()
-        for i, token, probability in zip(greedy, ids, sure, strict=True):
-            picks[i] = Pick(int(token), None, probability)
+        rows = [scores[None] for scores in greedy.values()]
+        found = best(rows[0] if len(rows) == 1 else torch.cat(rows))
+        for i, (token, probability) in zip(greedy, found, strict=True):
+            picks[i] = Pick(token, None, probability)
     return picks
+
+
+def best(scores: Tensor) -> list[tuple[int, float]]:
+    """The arg-max of each row (N, V) and its probability, by one copy to the host."""
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if scores.device.type == "cpu":  # where NumPy takes half the time
+        rows = scores.numpy()
+        top = rows.argmax(-1)
+        sums = np.exp(rows - rows[range(len(rows)), top, None]).sum(-1)
+        return list(zip(top.tolist(), (1 / sums).tolist(), strict=True))
+    found = scores.max(-1)
+    confidence = (found.values - scores.logsumexp(-1)).exp()
+    # A double holds every id.
+    ids, sure = torch.stack((found.indices.double(), confidence.double())).tolist()
+    return list(zip(map(int, ids), sure, strict=True))
 
 
 class _Sequence(DrafterState):
