@@ -103,31 +103,30 @@ def cost(model: str, context: int, runs: int) -> None:
 # ------------------------------------------------------------------------------------- live
 
 
-def live(
-    data: Path, target: str, same: str, other: str, prompts: int, tokens: int, limit: int
-) -> None:
-    model = load(builtin.resolve(target), dtype="bfloat16")
+def live(options: argparse.Namespace) -> None:
+    same, other, limit, most = options.same, options.other, options.limit, options.draft
+    model = load(builtin.resolve(options.target), dtype="bfloat16")
     own, bytes_ = builtin.resolve(same), builtin.resolve(other)
     specs = {
         "plain": "none",
         "hf generate": "hf:generate",
-        f"draft_model, {same}": f"draft_model(model={same!r})",
+        f"draft_model, {same}": f"draft_model(model={same!r}, tokens={most})",
         f"hf assisted, {same}": f"hf:assisted(model={own!r})",
-        f"draft_model, {other}": f"draft_model(model={other!r})",
+        f"draft_model, {other}": f"draft_model(model={other!r}, tokens={most})",
         f"hf assisted, {other}": f"hf:assisted(model={bytes_!r})",
         "copyspec": "copyspec",
-        "both": f"copyspec+draft_model(model={same!r})",
+        "both": f"copyspec+draft_model(model={same!r}, tokens={most})",
     }
     arms: dict[str, Arm] = dict(
         zip(specs, build(model, [parse_arm(spec) for spec in specs.values()]), strict=True)
     )
     edits = [
         (render_chat(model.tokenizer, edit["messages"]), min(edit["max_new_tokens"], limit))
-        for edit in held_out(data, tokens, prompts)
+        for edit in held_out(options.data, options.tokens, options.prompts)
     ]
     answers: dict[str, list[Answer]] = {name: [] for name in arms}
-    for number, (ids, most) in enumerate([edits[0], *edits]):
-        ask = Ask(ids, most, SamplingParams())
+    for number, (ids, longest) in enumerate([edits[0], *edits]):
+        ask = Ask(ids, longest, SamplingParams())
         first = number % len(arms)
         for name in [*list(arms)[first:], *list(arms)[:first]]:
             answer = arms[name].answer(ask)
@@ -178,6 +177,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=2048, help="longest prompt with its answer")
     parser.add_argument("--limit", type=int, default=256, help="most new tokens per answer")
+    parser.add_argument("--draft", type=int, default=20, help="most tokens of a draft, as theirs")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -186,15 +186,7 @@ def main() -> None:
         return
     if options.data is None:
         parser.error("live needs the folder of the recorded data")
-    live(
-        options.data,
-        options.target,
-        options.same,
-        options.other,
-        options.prompts,
-        options.tokens,
-        options.limit,
-    )
+    live(options)
 
 
 if __name__ == "__main__":

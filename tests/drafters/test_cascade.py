@@ -174,6 +174,34 @@ def test_copies_and_samples_share_a_pass() -> None:
     assert ("copy", "s") in seen
 
 
+def test_who_is_dear_to_open_waits_until_as_much_was_missed() -> None:
+    """A first draft that costs five plain passes comes with the sixth pass nobody drafted for."""
+    late = Recording(Draft.chain([1], "late"))
+    drafter = Cascade((COPY, late))
+    cost = CostCurve()
+    ctx = Context([3] * 10, 10, 11, SamplingParams(), Dice.seeded(0), budget=4, depth=4)
+    cost.record(0, 1.0)
+    ctx.cost = cost
+
+    def asked(steps: int) -> int:
+        state, before = drafter.open(ctx), len(late.asked)  # type: ignore[attr-defined]
+        for _ in range(steps):
+            drafter.draft([state], [ctx])
+        return len(late.asked) - before  # type: ignore[attr-defined]
+
+    assert asked(1) == 1, "nothing is known yet"
+    assert cost.opening(late, 10) > 0
+    cost.record_opening(
+        late, 10, 10 - 10 * cost._opening[late]
+    )  # the mean is now half a pass a token
+    assert cost.opening(late, 10) == pytest.approx(5)
+    assert asked(5) == 0
+    assert asked(6) == 1
+    assert asked(9) > 1, "from then on its budget decides"
+    ctx.cost = None
+    assert asked(1) == 1, "a fixed budget waits for nothing"
+
+
 def test_each_member_has_an_automatic_budget_of_its_own() -> None:
     """A member that is always wrong falls silent; the one behind it then speaks, ever wider."""
     target = ToyTarget(11)

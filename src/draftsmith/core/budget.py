@@ -46,6 +46,7 @@ class CostCurve:
         """Sequences per pass; every batch size has its own curve."""
         self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
         self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
+        self._opening: dict[Hashable, float] = {}
 
     @property
     def knows_plain(self) -> bool:
@@ -61,6 +62,20 @@ class CostCurve:
         """`drafter`, allowed `width` nodes, took `seconds` to draft for all rows."""
         times = self._drafting.setdefault((drafter, self.rows), {})
         times[width] = self._learn(times.get(width), seconds)
+
+    def record_opening(self, drafter: Hashable, tokens: int, seconds: float) -> None:
+        """The first drafts of sequences with so many tokens in all took `seconds`."""
+        old, rate = self._opening.get(drafter), seconds / tokens
+        self._opening[drafter] = rate if old is None else (old + rate) / 2
+
+    def opening(self, drafter: Hashable, tokens: int) -> float:
+        """Cost of a sequence's first draft, in plain passes; 0 where unmeasured.
+
+        A draft model reads the whole text for it.
+        """
+        if not self.knows_plain:
+            return 0.0
+        return self._opening.get(drafter, 0.0) * tokens / self._seconds[self.rows, 0][0]
 
     def _learn(self, known: tuple[float, int] | None, seconds: float) -> tuple[float, int]:
         """The seconds to expect after one more time, and how many times that makes."""

@@ -98,9 +98,16 @@ class Cascade(Drafter):
                 continue
             begin = perf_counter()
             made = drafter.draft([silent[i].states[number] for i in asked], [*asked.values()])
+            seconds = perf_counter() - begin
+            first = [i for i in asked if number not in silent[i].opened]
             widest = max(asked.values(), key=lambda ctx: ctx.budget)
-            if widest.cost is not None:
-                widest.cost.record_draft(drafter, widest.budget, perf_counter() - begin)
+            if widest.cost is not None and not first:
+                widest.cost.record_draft(drafter, widest.budget, seconds)
+            elif widest.cost is not None and len(first) == len(asked):
+                read = sum(len(ctx.ids) for ctx in asked.values())
+                widest.cost.record_opening(drafter, read, seconds)
+            for i in first:
+                silent[i].opened.add(number)
             for i, draft in zip(asked, made, strict=True):
                 if speaks(draft):
                     silent.pop(i).speaker, drafts[i] = number, draft
@@ -126,6 +133,10 @@ class _Members(DrafterState):
         self.speaker: int | None = None
         self.budgets: list[Budget] = []
         """One for each member, where the budget is automatic."""
+        self.opened: set[int] = set()
+        """Members that have been asked for a draft."""
+        self.missed = [0] * len(states)
+        """Steps without a draft so far, for each member that might have opened for it."""
 
     def draft(self, ctx: Context) -> Draft:
         return self.config.draft([self], [ctx])[0]
@@ -137,6 +148,13 @@ class _Members(DrafterState):
             return ctx
         if not self.budgets:
             self.budgets = [drafter.auto_budget(ctx.cost) for drafter in self.config.drafters]
+        if number and number not in self.opened:
+            # One that must read the text first, as a draft model does, may never earn that back
+            # beside others that mostly have something to say. It waits until the passes that it
+            # missed have cost as much: whatever comes, that is no worse than half of the best.
+            self.missed[number] += 1
+            if self.missed[number] <= ctx.cost.opening(self.config.drafters[number], len(ctx.ids)):
+                return replace(ctx, budget=0)
         return replace(ctx, budget=min(ctx.budget, self.budgets[number].next()))
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
