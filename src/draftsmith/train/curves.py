@@ -128,5 +128,6 @@ def draw(runs: dict[str, list[Row]], path: Path) -> None:
         axes.set_ylabel(f"loss of {names[0]} tokens (nats)")
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend()
+            # Above the plot: inside, it would hide one curve or another.
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize="small")
     figure.savefig(path, dpi=110)
