@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from draftsmith.core.budget import FixedBudget
-from draftsmith.core.drafter import Drafter
+from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Chance, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
@@ -81,7 +82,28 @@ def bound(
     config = DraftModel("toy", algorithm=algorithm, **options)  # type: ignore[arg-type]
     runner = ToyTarget(len(drafter), law, order=order, seed=seed, shape=shape)
     guesses = config.reproducible or algorithm in GUESSING
-    return BoundDraftModel(config, runner, ALGORITHMS[algorithm](pair), guesses, "")
+    translate = ALGORITHMS[algorithm](pair)
+    return BoundDraftModel(config, runner, translate, guesses, "", copier=Parrot())
+
+
+class Parrot(Drafter):
+    """Guesses what followed the last id before, right or wrong, else the ids in order."""
+
+    name = "parrot"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Parroting()
+
+    def auto_budget(self, cost: CostCurve) -> Budget:  # noqa: ARG002
+        return FixedBudget(3)
+
+
+class _Parroting(DrafterState):
+    def draft(self, ctx: Context) -> Draft:
+        ids = list(ctx.ids)
+        place = next((i for i in range(len(ids) - 2, -1, -1) if ids[i] == ids[-1]), None)
+        said = range(ctx.vocab_size) if place is None else ids[place + 1 :]
+        return Draft.chain(said[: ctx.budget], "parrot")
 
 
 class Processed(ToyTarget):

@@ -16,6 +16,7 @@ import torch
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.drafting import BoundDraftModel
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.drafters.slem import Bridge, StringMatch
@@ -81,6 +82,8 @@ class DraftModel(Drafter):
     drafter, only on the seed."""
     psi: Literal["path", "enumerate"] = "path"
     """How `slrs` knows the law of its proposals: a walk over bytes, or by the paper's rule."""
+    copies: bool = True
+    """Let the drafter read in one pass what it is expected to copy; its drafts are the same."""
     tokenizer: Any = None
     dtype: Any = None
     device: Any = None
@@ -128,6 +131,7 @@ class DraftModel(Drafter):
             why=why,
             context_length=loaded.context_length,
             rewinds=loaded.capabilities.cache != "replay",
+            copier=Auto() if self.copies else None,
         )
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002

@@ -9,15 +9,18 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.core.budget import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import ModelFacts, Needs, Row, Target
+from draftsmith.core.target import ModelFacts, Needs, Row, RowOutput, Target
+from draftsmith.drafters.foresight import Foresight
 from draftsmith.drafters.translation import After, Translation
 
 
@@ -25,8 +28,9 @@ from draftsmith.drafters.translation import After, Translation
 class BoundDraftModel(Drafter):
     """A draft model beside its target: the drafting loop over all sequences of a step.
 
-    The loop is bare: one pass of the drafter per drafted token, for all sequences at once, and one
-    copy to the host. A sequence's pass also carries what was accepted since its last one.
+    The loop is bare: a pass of the drafter for all sequences at once, and one copy to the host per
+    drafted token. A sequence's pass also carries what was accepted since its last one, and what
+    the drafter is expected to write: as much of it as it does write costs no further pass.
     """
 
     config: Drafter
@@ -43,6 +47,10 @@ class BoundDraftModel(Drafter):
     """Tokens that the drafter model can read; None: any number."""
     rewinds: bool = True
     """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
+    copier: Drafter | None = None
+    """Guesses what the drafter model writes; None: nothing does."""
+    cost: CostCurve = field(init=False, default_factory=CostCurve)
+    """What the drafter model's passes cost."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
     """Sequences share one cache, so they are drafted for in turns."""
     forgotten: list[Row] = field(init=False, default_factory=list)
@@ -77,20 +85,30 @@ class BoundDraftModel(Drafter):
                 self.runner.close(self.forgotten.pop())
             active = [s for s, ctx in zip(sequences, contexts, strict=True) if s.begin(ctx)]
             while active:
-                active = self._draft_one(active)
+                active = self._draft_on(active)
             return [sequence.translation.draft() for sequence in sequences]
 
-    def _draft_one(self, active: Sequence[_Sequence]) -> list[_Sequence]:
-        """One more token for each of these sequences; those that draft on."""
-        outputs = self.runner.forward([s.row for s in active], [s.ahead for s in active])
-        picks = pick([s.translation for s in active], [o.logits[-1] for o in outputs])
-        on = []
-        for sequence, picked in zip(active, picks, strict=True):
-            if picked is not None:
-                sequence.feed(picked.token)
-                if sequence.translation.take(*picked):
-                    on.append(sequence)
-        return on
+    def _draft_on(self, active: Sequence[_Sequence]) -> list[_Sequence]:
+        """One pass, and the tokens that it gives each of these sequences; those that draft on."""
+        outputs = self._pass(active)
+        reading = list(zip(active, outputs, strict=True))
+        while reading:
+            picks = pick([s.translation for s, _ in reading], [o.logits[s.at] for s, o in reading])
+            reading = [r for r, picked in zip(reading, picks, strict=True) if r[0].write(picked)]
+        for sequence, output in zip(active, outputs, strict=True):
+            sequence.commit(output)
+        return [sequence for sequence in active if sequence.drafting]
+
+    def _pass(self, active: Sequence[_Sequence]) -> list[RowOutput]:
+        rows, drafts = [s.row for s in active], [s.nodes() for s in active]
+        usual = all(len(row.pending) == 1 for row in rows)  # else it also carries new text
+        begin = perf_counter()
+        outputs = self.runner.forward(rows, drafts)
+        if self.copier is not None and usual:
+            self.runner.wait()
+            self.cost.rows = len(rows)
+            self.cost.record(max(map(len, drafts)), perf_counter() - begin)
+        return outputs
 
     def __str__(self) -> str:
         return str(self.config)
@@ -161,8 +179,19 @@ class _Sequence(DrafterState):
     def __init__(self, drafter: BoundDraftModel) -> None:
         self.drafter = drafter
         self.translation = drafter.translate()
+        self.foresight = None
+        if drafter.copier is not None:
+            self.foresight = Foresight(drafter.copier, drafter.runner.vocab_size, drafter.cost)
         self.ahead = EMPTY
         """Drafted tokens that a model which does not rewind reads again in every pass."""
+        self.guess = EMPTY
+        """What the pass under way reads beyond its first place."""
+        self.written: list[int] = []
+        """Drafted from that pass."""
+        self.drafted = 0
+        """Tokens since `begin`, those of that pass left out."""
+        self.drafting = False
+        """Whether the draft goes on."""
         self._opened: weakref.finalize[..., _Sequence] | None = None
 
     def draft(self, ctx: Context) -> Draft:
@@ -171,9 +200,11 @@ class _Sequence(DrafterState):
     def begin(self, ctx: Context) -> bool:
         """Follow the text to its end; whether there is something to draft."""
         ids = self._window(self.translation.begin(ctx))
-        self.ahead = EMPTY
+        self.ahead, self.drafted = EMPTY, 0
         if not ids:
             return False
+        if self.foresight is not None:
+            self.foresight.follow(ids)
         runner = self.drafter.runner
         if self._opened is None:
             self.row = runner.open(ids)
@@ -197,12 +228,42 @@ class _Sequence(DrafterState):
         stride = max(1, context // 4)
         return ids[min(-(-over // stride) * stride, len(ids) - 1) :]
 
-    def feed(self, token: int) -> None:
-        """Let a drafted token be the row's last."""
+    def nodes(self) -> Draft:
+        """What the next pass reads behind the text."""
+        self.guess, self.written = EMPTY, []
+        if self.foresight is not None:
+            room = self.drafter.runner.room(self.row) - len(self.ahead)
+            self.guess = self.foresight.guess(min(room, self.translation.limit - self.drafted - 1))
+        return Draft.chain([*self.ahead.tokens, *self.guess.tokens], self.drafter.name)
+
+    @property
+    def at(self) -> int:
+        """The row of the pass that says which token is next."""
+        return len(self.ahead) + len(self.written)
+
+    def write(self, picked: Pick | None) -> bool:
+        """Draft a token, None to end; whether the pass under way goes on behind it."""
+        self.drafting = False
+        if picked is None:
+            return False
+        expected = self.guess.tokens[len(self.written) :][:1]
+        self.written.append(picked.token)
+        self.drafting = self.translation.take(*picked)
+        return self.drafting and expected == (picked.token,)
+
+    def commit(self, output: RowOutput) -> None:
+        """Let what the pass of `output` gave be the row's last tokens."""
+        tokens = self.written
+        if not tokens:
+            return
+        self.drafted += len(tokens)
+        if self.foresight is not None:
+            self.foresight.learn(self.guess, tokens, output)
         if self.drafter.rewinds:
-            self.drafter.runner.commit([self.row], [()], [[token]])
+            # All but the last one were guessed, so they are nodes of the pass.
+            self.drafter.runner.commit([self.row], [range(len(tokens) - 1)], [tokens])
         else:
-            self.ahead = Draft.chain([*self.ahead.tokens, token], self.drafter.name)
+            self.ahead = Draft.chain([*self.ahead.tokens, *tokens], self.drafter.name)
 
     def truncate(self, length: int) -> None:
         self.translation.truncate(length)

@@ -136,6 +136,8 @@ class Translation(ABC):
     """How the drafter draws: greedy, or like the target, without what reads the text."""
     after: After
     """What the drafting loop gives it for the draft that begins."""
+    limit: int
+    """Most drafter tokens of the draft that `read` begins."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair

@@ -1,0 +1,57 @@
+"""What a draft model is about to write, where it copies: it then reads several tokens in a pass.
+
+Ours: no paper. A draft model that copies is itself an autoregressive model with a text to copy
+from, so it is drafted for like any other one. Its drafts stay what they are: a guess that it does
+not make itself is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftsmith.core.budget import CostCurve
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome, common_prefix, sync
+from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.target import RowOutput
+from draftsmith.core.verify import Verdict
+
+
+class Foresight:
+    """Guesses of one sequence's next drafted tokens, in the draft model's ids."""
+
+    def __init__(self, copier: Drafter, vocab_size: int, cost: CostCurve) -> None:
+        """`cost` is of the draft model's passes, all sequences'."""
+        self.copier = copier
+        self.ids: list[int] = []
+        self.context = Context(self.ids, 0, vocab_size, SamplingParams(), Dice.seeded(0))
+        self.budget = copier.auto_budget(cost)
+        self._state: DrafterState | None = None
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Let `ids` be the text."""
+        now = list(ids)
+        if self._state is None:
+            self.ids[:], self.context.prompt_length = now, len(now)
+            self._state = self.copier.open(self.context)
+        else:
+            common = sync(self._state, self.ids, now)
+            self.ids[common:] = now[common:]
+
+    def guess(self, most: int) -> Draft:
+        """A chain of up to `most` tokens."""
+        if self._state is None or most <= 0:
+            return EMPTY
+        self.context.budget = self.context.depth = min(most, self.budget.next())
+        return self._state.draft(self.context) if self.context.budget else EMPTY
+
+    def learn(self, guess: Draft, tokens: Sequence[int], output: RowOutput) -> None:
+        """The draft model wrote `tokens` where the guess was, read in the pass of `output`."""
+        self.ids += tokens
+        judged = guess.clip(len(tokens))  # the draft may have ended before
+        if self._state is None or not judged.tokens:
+            return
+        path = tuple(range(common_prefix(judged.tokens, tokens)))
+        self.budget.record(judged.size, len(path))
+        verdict = Verdict(path, tuple(tokens), path)
+        self._state.observe(self.context, Outcome(judged, verdict, output))
