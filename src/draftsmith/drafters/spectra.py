@@ -190,8 +190,9 @@ class _Pool(DrafterState):
         size = len(tokens)
         self._running = fitting[: (ctx.budget - size) // length]
         for i in self._running:
-            parents += (ROOT, *range(len(tokens), len(tokens) + length - 1))
             tokens += self.chains[i]
+        parents += range(size - 1, len(tokens) - 1)
+        parents[size::length] = [ROOT] * len(self._running)
         probes = len(tokens) - size
         if not tokens:
             return EMPTY
@@ -311,10 +312,11 @@ class Predictor:
 
     def update(self, keys: dict[int, bool]) -> None:
         """Keys that came (True) or went (False)."""
-        values = [-torch.inf if known else 0.0 for known in keys.values()]
         if self._host is not None:
-            self._host[list(keys)] = values
+            for key, known in keys.items():  # a few: NumPy would first make arrays of them
+                self._host[key] = -np.inf if known else 0.0
         elif keys:
+            values = [-torch.inf if known else 0.0 for known in keys.values()]
             index = torch.tensor(list(keys), device=self._penalty.device)
             self._penalty[index] = torch.tensor(values, device=self._penalty.device)
 
