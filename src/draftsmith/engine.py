@@ -81,7 +81,7 @@ class Engine:
         revision: str | None = None,
         trust_remote_code: bool = False,
     ) -> Engine:
-        """An engine for a hub id, a folder, or a model that is already loaded.
+        """An engine for a hub id, a folder, a built-in model, or a model that is already loaded.
 
         `dtype` is the checkpoint's own by default. Raises LoadError or UnsupportedError.
         """

@@ -287,3 +287,8 @@ def test_impossible_dtypes_and_devices_are_named(
 ) -> None:
     with pytest.raises(OptionError, match=named):
         load(str(tmp_path), **options)
+
+
+def test_built_in_models_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load("edit-1m").name == "edit-1m"  # as it was asked for

@@ -147,7 +147,6 @@ class DraftModel(Drafter):
     def _load(self, model: ModelFacts) -> LoadedModel:
         source, device = self.model, self.device
         if isinstance(source, str | Path):
-            source = builtin.resolve(str(source))
             device = model.device if device is None else device
         return load(source, self.tokenizer, self.dtype, device)
 

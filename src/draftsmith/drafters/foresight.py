@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome, common_prefix, sync
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome, sync
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import RowOutput
-from draftsmith.core.verify import Verdict
+from draftsmith.core.verify import verify_greedy
 
 
 class Foresight:
@@ -47,11 +47,16 @@ class Foresight:
 
     def learn(self, guess: Draft, tokens: Sequence[int], output: RowOutput) -> None:
         """The draft model wrote `tokens` where the guess was, read in the pass of `output`."""
-        self.ids += tokens
-        judged = guess.clip(len(tokens))  # the draft may have ended before
-        if self._state is None or not judged.tokens:
+        end = len(self.ids) + len(tokens)
+
+        def emit(token: int, _: object) -> bool:
+            self.ids.append(token)
+            return len(self.ids) == end
+
+        verdict = verify_greedy(guess, tokens, emit)
+        if verdict.nodes[-1] is not None:  # the draft ended, right so far
+            guess = guess.clip(len(verdict.path))
+        if self._state is None or not guess.tokens:
             return
-        path = tuple(range(common_prefix(judged.tokens, tokens)))
-        self.budget.record(judged.size, len(path))
-        verdict = Verdict(path, tuple(tokens), path)
-        self._state.observe(self.context, Outcome(judged, verdict, output))
+        self.budget.record(guess.size, len(verdict.path))
+        self._state.observe(self.context, Outcome(guess, verdict, output))

@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
@@ -33,18 +34,19 @@ def load(
 ) -> LoadedModel:
     """Load a causal language model and find out by a self-test how to run it.
 
-    `model` is a hub id, a folder, or a live model, which is used as it is (adapters, quantized
-    modules, device map) and not changed. `dtype` defaults to the checkpoint's; only safetensors
-    weights are read. Raises LoadError if something is missing, UnsupportedError if the model
-    cannot generate text left to right, OptionError for options that do not apply to a live model.
+    `model` is a hub id, a folder, a built-in model's name, or a live model, which is used as it is
+    (adapters, quantized modules, device map) and not changed. `dtype` defaults to the checkpoint's;
+    only safetensors weights are read. Raises LoadError if something is missing, UnsupportedError if
+    the model cannot generate text left to right, OptionError for options that do not apply to a
+    live model.
     """
     if isinstance(model, str | Path):
-        source = str(model)
+        source = builtin.resolve(str(model))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = read_model(source, options, dtype, device, device_map)
         if tokenizer is None:
             tokenizer = read_tokenizer(source, options)
-        name = source
+        name = str(model)
     else:
         given = {"dtype": dtype, "device": device, "device_map": device_map, "revision": revision}
         unused = [option for option, value in given.items() if value is not None]
