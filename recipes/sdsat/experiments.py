@@ -27,7 +27,7 @@ ARMS: dict[str, dict[str, object]] = {
     "improved-3": {"L": 3},
     "improved-7": {"L": 7},
     "diverse-5": {"diverse": True},
-    "replaced-5": {"share_of": "replaced"},
+    "windows-5": {"share_of": "windows"},
 }
 """What differs from the recipe; the number is L."""
 
@@ -52,14 +52,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=5e-6)
     parser.add_argument("--token-rate", type=float, default=100.0)
-    parser.add_argument("--share-of", default="windows", help="what 10 %% are: windows or replaced")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     recipe = Recipe(
         steps=args.steps, rows=args.rows, rows_per_pass=min(4, args.rows), length=args.length,
         learning_rate=args.learning_rate, final_learning_rate=args.learning_rate / 5,
-        token_rate=args.token_rate, share_of=args.share_of,
+        token_rate=args.token_rate,
     )  # fmt: skip
     options = Options(cpu=True, save_every=20, measure_every=max(1, args.steps // 5))
     for arm in args.arms.split(","):

@@ -47,7 +47,7 @@ def summed(rows: list[list[int]], at: list[tuple[int, int]]) -> float:
 def test_improved_is_equation_9() -> None:
     loss = loss_of("improved", logits, BATCH, [A], Counts.of(BATCH), w=0.7)
     plain, adaptive = summed(PLAIN, ALL), summed(MIXED, REPLACED)
-    assert float(loss.total) == pytest.approx((plain / 8 + 0.7 * adaptive / 3) / 2, rel=1e-5)
+    assert float(loss.total) == pytest.approx((plain / 8 + 0.7 * adaptive / 8) / 2, rel=1e-5)
     assert float(loss.standard) == pytest.approx(plain, rel=1e-5)
     assert float(loss.adaptive) == pytest.approx(adaptive, rel=1e-5)
 

@@ -67,7 +67,8 @@ def loss_of(
 
     `plain`: equation 7. `basic`: equation 8, all positions of the mixed rows alike. `improved`:
     equation 9, ½ (plain rows + w · mixed rows where the input is an adaptive token); read
-    literally the paper's mask would be off by one, and each term is a mean over its own positions.
+    literally the paper's mask would be off by one. Both terms are means over all positions of
+    their half, of which the mask leaves few in the second one.
     """
     if objective == "plain":
         plain = surprise(logits(batch.plain), batch.labels, tokens)
@@ -82,5 +83,5 @@ def loss_of(
     both = logits(torch.cat([batch.plain, batch.mixed(tokens)]))
     plain = surprise(both[: len(at)], batch.labels, tokens)
     adaptive = surprise(both[len(at) :][at][None], batch.labels[at][None], tokens)
-    total = (plain.sum() / counts.positions + w * adaptive.sum() / max(1, counts.replaced)) / 2
+    total = (plain.sum() + w * adaptive.sum()) / counts.positions / 2
     return Loss(total, plain.detach().sum(), adaptive.detach().sum())
