@@ -106,8 +106,8 @@ def main() -> None:
         f'<rect width="{width}" height="{height}" rx="10" fill="#0b0e13"/>',
         f'<text x="14" y="28" fill="{INK}" font-size="13">“{escape(message)}” · {same}, '
         f'<tspan fill="{COPIED}">{speed:.1f} times faster</tspan> '
-        f'<tspan fill="{FADED}">(played {SLOWER} times slower than it ran; '
-        f'<tspan fill="{COPIED}">copied tokens</tspan>)</tspan></text>',
+        f'<tspan fill="{FADED}">(played {SLOWER} times slower; '
+        f'<tspan fill="{COPIED}">copied</tspan>)</tspan></text>',
     ]
     for index, (title, pieces) in enumerate(runs.items()):
         svg += panel(12 + index * (PANEL + 12), title, pieces)
