@@ -9,14 +9,12 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts, Needs, Row, RowOutput, Target
@@ -49,8 +47,6 @@ class BoundDraftModel(Drafter):
     """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
     copier: Drafter | None = None
     """Guesses what the drafter model writes; None: nothing does."""
-    cost: CostCurve = field(init=False, default_factory=CostCurve)
-    """What the drafter model's passes cost."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
     """Sequences share one cache, so they are drafted for in turns."""
     forgotten: list[Row] = field(init=False, default_factory=list)
@@ -90,7 +86,7 @@ class BoundDraftModel(Drafter):
 
     def _draft_on(self, active: Sequence[_Sequence]) -> list[_Sequence]:
         """One pass, and the tokens that it gives each of these sequences; those that draft on."""
-        outputs = self._pass(active)
+        outputs = self.runner.forward([s.row for s in active], [s.nodes() for s in active])
         reading = list(zip(active, outputs, strict=True))
         while reading:
             picks = pick([s.translation for s, _ in reading], [o.logits[s.at] for s, o in reading])
@@ -98,17 +94,6 @@ class BoundDraftModel(Drafter):
         for sequence, output in zip(active, outputs, strict=True):
             sequence.commit(output)
         return [sequence for sequence in active if sequence.drafting]
-
-    def _pass(self, active: Sequence[_Sequence]) -> list[RowOutput]:
-        rows, drafts = [s.row for s in active], [s.nodes() for s in active]
-        usual = all(len(row.pending) == 1 for row in rows)  # else it also carries new text
-        begin = perf_counter()
-        outputs = self.runner.forward(rows, drafts)
-        if self.copier is not None and usual:
-            self.runner.wait()
-            self.cost.rows = len(rows)
-            self.cost.record(max(map(len, drafts)), perf_counter() - begin)
-        return outputs
 
     def __str__(self) -> str:
         return str(self.config)
@@ -181,7 +166,7 @@ class _Sequence(DrafterState):
         self.translation = drafter.translate()
         self.foresight = None
         if drafter.copier is not None:
-            self.foresight = Foresight(drafter.copier, drafter.runner.vocab_size, drafter.cost)
+            self.foresight = Foresight(drafter.copier, drafter.runner.vocab_size)
         self.ahead = EMPTY
         """Drafted tokens that a model which does not rewind reads again in every pass."""
         self.guess = EMPTY

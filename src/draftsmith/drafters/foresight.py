@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.budget import LADDER, CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome, sync
 from draftsmith.core.sampling import Dice, SamplingParams
@@ -17,15 +17,29 @@ from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
 
 
+def _assumed() -> CostCurve:
+    """A pass over w more places costs 1 + w/20, whatever it costs here.
+
+    Wide passes round differently, and a draw may show it. With nothing timed, a seed and a fixed
+    budget give the same drafts again.
+    """
+    cost = CostCurve()
+    cost.record(0, 1.0)
+    cost.record(LADDER[-1], 1 + LADDER[-1] / 20)
+    return cost
+
+
+COST = _assumed()
+
+
 class Foresight:
     """Guesses of one sequence's next drafted tokens, in the draft model's ids."""
 
-    def __init__(self, copier: Drafter, vocab_size: int, cost: CostCurve) -> None:
-        """`cost` is of the draft model's passes, all sequences'."""
+    def __init__(self, copier: Drafter, vocab_size: int) -> None:
         self.copier = copier
         self.ids: list[int] = []
         self.context = Context(self.ids, 0, vocab_size, SamplingParams(), Dice.seeded(0))
-        self.budget = copier.auto_budget(cost)
+        self.budget = copier.auto_budget(COST)
         self._state: DrafterState | None = None
 
     def follow(self, ids: Sequence[int]) -> None:

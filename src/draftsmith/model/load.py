@@ -201,9 +201,11 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 def _explain(source: str, what: str, error: Exception) -> str:
     if Path(source).expanduser().exists():
         return f"{what} in {source} cannot be read: {_first_line(error)}"
+    inside = "" if "/" in source else f"; the built-in models are {', '.join(builtin.names())}"
     return (
         f"{what} of {source!r} cannot be read: no such folder, and the hub did not deliver it "
         f"({_first_line(error)}); check the name, the network, and `hf auth login` for gated models"
+        f"{inside}"
     )
 
 
