@@ -219,6 +219,8 @@ class _Sequence(DrafterState):
         if self.foresight is not None:
             room = self.drafter.runner.room(self.row) - len(self.ahead)
             self.guess = self.foresight.guess(min(room, self.translation.limit - self.drafted - 1))
+        if not self.ahead.tokens:
+            return self.guess
         return Draft.chain([*self.ahead.tokens, *self.guess.tokens], self.drafter.name)
 
     @property

@@ -18,14 +18,14 @@ from draftsmith.core.verify import verify_greedy
 
 
 def _assumed() -> CostCurve:
-    """A pass over w more places costs 1 + w/20, whatever it costs here.
+    """A pass over w more places costs 1 + w/50, whatever it costs here.
 
     Wide passes round differently, and a draw may show it. With nothing timed, a seed and a fixed
     budget give the same drafts again.
     """
     cost = CostCurve()
     cost.record(0, 1.0)
-    cost.record(LADDER[-1], 1 + LADDER[-1] / 20)
+    cost.record(LADDER[-1], 1 + LADDER[-1] / 50)
     return cost
 
 
