@@ -74,7 +74,7 @@ def drafting(drafter: BoundDraftModel, ids: Sequence[int], sampling: SamplingPar
 
 def cost(model: str, context: int, runs: int) -> None:
     config = DraftModel(model, tokens=TOKENS, confidence=0, algorithm="standard")
-    loaded = load(builtin.resolve(model), dtype="bfloat16")
+    loaded = load(model, dtype="bfloat16")
     # Reading ahead would make tokens cheaper than a forward; here the loop itself is timed.
     drafter: Any = DraftModel(
         loaded.model, TOKENS, confidence=0, algorithm="standard", tokenizer=loaded.tokenizer,
@@ -107,7 +107,7 @@ def cost(model: str, context: int, runs: int) -> None:
 
 def live(options: argparse.Namespace) -> None:
     same, other, limit, most = options.same, options.other, options.limit, options.draft
-    model = load(builtin.resolve(options.target), dtype="bfloat16")
+    model = load(options.target, dtype="bfloat16")
     own, bytes_ = builtin.resolve(same), builtin.resolve(other)
     specs = {
         "plain": "none",

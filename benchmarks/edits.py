@@ -112,11 +112,11 @@ def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]
     model: Any = engine.model.model
     tokenizer = engine.model.tokenizer
 
-    def processors(edit: Edit) -> list[LogitsProcessor]:
+    def processors(edit: Edit) -> tuple[LogitsProcessor, ...]:
         if not dictate:
-            return []
+            return ()
         answer = [*encode(tokenizer, edit.after), tokenizer.eos_token_id]
-        return [Dictated(len(edit.prompt), answer)]
+        return (Dictated(len(edit.prompt), answer),)
 
     def ours(drafter: str) -> Callable[[Edit], list[int]]:
         def answer(edit: Edit) -> list[int]:
@@ -125,7 +125,7 @@ def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]
                 drafter=drafter,
                 max_new_tokens=edit.limit,
                 temperature=0.0,
-                processors=tuple(processors(edit)),
+                processors=processors(edit),
             )
             tokens: list[int] = result.tokens
             return tokens

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("pld_spectra.jsonl"))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = load(builtin.resolve(args.model), dtype="float32")
+    model = load(args.model, dtype="float32")
     names, records = specs(args), prompts(args)
     arms = build(model, [parse_arm(spec) for spec in names])
     plan = Plan(model, arms, records, SamplingParams(), warmup=0)

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import Parrot
 
 import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
 from draftsmith import accelerate
-from draftsmith.core.drafter import DrafterState
+from draftsmith.core.drafter import Drafter, DrafterState
+from draftsmith.drafters import draft_model
+from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model import DraftModel
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import Engine
@@ -110,9 +113,13 @@ def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+@pytest.mark.parametrize("copier", [Auto, Parrot])
 @pytest.mark.parametrize("name", ["shallower", "tli"])
-def test_the_drafters_cache_equals_a_fresh_prefill(name: str) -> None:
+def test_the_drafters_cache_equals_a_fresh_prefill(
+    name: str, copier: type[Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After every draft, whatever was accepted of the one before."""
+    monkeypatch.setattr(draft_model, "Auto", copier)
     serving = engine(drafters()[name])
     bound: Any = serving.drafter
     checked = 0

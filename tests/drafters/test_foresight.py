@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from time import sleep
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ from draftsmith.drafters.drafting import BoundDraftModel
 from draftsmith.engine import Engine
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.load import load
-from draftsmith.model.runner import Runner
 
 IDS = [5, 6, 7, 8, 9] * 12
 """A text that a model of it would repeat; the parrot repeats it."""
@@ -129,33 +129,27 @@ def test_recurrent_drafters_read_ahead_too(name: str) -> None:
     )
 
 
-def test_the_cache_is_a_fresh_prefills() -> None:
-    drafter = bound()
-    ctx = Context(list(IDS), 60, 400, SamplingParams(), Dice.seeded(1), budget=12, depth=12)
-    state: Any = drafter.open(ctx)
-    runner: Any = drafter.runner
-    for turn in range(8):
-        draft = drafter.draft([state], [ctx])[0]
-        fresh = Runner(runner.loaded)
-        again = fresh.open([*state.row.ids, 3])
-        fresh.prefill(again)
-        for ours, theirs in zip(
-            runner._memory.cache.contents(state.row.slot, state.row.cached),
-            fresh._memory.cache.contents(again.slot, again.cached),  # type: ignore[attr-defined]
-            strict=True,
-        ):
-            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
-        ctx.ids = [*ctx.ids, *draft.tokens[: 2 * turn], 5 + turn % 3]
-
-
-def test_a_seed_gives_the_same_answer_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wide passes round differently in half precision: how wide they are is not left to timing."""
+def test_how_far_it_reads_is_not_left_to_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide passes round differently in half precision, so a seed would not mean the same again."""
     monkeypatch.setattr(draft_model, "Auto", Auto)
     half = copy.deepcopy(tiny.model()).to(torch.bfloat16)
-    drafter = DraftModel(half, tokenizer=tiny.tokenizer(), confidence=0, tokens=12)
-    found = set()
-    for _ in range(3):
-        engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget="drafter")
-        result = engine.generate(IDS, drafter=drafter, max_new_tokens=40, temperature=1.2, seed=3)
-        found.add((tuple(result.tokens), result.stats.drafted))
-    assert len(found) == 1
+    config = DraftModel(half, tokenizer=tiny.tokenizer(), confidence=0, tokens=12)
+    found = []
+    for wait in (0.0, 0.002):  # the second time wide passes are dear
+        engine = Engine.from_pretrained(
+            tiny.model(), tokenizer=tiny.tokenizer(), drafter=config, budget="drafter"
+        )
+        widths: list[int] = []
+        drafter: Any = engine.drafter
+        original = drafter.runner.forward
+
+        def slow(rows: Any, nodes: Any, forward: Any = original, wait: float = wait) -> Any:
+            widths.append(len(nodes[0]))  # noqa: B023  read before the next turn
+            sleep(wait * len(nodes[0]))
+            return forward(rows, nodes)
+
+        drafter.runner.forward = slow
+        result = engine.generate(IDS, max_new_tokens=40, temperature=1.2, seed=3)
+        found.append((result.tokens, widths))
+    assert found[0] == found[1]
+    assert max(found[0][1]) > 1

@@ -164,9 +164,7 @@ class _Sequence(DrafterState):
     def __init__(self, drafter: BoundDraftModel) -> None:
         self.drafter = drafter
         self.translation = drafter.translate()
-        self.foresight = None
-        if drafter.copier is not None:
-            self.foresight = Foresight(drafter.copier, drafter.runner.vocab_size)
+        self.foresight: Foresight | None = None
         self.ahead = EMPTY
         """Drafted tokens that a model which does not rewind reads again in every pass."""
         self.guess = EMPTY
@@ -188,9 +186,11 @@ class _Sequence(DrafterState):
         self.ahead, self.drafted = EMPTY, 0
         if not ids:
             return False
+        runner, copier = self.drafter.runner, self.drafter.copier
         if self.foresight is not None:
             self.foresight.follow(ids)
-        runner = self.drafter.runner
+        elif copier is not None:
+            self.foresight = Foresight(copier, runner.vocab_size, ids)
         if self._opened is None:
             self.row = runner.open(ids)
             # Not closed at once: a pass over the shared cache may be under way.

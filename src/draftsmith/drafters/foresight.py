@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from draftsmith.core.budget import LADDER, CostCurve
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome, sync
+from draftsmith.core.drafter import Context, Drafter, Outcome, sync
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
@@ -35,29 +35,25 @@ COST = _assumed()
 class Foresight:
     """Guesses of one sequence's next drafted tokens, in the draft model's ids."""
 
-    def __init__(self, copier: Drafter, vocab_size: int) -> None:
-        self.copier = copier
-        self.ids: list[int] = []
-        self.context = Context(self.ids, 0, vocab_size, SamplingParams(), Dice.seeded(0))
+    def __init__(self, copier: Drafter, vocab_size: int, ids: Sequence[int]) -> None:
+        """`ids` are the text so far."""
+        self.ids = list(ids)
+        self.context = Context(self.ids, len(ids), vocab_size, SamplingParams(), Dice.seeded(0))
         self.budget = copier.auto_budget(COST)
-        self._state: DrafterState | None = None
+        self.state = copier.open(self.context)
 
     def follow(self, ids: Sequence[int]) -> None:
         """Let `ids` be the text."""
         now = list(ids)
-        if self._state is None:
-            self.ids[:], self.context.prompt_length = now, len(now)
-            self._state = self.copier.open(self.context)
-        else:
-            common = sync(self._state, self.ids, now)
-            self.ids[common:] = now[common:]
+        common = sync(self.state, self.ids, now)
+        self.ids[common:] = now[common:]
 
     def guess(self, most: int) -> Draft:
         """A chain of up to `most` tokens."""
-        if self._state is None or most <= 0:
+        if most <= 0:
             return EMPTY
         self.context.budget = self.context.depth = min(most, self.budget.next())
-        return self._state.draft(self.context) if self.context.budget else EMPTY
+        return self.state.draft(self.context) if self.context.budget else EMPTY
 
     def learn(self, guess: Draft, tokens: Sequence[int], output: RowOutput) -> None:
         """The draft model wrote `tokens` where the guess was, read in the pass of `output`."""
@@ -70,7 +66,6 @@ class Foresight:
         verdict = verify_greedy(guess, tokens, emit)
         if verdict.nodes[-1] is not None:  # the draft ended, right so far
             guess = guess.clip(len(verdict.path))
-        if self._state is None or not guess.tokens:
-            return
-        self.budget.record(guess.size, len(verdict.path))
-        self._state.observe(self.context, Outcome(guess, verdict, output))
+        if guess.tokens:
+            self.budget.record(guess.size, len(verdict.path))
+            self.state.observe(self.context, Outcome(guess, verdict, output))
