@@ -23,7 +23,7 @@ from draftsmith.bench.paired import in_turn, ratio
 from draftsmith.bench.run import Plan, asks, encoded, measure
 from draftsmith.bench.settings import settings
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 
 

@@ -27,8 +27,8 @@ from draftsmith.bench.paired import bootstrap, ratio
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import encode, render_chat

@@ -33,7 +33,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from draftsmith import builtin
 from draftsmith.bench.paired import ratio
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.text.tokenizer import encode, render_chat
 
 LIST = Path(__file__).with_name("edits.txt")

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from draftsmith.bench.formats import QUOTE
 from draftsmith.bench.replay import ReplayBudget, ReplayTarget
-from draftsmith.core.attribution import find_copies, runs
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import Session
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.attribution import find_copies, runs
+from draftsmith.engine.engine import Engine
 
 LENGTHS = (2, 5, 8)
 """Shortest copies that count, as in the paper."""

@@ -24,8 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.copyspec import CopySpec
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.engine import Engine
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.engine.engine import Engine
 
 TEXTS = {"target": "abcaab bacbabaab cabcbbaac ab ", "drafter": "bb acb aacbbc cbb ca bbca bcc "}
 SIZES = {"target": 9, "drafter": 7, "letters": 5}

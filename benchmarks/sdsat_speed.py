@@ -30,7 +30,7 @@ from draftsmith.bench.settings import settings
 from draftsmith.bench.summary import Section, sections
 from draftsmith.cli.loading import busy
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 

@@ -27,10 +27,10 @@ from draftsmith import builtin
 from draftsmith.core import verify
 from draftsmith.core.draft import LazyLaw
 from draftsmith.core.sampling import Chance
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.drafting import BoundDraftModel
-from draftsmith.drafters.psi import DRAWS
-from draftsmith.engine import Engine
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.psi import DRAWS
+from draftsmith.engine.engine import Engine
 
 ALGORITHMS = ("slrs", "slem", "tli")
 

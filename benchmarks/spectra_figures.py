@@ -25,9 +25,9 @@ from draftsmith.bench.run import encoded
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
-from draftsmith.core.result import Stats, total
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.spectra import Spectra
 from draftsmith.model.load import load

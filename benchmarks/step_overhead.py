@@ -27,7 +27,7 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted, adversary
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from draftsmith import builtin
-from draftsmith.core.result import TARGET
-from draftsmith.engine import Engine
-from draftsmith.jobs import Piece
+from draftsmith.core.stats import TARGET
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Piece
 
 SLOWER = 4
 ROWS, COLUMNS = 30, 58

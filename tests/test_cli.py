@@ -19,7 +19,7 @@ from command import call, fails
 from draftsmith import builtin
 from draftsmith.cli.demo import Race, cheapest, first_difference
 from draftsmith.cli.doctor import recommend
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 import tiny
 from draftsmith.cli import app, attribution
 from draftsmith.cli.attribution_page import Answer, page
-from draftsmith.core.attribution import Copy, Span
-from draftsmith.engine import Engine
+from draftsmith.engine.attribution import Copy, Span
+from draftsmith.engine.engine import Engine
 from draftsmith.text.pieces import token_texts
 
 PROMPT = "hello world, <b>the quick & brown fox</b> jumps over the lazy dog"

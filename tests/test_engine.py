@@ -13,7 +13,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.registry import bare_names
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import (
     DrafterError,
     GenerationInterrupted,

@@ -41,7 +41,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.errors import LoadError, OptionError, UnknownName
-from draftsmith.hf import (
+from draftsmith.integrations.transformers import (
     Accelerated,
     DraftingNotice,
     NotAcceleratedWarning,
@@ -679,7 +679,8 @@ def test_model_without_rewind_generates_as_before(monkeypatch: pytest.MonkeyPatc
     model = make_llama()
     plainly = Capabilities("plain", "sdpa", "none", False, ("its state cannot be rewound",))
     monkeypatch.setattr(
-        "draftsmith.hf.load", lambda live, _: LoadedModel(live, None, plainly, "tiny")
+        "draftsmith.integrations.transformers.load",
+        lambda live, _: LoadedModel(live, None, plainly, "tiny"),
     )
     expected = plain(model, max_new_tokens=8)
     with pytest.warns(NotAcceleratedWarning, match="cannot be rewound"):
@@ -728,7 +729,7 @@ def test_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = make_llama()
     expected = plain(model, max_new_tokens=5)
-    monkeypatch.setattr("draftsmith.hf.load", fail)
+    monkeypatch.setattr("draftsmith.integrations.transformers.load", fail)
     with pytest.warns(NotAcceleratedWarning, match="no such layer"):
         accelerate(model)
     same(model.generate(PROMPT, max_new_tokens=5), expected)

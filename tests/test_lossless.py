@@ -12,7 +12,7 @@ import torch
 from architectures import ALL, build
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.registry import bare_names
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.testing import adversary, oracle, random_trees
 
 TIE = 1e-5

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from draftsmith import Engine
-from draftsmith.core.result import total
+from draftsmith.core.stats import total
 from draftsmith.model.load import load
 from draftsmith.text.tokenizer import encode, opening
 from draftsmith.train.curves import draw, read

@@ -4,14 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftsmith.chat import Chat
     from draftsmith.core.drafter import Drafter
-    from draftsmith.core.result import GenerationResult, Stats
     from draftsmith.core.sampling import SamplingParams
+    from draftsmith.core.stats import Stats
     from draftsmith.drafters.registry import parse as drafter
-    from draftsmith.engine import Engine
+    from draftsmith.engine.chat import Chat
+    from draftsmith.engine.engine import Engine
+    from draftsmith.engine.result import GenerationResult
     from draftsmith.errors import DraftsmithError
-    from draftsmith.hf import accelerate, restore
+    from draftsmith.integrations.transformers import accelerate, restore
 
 __version__ = "0.1.0"
 
@@ -29,16 +30,16 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Chat": "chat:Chat",
+    "Chat": "engine.chat:Chat",
     "Drafter": "core.drafter:Drafter",
     "DraftsmithError": "errors:DraftsmithError",
-    "Engine": "engine:Engine",
-    "GenerationResult": "core.result:GenerationResult",
+    "Engine": "engine.engine:Engine",
+    "GenerationResult": "engine.result:GenerationResult",
     "SamplingParams": "core.sampling:SamplingParams",
-    "Stats": "core.result:Stats",
-    "accelerate": "hf:accelerate",
+    "Stats": "core.stats:Stats",
+    "accelerate": "integrations.transformers:accelerate",
     "drafter": "drafters.registry:parse",
-    "restore": "hf:restore",
+    "restore": "integrations.transformers:restore",
 }
 
 

@@ -20,9 +20,9 @@ from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
-from draftsmith.core.result import Stats
+from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
 

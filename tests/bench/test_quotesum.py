@@ -20,7 +20,7 @@ from benchmarks.quotesum import (
 )  # fmt: skip
 
 import tiny
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError
 
 TEXT = "the quick brown fox jumps over the lazy dog and the quick brown fox"

@@ -23,7 +23,7 @@ from draftsmith.cli import app
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, PromptError, UnsupportedError
 
 DRAFTERS = [

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from draftsmith.core.attribution import Copy, Span, find_copies, spread
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
@@ -18,7 +17,8 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import Session
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.attribution import Copy, Span, find_copies, spread
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, OptionError
 from draftsmith.testing import Scripted, ToyTarget, contract_prompts, decode, plain
 

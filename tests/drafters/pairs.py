@@ -12,9 +12,9 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Chance, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import Shape
-from draftsmith.drafters.draft_model import ALGORITHMS, GUESSING, DraftModel
-from draftsmith.drafters.drafting import BoundDraftModel
-from draftsmith.drafters.translation import Pair
+from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, GUESSING, DraftModel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.translation import Pair
 from draftsmith.testing import ToyTarget, exact_law
 from draftsmith.text.vocab import Vocabulary, intersect
 

@@ -21,10 +21,10 @@ from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters import cascade
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.copyspec import CopySpec
-from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.pld_plus import PldPlus
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner

@@ -14,11 +14,11 @@ import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
 from draftsmith import accelerate
 from draftsmith.core.drafter import Drafter, DrafterState
-from draftsmith.drafters import draft_model
 from draftsmith.drafters.auto import Auto
-from draftsmith.drafters.draft_model import DraftModel
+from draftsmith.drafters.draft_model import draft_model
+from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
 from draftsmith.model.runner import Runner
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.drafters.drafting import BoundDraftModel
-from draftsmith.drafters.tli import TokenLevel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.tli import TokenLevel
 from draftsmith.testing import Scripted, ToyTarget, assert_same_law, enumerate_law
 
 LAWS = {

@@ -15,11 +15,11 @@ import tiny
 from architectures import RECURRENT, build, prompt
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
-from draftsmith.drafters import draft_model
 from draftsmith.drafters.auto import Auto
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.drafting import BoundDraftModel
-from draftsmith.engine import Engine
+from draftsmith.drafters.draft_model import draft_model
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.load import load
 

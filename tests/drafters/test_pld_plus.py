@@ -18,9 +18,9 @@ from draftsmith.drafters import calibration
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import PldPlus, state_before
 from draftsmith.drafters.registry import parse
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
-from draftsmith.hf import accelerate
+from draftsmith.integrations.transformers import accelerate
 from draftsmith.testing import check_drafter, check_law
 
 FACTS = ModelFacts(layers=32, heads=32)

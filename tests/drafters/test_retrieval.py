@@ -14,7 +14,7 @@ from draftsmith.corpus.datastore import shared
 from draftsmith.corpus.index import write_index
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.retrieval import Retrieval
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
 from draftsmith.testing import ToyTarget, check_drafter, contract_prompts, plain

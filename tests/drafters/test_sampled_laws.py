@@ -20,7 +20,7 @@ from benchmarks.sampled_laws import (
 )
 from torch import Tensor
 
-from draftsmith.drafters.tli import TokenLevel
+from draftsmith.drafters.draft_model.tli import TokenLevel
 
 DRAWS = int(os.environ.get("DRAFTSMITH_DRAWS", "4000"))
 

@@ -26,9 +26,9 @@ from draftsmith.core.session import Session
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.sdsat import SDSAT, likeliest, questions
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, LoadError, OptionError, UnsupportedError
-from draftsmith.hf import accelerate
+from draftsmith.integrations.transformers import accelerate
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
 from draftsmith.testing import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftsmith import builtin
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 
 NAME = "edit-7m-sdsat"
 pytestmark = pytest.mark.skipif(NAME not in builtin.names(), reason=f"{NAME} is not installed")

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 import tiny
 from draftsmith.core.draft import EMPTY
 from draftsmith.core.sampling import Dice, SamplingParams
-from draftsmith.drafters.slem import Bridge, StringMatch, beyond, longest_overlap
-from draftsmith.drafters.translation import Pair
+from draftsmith.drafters.draft_model.slem import Bridge, StringMatch, beyond, longest_overlap
+from draftsmith.drafters.draft_model.translation import Pair
 from draftsmith.testing import Scripted, ToyTarget, assert_same_law, enumerate_law
 from draftsmith.text.vocab import Vocabulary, intersect
 

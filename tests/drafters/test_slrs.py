@@ -21,13 +21,13 @@ from draftsmith.core.draft import Draft, LazyLaw
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import Shape
-from draftsmith.drafters import psi as psi_of
-from draftsmith.drafters.draft_model import DraftModel
-from draftsmith.drafters.drafting import BoundDraftModel
-from draftsmith.drafters.psi import EnumeratedPsi, Rule, Walk
-from draftsmith.drafters.slrs import StringRejection
-from draftsmith.drafters.translation import Ids
-from draftsmith.engine import Engine
+from draftsmith.drafters.draft_model import psi as psi_of
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.psi import EnumeratedPsi, Rule, Walk
+from draftsmith.drafters.draft_model.slrs import StringRejection
+from draftsmith.drafters.draft_model.translation import Ids
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.testing import Enumerated, ToyTarget, assert_same_law, enumerate_law
 

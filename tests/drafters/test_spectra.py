@@ -26,7 +26,7 @@ from draftsmith.corpus.index import write_index
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.spectra import Predictor, Spectra, _Pool, merge
 from draftsmith.drafters.spectra_ngrams import Ngrams
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.testing import ToyTarget, check_drafter, decode, plain
 

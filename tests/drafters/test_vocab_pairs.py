@@ -23,9 +23,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.draft_model import ALGORITHMS, BoundDraftModel, DraftModel
-from draftsmith.drafters.translation import Pair
-from draftsmith.engine import Engine
+from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, BoundDraftModel, DraftModel
+from draftsmith.drafters.draft_model.translation import Pair
+from draftsmith.engine.engine import Engine
 from draftsmith.testing import ToyTarget
 from draftsmith.text.tokenizer import render_chat
 from draftsmith.text.vocab import Vocabulary, complete, intersect

@@ -14,7 +14,7 @@ import tiny
 from architectures import build, prompt
 from draftsmith.cli import app
 from draftsmith.drafters import calibration
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.tune import pld_plus as tuning
 from draftsmith.tune.notebook import Notebook

@@ -9,10 +9,10 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.result import Stats
 from draftsmith.core.sampling import SamplingParams
+from draftsmith.core.stats import Stats
 from draftsmith.drafters import registry
-from draftsmith.engine import BudgetSpec, Engine, checked_budget
+from draftsmith.engine.engine import BudgetSpec, Engine, checked_budget
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model.loaded import LoadedModel
 

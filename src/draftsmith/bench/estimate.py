@@ -14,7 +14,7 @@ from draftsmith.bench.cost import Cost, CostTable, Slope
 from draftsmith.bench.replay import CONTEXT_BUCKET, Replay, ReplayBudget, bucket
 from draftsmith.bench.sweep import Done
 from draftsmith.core.budget import LADDER
-from draftsmith.core.result import total
+from draftsmith.core.stats import total
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from draftsmith.bench.settings import differences
 from draftsmith.bench.suites import open_text
-from draftsmith.core.result import Seconds, SourceStats, Stats
+from draftsmith.core.stats import Seconds, SourceStats, Stats
 from draftsmith.errors import LoadError, OptionError
 
 FORMAT = 1

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay
-from draftsmith.core.result import Seconds, SourceStats, Stats
+from draftsmith.core.stats import Seconds, SourceStats, Stats
 from draftsmith.errors import LoadError
 
 

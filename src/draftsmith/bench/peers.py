@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from draftsmith.bench.arms import Answer, Ask, Spec
-from draftsmith.engine import BudgetSpec, Engine
+from draftsmith.engine.engine import BudgetSpec, Engine
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 

@@ -16,9 +16,9 @@ from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
-from draftsmith.core.result import Stats
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import MaxNewTokens, Session
+from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
 from draftsmith.errors import UnsupportedError
 

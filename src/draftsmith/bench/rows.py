@@ -8,7 +8,7 @@ from typing import Any
 
 from draftsmith.bench.suites import task
 from draftsmith.bench.sweep import Done
-from draftsmith.core.result import Stats, total
+from draftsmith.core.stats import Stats, total
 
 
 @dataclass(frozen=True, slots=True)

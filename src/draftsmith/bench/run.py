@@ -13,7 +13,7 @@ from draftsmith.bench.generations import Generation, ResultFile, first_differenc
 from draftsmith.bench.memory import PeakMemory
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.engine import Call, Engine
+from draftsmith.engine.engine import Call, Engine
 from draftsmith.errors import DraftsmithError, LoadError, PromptError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode

@@ -11,7 +11,7 @@ from draftsmith.bench.generations import Generation
 from draftsmith.bench.paired import bootstrap
 from draftsmith.bench.run import PLAIN
 from draftsmith.bench.scores import scores
-from draftsmith.core.result import Stats, total
+from draftsmith.core.stats import Stats, total
 from draftsmith.errors import UnknownName
 
 RESAMPLES = 1000

@@ -15,9 +15,9 @@ from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftsmith.core.attribution import Copy
-    from draftsmith.core.result import GenerationResult
-    from draftsmith.engine import Engine
+    from draftsmith.engine.attribution import Copy
+    from draftsmith.engine.engine import Engine
+    from draftsmith.engine.result import GenerationResult
 
 _ATTRIBUTION = "Attribution (which parts of the answer were copied, and from where)"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from draftsmith.cli.render import visible
 
 if TYPE_CHECKING:
-    from draftsmith.core.attribution import Copy, Span
+    from draftsmith.engine.attribution import Copy, Span
 
 _FIRST_HUE, _LAST_HUE = 205, -35
 """From blue over green and yellow to pink, in degrees."""

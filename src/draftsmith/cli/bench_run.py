@@ -166,7 +166,7 @@ def run(
 
 def _checked(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
     """With the filters that the model's own generation_config sets, as the engine would."""
-    from draftsmith.engine import Engine
+    from draftsmith.engine.engine import Engine
 
     options = {"temperature": sampling.temperature, "seed": sampling.seed}
     return Engine(model, drafter="none").sampling(options)

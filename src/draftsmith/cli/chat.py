@@ -22,8 +22,8 @@ from draftsmith.cli.run import say_end, say_notices
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 
 if TYPE_CHECKING:
-    from draftsmith.core.result import GenerationResult
-    from draftsmith.engine import Engine
+    from draftsmith.engine.engine import Engine
+    from draftsmith.engine.result import GenerationResult
 
 HELP = """\
 /help            this list

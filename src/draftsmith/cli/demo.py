@@ -23,9 +23,10 @@ from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
-    from draftsmith.core.result import GenerationResult, Stats
-    from draftsmith.engine import Engine
-    from draftsmith.jobs import Piece
+    from draftsmith.core.stats import Stats
+    from draftsmith.engine.engine import Engine
+    from draftsmith.engine.jobs import Piece
+    from draftsmith.engine.result import GenerationResult
 
 FILE = "shop.py"
 DTYPES = ("float32", "bfloat16")
@@ -99,7 +100,7 @@ def prepare(console: Console, dtype: str | None) -> Engine:
 
     source, disturbed = resolve(None), busy()
     with waiting("loading and measuring …"), quiet():
-        from draftsmith.engine import Engine
+        from draftsmith.engine.engine import Engine
         from draftsmith.model.measure import pass_cost
 
         names = DTYPES if dtype is None else (dtype,)

@@ -16,7 +16,7 @@ from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
-    from draftsmith.engine import BudgetSpec, Engine
+    from draftsmith.engine.engine import BudgetSpec, Engine
 
 
 def resolve(model: str | None) -> str:
@@ -42,7 +42,7 @@ def load_engine(options: ModelOptions) -> Engine:
     with waiting(f"loading {short(source)} …"), quiet():
         import torch
 
-        from draftsmith.engine import Engine
+        from draftsmith.engine.engine import Engine
 
         if options.threads is not None:
             torch.set_num_threads(options.threads)
@@ -63,7 +63,7 @@ def checked(options: ModelOptions) -> tuple[Drafter, BudgetSpec]:
 
 
 def _budget(value: str) -> BudgetSpec:
-    from draftsmith.engine import checked_budget
+    from draftsmith.engine.engine import checked_budget
 
     # The engine checks the words, too, and says what would work.
     return checked_budget(int(value) if value.isdecimal() else value)  # type: ignore[arg-type]

@@ -16,8 +16,9 @@ from draftsmith.cli.report import stderr, stdout
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
-    from draftsmith.core.result import GenerationResult, Stats
-    from draftsmith.jobs import Piece
+    from draftsmith.core.stats import Stats
+    from draftsmith.engine.jobs import Piece
+    from draftsmith.engine.result import GenerationResult
 
 TARGET = "target"
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
@@ -163,7 +164,7 @@ def plain_table(*columns: str, header: bool = False) -> Table:
 
 def show_stats(results: list[GenerationResult]) -> None:
     """Print the stats of one answer, or the sum over several, on stderr."""
-    from draftsmith.core.result import total
+    from draftsmith.core.stats import total
 
     if not results:
         return

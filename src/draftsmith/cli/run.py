@@ -20,8 +20,8 @@ from draftsmith.cli.report import note
 from draftsmith.errors import LoadError, OptionError, PromptError
 
 if TYPE_CHECKING:
-    from draftsmith.core.result import GenerationResult
-    from draftsmith.engine import Engine
+    from draftsmith.engine.engine import Engine
+    from draftsmith.engine.result import GenerationResult
 
 _PROMPT = "Prompt"
 

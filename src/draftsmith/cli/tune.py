@@ -66,7 +66,7 @@ def pld_plus(
         import torch
 
         from draftsmith.drafters.calibration import file_of
-        from draftsmith.engine import Engine
+        from draftsmith.engine.engine import Engine
         from draftsmith.model.load import load
         from draftsmith.tune.notebook import Notebook
         from draftsmith.tune.pld_plus import Plan, calibrate

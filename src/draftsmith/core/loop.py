@@ -19,8 +19,8 @@ from torch import Tensor
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Outcome
-from draftsmith.core.result import TARGET, Step
 from draftsmith.core.session import Session
+from draftsmith.core.stats import TARGET, Step
 from draftsmith.core.target import RowOutput, Target
 from draftsmith.core.verify import Verdict, verify, verify_greedy
 

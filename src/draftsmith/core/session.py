@@ -11,8 +11,8 @@ from torch import Tensor
 from draftsmith.core.budget import Budget, OpenBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.result import Stats
 from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
+from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, Needs, Row
 from draftsmith.core.verify import Verdict
 

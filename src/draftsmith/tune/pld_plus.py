@@ -22,7 +22,7 @@ from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
-from draftsmith.engine import Engine
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.runner import Runner
 from draftsmith.tune.notebook import Notebook

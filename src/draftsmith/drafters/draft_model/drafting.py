@@ -18,8 +18,8 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts, Needs, Row, RowOutput, Target
-from draftsmith.drafters.foresight import Foresight
-from draftsmith.drafters.translation import After, Translation
+from draftsmith.drafters.draft_model.foresight import Foresight
+from draftsmith.drafters.draft_model.translation import After, Translation
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""What a step and a generation report."""
+"""What a step gives, and what it cost to generate one sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from draftsmith.core.attribution import MIN_LENGTH, Copy, Span, find_copies
 from draftsmith.core.draft import Draft
 from draftsmith.core.verify import Verdict
 
@@ -167,51 +166,3 @@ def total(parts: Sequence[Stats]) -> Stats:
             mine.accepted += entry.accepted
         whole.first_token_seconds += part.first_token_seconds / len(parts)
     return whole
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """The answer to one prompt."""
-
-    tokens: list[int]
-    """New token ids, the ending one included."""
-    text: str
-    """The new text, special tokens left out and cut before a stop string."""
-    finish_reason: str
-    """`stop` (an end token, a stop string or criterion), `length` or `cancelled`."""
-    stats: Stats
-    sources: list[str]
-    """Who guessed each token."""
-    origins: list[int | None]
-    """Position in prompt and output that each token's guess was copied from; None: it was not.
-
-    These are bare facts; `copies` and `attribution` make spans of them.
-    """
-    logprobs: list[float] | None = None
-    """Log-probability of each token under the law it was chosen from, if asked for."""
-    prompt_tokens: list[int] = field(default_factory=list)
-    notices: tuple[str, ...] = ()
-    """What could not be accelerated, and why."""
-
-    def copies(self, min_length: int = MIN_LENGTH) -> list[Copy]:
-        """Spans of the answer with what they were copied from, in order. Source: PLD+, appendix D.
-
-        Raises OptionError for a `min_length` below 1.
-        """
-        return find_copies(self.prompt_tokens, self.tokens, self.origins, min_length)
-
-    @property
-    def attribution(self) -> list[Span | None]:
-        """For each token the span that it was copied from, or None; see `attribute`."""
-        return self.attribute()
-
-    def attribute(self, min_length: int = MIN_LENGTH) -> list[Span | None]:
-        """For each token None, or the span of prompt and output that its copy was made from.
-
-        Copies shorter than `min_length` tokens do not count.
-        """
-        spans: list[Span | None] = [None] * len(self.tokens)
-        for output, source in self.copies(min_length):
-            for position in range(*output):
-                spans[position - len(self.prompt_tokens)] = source
-        return spans

@@ -10,8 +10,9 @@ from typing import Any
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.loop import start, step
-from draftsmith.core.result import TARGET, GenerationResult, Step
 from draftsmith.core.session import Session
+from draftsmith.core.stats import TARGET, Step
+from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.model.runner import Runner
 from draftsmith.text.tokenizer import TextStream, decode

@@ -6,13 +6,13 @@ from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.core.drafter import Drafter, DrafterState, sync
-from draftsmith.core.result import GenerationResult
 from draftsmith.core.target import Row
-from draftsmith.jobs import Job, Piece, Stream, run
+from draftsmith.engine.jobs import Job, Piece, Stream, run
+from draftsmith.engine.result import GenerationResult
 from draftsmith.model.runner import REST, Runner
 
 if TYPE_CHECKING:
-    from draftsmith.engine import Engine
+    from draftsmith.engine.engine import Engine
 
 
 class Chat:

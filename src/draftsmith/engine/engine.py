@@ -9,14 +9,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-from draftsmith.chat import Chat
 from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.drafters.registry import parse
+from draftsmith.engine.chat import Chat
+from draftsmith.engine.jobs import Job, Stream, partial_results, run
 from draftsmith.errors import OptionError, PromptError, UnknownName
-from draftsmith.jobs import Job, Stream, partial_results, run
 from draftsmith.model import generation_config
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel

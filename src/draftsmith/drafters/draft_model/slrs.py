@@ -14,9 +14,9 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.psi import Enumerate, Laws, Lexicon, Path, Rule
-from draftsmith.drafters.slem import Bridge, StringMatch
-from draftsmith.drafters.translation import Ids, Pair, Translation
+from draftsmith.drafters.draft_model.psi import Enumerate, Laws, Lexicon, Path, Rule
+from draftsmith.drafters.draft_model.slem import Bridge, StringMatch
+from draftsmith.drafters.draft_model.translation import Ids, Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import LazyLaw
 from draftsmith.core.sampling import Chance
-from draftsmith.drafters.translation import Ids, Mask
+from draftsmith.drafters.draft_model.translation import Ids, Mask
 from draftsmith.errors import UnsupportedError
 
 LONGEST = 32

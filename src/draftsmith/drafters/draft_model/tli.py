@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.translation import Mask, Pair, Translation
+from draftsmith.drafters.draft_model.translation import Mask, Pair, Translation
 
 
 class TokenMap:

@@ -17,12 +17,12 @@ from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.auto import Auto
-from draftsmith.drafters.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.drafters.draft_model.slem import Bridge, StringMatch
+from draftsmith.drafters.draft_model.slrs import StringRejection, rule_of
+from draftsmith.drafters.draft_model.tli import TokenLevel, TokenMap
+from draftsmith.drafters.draft_model.translation import Pair, Translation
 from draftsmith.drafters.options import at_least, one_of
-from draftsmith.drafters.slem import Bridge, StringMatch
-from draftsmith.drafters.slrs import StringRejection, rule_of
-from draftsmith.drafters.tli import TokenLevel, TokenMap
-from draftsmith.drafters.translation import Pair, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel

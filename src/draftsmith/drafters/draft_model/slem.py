@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Law
-from draftsmith.drafters.translation import Mask, Pair, Translation
+from draftsmith.drafters.draft_model.translation import Mask, Pair, Translation
 from draftsmith.text.alignment import boundaries
 from draftsmith.text.vocab import Vocabulary, complete
 
