@@ -101,7 +101,7 @@ def test_json_lists_copies(model: str) -> None:
 def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
     for args, wanted in (
         (["--attribute", "--show-drafts"], "both colour the answer"),
-        (["--min-copy", "0"], "min_copy=0 cannot work"),
+        (["--min-copy", "0"], "--min-copy=0 cannot work"),
         (["--attribute-html", str(tmp_path / "no" / "page.html")], "does not exist"),
         (["--attribute-html", str(tmp_path)], "is a folder"),
     ):

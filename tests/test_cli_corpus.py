@@ -83,7 +83,7 @@ def test_damage_is_found_where_it_is_looked_for(built: Path, tmp_path: Path) -> 
 def test_query_shows_what_followed(built: Path) -> None:
     result = call("query", built, "so: hello world, this is")
     assert result.exit_code == 0, result.output
-    assert "occurs 1 times" in result.stdout
+    assert "occurs 1 time," in result.stdout
     assert "' a test'" in result.stdout
     found = json.loads(call("query", built, "so: hello world, this is", "--json").stdout)
     assert found["occurrences"] == 1

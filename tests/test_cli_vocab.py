@@ -89,4 +89,5 @@ def test_bad_input_is_named(folder: Path, tmp_path: Path) -> None:
     assert "is empty" in fails(folder, folder, "-", stdin="")
     (tmp_path / "image.txt").write_bytes(b"\x89PNG\xff")
     assert "not UTF-8" in fails(folder, folder, tmp_path / "image.txt")
-    assert "has no tokenizer" in fails(folder, tmp_path / "no" / "such" / "model")
+    missing = tmp_path / "no" / "such" / "model"
+    assert f"there is no folder {missing}" in fails(folder, missing)

@@ -51,10 +51,10 @@ def test_json(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--add-token",), "give infill=0"),
+        (("--add-token",), "give --infill=0"),
         (("--infill", 0), "--add-token"),
         (("--objective", "best"), "unknown objective 'best'"),
-        (("--infill", 0, "--add-token", "--length", 4000), "length=4000"),
+        (("--infill", 0, "--add-token", "--length", 4000), "--length=4000"),
     ],
 )
 def test_bad_input_is_one_line(folder: Path, args: tuple[object, ...], says: str) -> None:

@@ -27,10 +27,22 @@ def path(name: str = DEFAULT) -> Path:
 
 
 def resolve(model: str) -> str:
-    """The folder of a built-in model by its name; any other name as it is."""
-    if model in names() and not Path(model).exists():
+    """The folder of a built-in model by its name; any other hub id or folder as it is.
+
+    Raises LoadError for what can only be a folder, and is none.
+    """
+    if Path(model).expanduser().exists():
+        return model
+    if model in names():
         return str(path(model))
+    if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model:
+        raise LoadError(f"there is no folder {model}; give the folder that has config.json")
     return model
+
+
+def is_ours(model: str) -> bool:
+    """Whether a model's folder is one of ours, with our edit prompts in its template."""
+    return Path(model).parent == _HERE
 
 
 def names() -> list[str]:

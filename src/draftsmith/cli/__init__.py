@@ -30,7 +30,6 @@ from draftsmith.cli.report import Reporting
 app = typer.Typer(
     cls=Reporting,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,8 +72,8 @@ def main(args: list[str] | None = None) -> Any:
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character must not end the answer.
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # A character that nobody can read or show must not end a chat or an answer.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     return app(args, prog_name="draftsmith")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.text import Text
 
-from draftsmith.cli.render import COLOURS, visible
+from draftsmith.cli.loading import short
+from draftsmith.cli.render import COLOURS, plural, visible
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
 
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.result import GenerationResult
 
-_ATTRIBUTION = "Attribution (which parts of the answer were copied, and from where)"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttributionOptions:
     """Whether and how copies are shown."""
 
+    panel: ClassVar[str] = "Attribution (which parts of the answer were copied, and from where)"
+
     attribute: Annotated[
         bool,
         typer.Option(
-            "--attribute", rich_help_panel=_ATTRIBUTION,
+            "--attribute",
             help="Mark copies with their place in prompt and answer, counted in tokens; prints the "
             "answer when it is complete. With --budget drafter every run marks the same.",
         ),
@@ -37,14 +38,14 @@ class AttributionOptions:
     attribute_html: Annotated[
         str | None,
         typer.Option(
-            "--attribute-html", rich_help_panel=_ATTRIBUTION, metavar="PATH",
+            "--attribute-html", metavar="PATH",
             help="Write a page where pointing at a copy shows its source.",
         ),
     ] = None  # fmt: skip
     min_copy: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=_ATTRIBUTION, metavar="N", show_default="2",
+            metavar="N", show_default="2",
             help="Tokens that a copy must have to be shown.",
         ),
     ] = None  # fmt: skip
@@ -122,8 +123,8 @@ def summary(result: GenerationResult, copies: list[Copy]) -> str:
     copied = sum(copy.output.end - copy.output.start for copy in copies)
     prompt, answer = len(result.prompt_tokens), len(result.tokens)
     return (
-        f"copied: {copied} of {answer} tokens in {len(copies)} spans; positions 0 to {prompt - 1} "
-        f"are the prompt, the answer goes on from {prompt}"
+        f"copied: {copied} of {plural(answer, 'token')} in {plural(len(copies), 'span')}; "
+        f"positions 0 to {prompt - 1} are the prompt, the answer goes on from {prompt}"
     )
 
 
@@ -159,5 +160,5 @@ def write_page(
         for result in results
     ]
     path = Path(options.attribute_html).expanduser()
-    path.write_text(page(answers, engine.model.name, str(engine.drafter)), encoding="utf-8")
+    path.write_text(page(answers, short(engine.model.name), str(engine.drafter)), encoding="utf-8")
     note(f"wrote {path}")

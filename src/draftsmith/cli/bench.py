@@ -10,7 +10,7 @@ import typer
 
 from draftsmith.cli.bench_records import RecordOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import busy, checked_device, quiet, resolve, short, waiting
+from draftsmith.cli.loading import busy, parse_budget, quiet, resolve, short, waiting
 from draftsmith.cli.options import Device, Dtype, Json, Threads, grouped
 from draftsmith.cli.progress import bar
 from draftsmith.cli.report import note, stdout
@@ -93,7 +93,7 @@ def cost(
 
         if threads is not None:
             torch.set_num_threads(threads)
-        loaded = load(source, dtype=dtype, device=checked_device(device))
+        loaded = load(source, dtype=dtype, device=device)
     grid = Grid(sorted({1, *(widths or POSITIONS)}), lengths, rows, repeats)
     if warning := busy():
         note(f"note: {warning}")
@@ -142,10 +142,9 @@ def estimate(
     from draftsmith.bench.estimate import automatic
     from draftsmith.bench.estimate import estimate as predict
     from draftsmith.bench.replay import ReplayBudget
-    from draftsmith.cli.loading import _budget
 
     curve = parse_cost(cost, plain_ms)
-    wanted = _budget(budget)
+    wanted = parse_budget(budget)
     if wanted == "auto":
         rule = automatic(curve)
     else:

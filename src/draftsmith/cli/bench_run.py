@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftsmith.cli.bench_report import print_json, show_sections, text_table
-from draftsmith.cli.loading import _budget, busy, checked_device, quiet, resolve, short, waiting
+from draftsmith.cli.loading import busy, parse_budget, quiet, resolve, short, waiting
 from draftsmith.cli.options import Json
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import OptionError
@@ -91,7 +91,7 @@ class LiveOptions:
 
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
-            return load(source, dtype=dtype, device=checked_device(self.device))
+            return load(source, dtype=dtype, device=self.device)
 
 
 def run(
@@ -148,7 +148,7 @@ def run(
     from draftsmith.core.sampling import SamplingParams
 
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    usual = _budget(budget)
+    usual = parse_budget(budget)
     specs = [parse_arm(text, usual) for text in arm or DEFAULT_ARMS]
     if out.exists() and out.stat().st_size and not resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
@@ -227,7 +227,7 @@ def half(
     from draftsmith.bench.arms import Spec, parse_arm
     from draftsmith.core.sampling import SamplingParams
 
-    spec = parse_arm(drafter, _budget(budget))
+    spec = parse_arm(drafter, parse_budget(budget))
     if spec.drafter is None or spec.drafter.preferred_width() == 0:
         raise OptionError(f"--drafter {drafter} does not draft; give one that does, e.g. copyspec")
     if dtype == "float32":

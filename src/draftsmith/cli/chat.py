@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftsmith.cli.loading import load_engine, short
-from draftsmith.cli.options import ModelOptions, OutputOptions, SamplingOptions
+from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
+from draftsmith.cli.remarks import say_end, say_notices
 from draftsmith.cli.render import AnswerPrinter, label, show_stats
 from draftsmith.cli.report import note, show_error, stderr
-from draftsmith.cli.run import say_end, say_notices
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 
 if TYPE_CHECKING:
+    from draftsmith.engine.chat import Chat
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.result import GenerationResult
 
@@ -37,7 +38,7 @@ Ctrl-C           stop the answer"""
 
 def chat(
     model: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: Sampling,
     output: OutputOptions,
     system: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")
@@ -51,8 +52,7 @@ def chat(
 
     draftsmith chat --system "Answer in one sentence." --temperature 0.7
     """
-    options = sampling.given()
-    engine = load_engine(model)
+    engine = load_engine(model, sampling)
     if not getattr(engine.model.tokenizer, "chat_template", None):
         raise PromptError(
             f"{short(engine.model.name)} has no chat template, so it cannot chat; "
@@ -63,7 +63,7 @@ def chat(
         f"{short(engine.model.name)}, drafts by {label(engine.drafter)}. "
         "/help lists commands, Ctrl-C stops an answer, Ctrl-D quits."
     )
-    Conversation(engine, options | {"system": system}, output).loop()
+    Conversation(engine, engine.chat(system, **sampling), output).loop()
 
 
 @contextlib.contextmanager
@@ -86,11 +86,8 @@ def stopping(stop: Event) -> Iterator[None]:
 class Conversation:
     """Reads lines until the end; a line is a message or a command."""
 
-    def __init__(self, engine: Engine, options: dict[str, object], output: OutputOptions) -> None:
-        self.engine = engine
-        system = options.pop("system")
-        self.chat = engine.chat(None if system is None else str(system), **options)
-        self.output = output
+    def __init__(self, engine: Engine, chat: Chat, output: OutputOptions) -> None:
+        self.engine, self.chat, self.output = engine, chat, output
         self.results: list[GenerationResult] = []
         self.commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: stderr().print(HELP, markup=False),
@@ -148,7 +145,7 @@ class Conversation:
         if stop.is_set():
             note("(stopped)")
         result = self.results[-1]
-        say_end(result, self.chat.options)
+        say_end(self.engine, result)
         printer.legend(result.sources)
         if self.output.stats:
             show_stats([result])

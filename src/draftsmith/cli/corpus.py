@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,74 +10,53 @@ import typer
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
-from draftsmith.cli.options import Device, Dtype, Json, NewFolder, Threads, grouped
+from draftsmith.cli.loading import load_model, load_tokenizer, quiet
+from draftsmith.cli.options import (
+    Fields,
+    Given,
+    Json,
+    MachineOptions,
+    Model,
+    NewFolder,
+    group,
+    grouped,
+)
 from draftsmith.cli.progress import bar
-from draftsmith.cli.render import plain_table, visible
-from draftsmith.cli.report import note, stdout
+from draftsmith.cli.render import facts_table, plain_table, plural, visible
+from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftsmith.corpus.datastore import Datastore, Match
+    from draftsmith.corpus.datastore import Datastore
     from draftsmith.corpus.files import Header
 
-corpus = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Build and look into corpora: what the drafters retrieval and spectra look up.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+corpus = group("Build and look into corpora: what the drafters retrieval and spectra look up.")
 
-_Folder = Annotated[
+PlanOptions = Annotated[
+    Given,
+    Fields(
+        "draftsmith.corpus.build:Plan",
+        {"Texts": "texts fields piece keep"},
+        {"fields": "--field"},
+    ),
+]
+Folder = Annotated[
     Path, typer.Argument(metavar="DIR", show_default=False, help="A folder made by corpus build.")
 ]
 
 
 def build(
-    texts: Annotated[
-        list[Path],
-        typer.Option(
-            "--texts", metavar="PATH", show_default=False,
-            help="A file (.jsonl, else plain text; also .gz, .xz) or a folder of .txt, .md and "
-            ".jsonl; may be given several times.",
-        ),
-    ],
+    chosen: PlanOptions,
     output: NewFolder,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", metavar="MODEL", show_default="built-in",
-            help="The model to draft for: a Hugging Face hub id or a folder.",
-        ),
-    ] = None,
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default="100000",
-            help="Keep the N pieces that the model finds least surprising.",
-        ),
-    ] = None,
+    machine: MachineOptions,
+    model: Model = None,
     no_filter: Annotated[
         bool, typer.Option("--no-filter", help="Keep everything; the model is not run (REST).")
     ] = False,
-    field: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field", metavar="NAME", show_default="text",
-            help="Of JSON lines: what to read; several are joined by line breaks.",
-        ),
-    ] = None,
-    piece: Annotated[
-        int,
-        typer.Option(metavar="N", min=4, help="Cut documents longer than N tokens for ranking."),
-    ] = 512,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = None,
     json_: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Build a corpus of the texts that a model finds least surprising. Goes on if interrupted.
 
     [bold]Examples[/bold]
@@ -90,26 +69,11 @@ def build(
     from draftsmith.corpus.build import build as make
     from draftsmith.corpus.files import HEADER
 
-    if no_filter and keep is not None:
+    if no_filter and "keep" in chosen:
         raise OptionError("--keep and --no-filter were both given: choose one")
-    wanted = None if no_filter else keep or Plan.keep
-    plan = Plan(texts=texts, fields=tuple(field or Plan.fields), piece=piece, keep=wanted)
-    source = resolve(model)
-    loaded, tokenizer = None, None
-    with waiting(f"loading {short(source)} …"), quiet():
-        if wanted is None:
-            from draftsmith.model.load import read_tokenizer
-
-            tokenizer = read_tokenizer(source, {})
-        else:
-            import torch
-
-            from draftsmith.model.load import load
-
-            if threads is not None:
-                torch.set_num_threads(threads)
-            loaded = load(source, dtype=dtype, device=checked_device(device))
-            tokenizer = loaded.tokenizer
+    plan = Plan(**chosen | ({"keep": None} if no_filter else {}))
+    loaded = None if no_filter else load_model(model, machine)
+    tokenizer = load_tokenizer(model) if loaded is None else loaded.tokenizer
     there = (output / HEADER).exists()
     try:
         with quiet():
@@ -123,7 +87,7 @@ def build(
 
 
 def info(
-    folder: _Folder,
+    folder: Folder,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read the files, too, and compare their checksums.")
     ] = False,
@@ -147,7 +111,7 @@ def info(
 
 
 def query(
-    folder: _Folder,
+    folder: Folder,
     text: Annotated[
         str, typer.Argument(show_default=False, help="What is looked up: its last tokens.")
     ],
@@ -172,17 +136,15 @@ def query(
     from draftsmith.corpus.datastore import Datastore
 
     store = Datastore.open(folder, verify=False)
-    with waiting("loading the tokenizer …"), quiet():
-        from draftsmith.model.load import read_tokenizer
-        from draftsmith.text.tokenizer import encode
-        from draftsmith.text.vocab import fingerprint
+    from draftsmith.text.tokenizer import encode
+    from draftsmith.text.vocab import fingerprint
 
-        tokenizer = read_tokenizer(resolve(model or store.header.model), {})
-        store.header.check_vocabulary(fingerprint(tokenizer), folder)
-        ids = encode(tokenizer, text)
+    tokenizer = load_tokenizer(model or store.header.model)
+    store.header.check_vocabulary(fingerprint(tokenizer), folder)
+    ids = encode(tokenizer, text)
     found = _look_up(store, tokenizer, ids, most)
     if json_:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        print_json(found)
     elif not found["matched"]:
         stdout().print(Text("nothing in the corpus ends like this text"))
     else:
@@ -192,7 +154,7 @@ def query(
 def _look_up(store: Datastore, tokenizer: Any, ids: list[int], most: int) -> dict[str, Any]:
     from draftsmith.text.tokenizer import decode
 
-    match: Match | None = store.find(ids)
+    match = store.find(ids)
     if match is None:
         return {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
     trie = store.trie(match)
@@ -213,8 +175,8 @@ def _look_up(store: Datastore, tokenizer: Any, ids: list[int], most: int) -> dic
 def _matches(found: dict[str, Any]) -> Table:
     table = plain_table("continuation", "begin so", "go on so", header=True)
     table.title = Text(
-        f"{found['matched']!r} ({found['tokens']} tokens) occurs {found['occurrences']} times, "
-        f"{found['counted']} counted"
+        f"{found['matched']!r} ({plural(found['tokens'], 'token')}) occurs "
+        f"{plural(found['occurrences'], 'time')}, {found['counted']} counted"
     )
     table.title_justify = "left"
     for one in found["continuations"]:
@@ -225,25 +187,19 @@ def _matches(found: dict[str, Any]) -> Table:
 
 def _show(folder: Path, header: Header, json_: bool) -> None:
     if json_:
-        from dataclasses import asdict
-
-        typer.echo(json.dumps(asdict(header), ensure_ascii=False))
+        print_json(asdict(header))
         return
-    ranked = header.perplexity
+    ranked, made = header.perplexity, header.settings
     perplexity = ", ".join(f"{name} {value:.2f}" for name, value in ranked.items())
-    made = header.settings
-    rows = [
-        ("corpus", str(folder)),
-        ("for", f"{header.model}, vocabulary {header.vocabulary[:12]}"),
-        ("holds", f"{header.tokens:,} tokens, {8 * header.tokens / 1e6:,.1f} MB"),
-        ("kept", f"{header.examples:,} of {made.get('pieces', header.examples):,} pieces"),
-        ("perplexity", perplexity or "not ranked"),
-        ("read", ", ".join(f"{value:,} {name}" for name, value in made.get("read", {}).items())),
-    ]
-    table = plain_table()
-    for name, value in rows:
-        table.add_row(Text(name, "bold"), Text(value))
-    stdout().print(table)
+    facts = {
+        "corpus": str(folder),
+        "for": f"{header.model}, vocabulary {header.vocabulary[:12]}",
+        "holds": f"{header.tokens:,} tokens, {8 * header.tokens / 1e6:,.1f} MB",
+        "kept": f"{header.examples:,} of {made.get('pieces', header.examples):,} pieces",
+        "perplexity": perplexity or "not ranked",
+        "read": ", ".join(f"{value:,} {name}" for name, value in made.get("read", {}).items()),
+    }
+    stdout().print(facts_table(facts))
 
 
 for _command in (build, info, query):

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import busy, own_threads, quiet, resolve, short, waiting
-from draftsmith.cli.render import TARGET, label, plain_table, visible
+from draftsmith.cli.render import TARGET, dtype_of, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
 from draftsmith.errors import OptionError
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
 FILE = "shop.py"
 DTYPES = ("float32", "bfloat16")
-Way = tuple[str, int]
-"""A dtype and a number of threads."""
-CLEARLY_CHEAPER = 0.95
 TIE = 1e-5
 """Two best logits closer than this are a tie: rounding may decide between them."""
 _REFRESH_SECONDS = 0.08
@@ -80,68 +77,48 @@ def demo(
         race.run(console)
         same = report(console, race)
         show_diff(console, before, race.results[1])
-    if not same and engine.model.dtype == _float32():
+    if not same and dtype_of(engine.model) == "float32":
         raise typer.Exit(FAILED)
 
 
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
-
-
 def prepare(console: Console, dtype: str | None) -> Engine:
-    """The engine in the dtype and threads in which *plain* decoding is cheapest here.
+    """The engine in the dtype and threads that are cheapest here; `dtype` decides if given.
 
-    So the baseline is at its best; float32 wins when dtypes are close, and `dtype` decides if
-    given. Sets torch's thread count, and says what it found.
+    Plain and wide passes count alike, so that neither run is at its worst. Sets torch's thread
+    count, and says what it found.
     """
     import torch
 
     source, disturbed = resolve(None), busy()
     with waiting("loading and measuring …"), quiet():
         from draftsmith.engine.engine import Engine
-        from draftsmith.model.measure import pass_cost
+        from draftsmith.model.measure import WIDE, cheapest, pass_cost
 
         names = DTYPES if dtype is None else (dtype,)
         engines = {name: Engine.from_pretrained(source, dtype=name) for name in names}
-        costs: dict[Way, float] = {}
+        costs: dict[tuple[str, int], dict[int, float]] = {}
         for threads in sorted({1, torch.get_num_threads()}):
             torch.set_num_threads(threads)
             for name, engine in engines.items():
-                costs[name, threads] = pass_cost(engine.model, widths=(1,), repeats=9)[1]
-    best = cheapest(costs)
+                costs[name, threads] = pass_cost(engine.model, widths=(1, WIDE), repeats=9)
+    best = cheapest(costs, {way for way in costs if way[0] == "float32"})
     torch.set_num_threads(best[1])
     engine = engines[best[0]]
-    others = [f"{_way(w)} {1000 * c:.1f}" for w, c in costs.items() if w != best]
-    said = f"{_way(best)}, {1000 * costs[best]:.1f} ms for a plain pass"
-    why = f", the cheapest here ({', '.join(others)})" if others else ""
-    console.print(Text.assemble(("Model  ", "bold"), _describe(engine)))
-    console.print(Text.assemble(("Run    ", "bold"), said, why))
+    size = sum(p.numel() for p in engine.model.model.parameters()) / 1e6
+    model = f"{short(source)}, {size:.1f} million parameters, on {engine.model.device}"
+    console.print(Text.assemble(("Model  ", "bold"), model))
+    others = ", ".join(_measured(way, costs[way]) for way in costs if way != best)
+    console.print(Text.assemble(("Run    ", "bold"), _measured(best, costs[best])))
+    if others:
+        console.print(Text.assemble(("       ", "bold"), f"cheaper taken together than {others}"))
     if disturbed:
         console.print(Text.assemble(("Note   ", "bold"), disturbed))
     return engine
 
 
-def cheapest(costs: dict[Way, float]) -> Way:
-    """The dtype and threads with the cheapest pass; float32 unless another is clearly cheaper."""
-    best = min(costs, key=lambda way: costs[way])
-    exact = [way for way in costs if way[0] == "float32"]
-    if exact:
-        best_exact = min(exact, key=lambda way: costs[way])
-        if costs[best] >= CLEARLY_CHEAPER * costs[best_exact]:
-            return best_exact
-    return best
-
-
-def _way(way: Way) -> str:
-    return f"{way[0]} on {way[1]} thread{'s' if way[1] > 1 else ''}"
-
-
-def _describe(engine: Engine) -> str:
-    model = engine.model
-    size = sum(p.numel() for p in model.model.parameters()) / 1e6
-    return f"{short(model.name)}, {size:.1f} million parameters, on {model.device}"
+def _measured(way: tuple[str, int], seconds: dict[int, float]) -> str:
+    passes = " + ".join(f"{1000 * s:.1f}" for s in seconds.values())
+    return f"{way[0]} on {plural(way[1], 'thread')} ({passes} ms for a plain and a wide pass)"
 
 
 @dataclass(slots=True)
@@ -257,22 +234,19 @@ def compare(console: Console, race: Race) -> bool:
     plain, drafted = race.results
     count = len(plain.tokens)
     if plain.tokens == drafted.tokens:
-        line = Text.assemble(
-            ("Output ", "bold"), ("identical", "bold green"), f", all {count} tokens"
-        )
-        console.print(line)
+        same = f", all {plural(count, 'token')}"
+        console.print(Text.assemble(("Output ", "bold"), ("identical", "bold green"), same))
         return True
     at = first_difference(plain.tokens, drafted.tokens)
     gap = top_two_gap(race.engine, [*plain.prompt_tokens, *plain.tokens[:at]])
     tie = gap < TIE
     words = "a tie, which rounding decides" if tie else "plain and block passes round differently"
-    dtype = str(race.engine.model.dtype).removeprefix("torch.")
     console.print(
         Text.assemble(
             ("Output ", "bold"),
             (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
             f": {_token(race, plain, at)} against {_token(race, drafted, at)}. The model's two "
-            f"best logits are {gap:.2g} apart there, in {dtype} ({words})",
+            f"best logits are {gap:.2g} apart there, in {dtype_of(race.engine.model)} ({words})",
         )
     )
     return tie
@@ -306,7 +280,9 @@ def show_diff(console: Console, before: str, result: GenerationResult) -> None:
     """The edit that was made, as a unified diff; not if the answer is only a part of the file."""
     console.print()
     if result.finish_reason == "length":
-        console.print(f"The answer was cut after {result.stats.tokens} tokens; no edit to show.")
+        console.print(
+            f"The answer was cut after {plural(result.stats.tokens, 'token')}; no edit to show."
+        )
         return
     old, new = before.splitlines(), result.text.splitlines()
     lines = list(difflib.unified_diff(old, new, FILE, f"{FILE} (edited)", lineterm="", n=2))

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import sys
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, checked_device, own_threads, quiet, resolve, short, waiting
-from draftsmith.cli.render import plain_table
-from draftsmith.cli.report import stdout
-from draftsmith.errors import DraftsmithError
+from draftsmith.cli.loading import busy, load_model, own_threads, quiet, resolve, waiting
+from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
+from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
+from draftsmith.cli.report import print_json, stdout
+from draftsmith.errors import DraftsmithError, OptionError
 
 if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
 
 DTYPES = {"float32": 4, "bfloat16": 2}
 """Bytes per parameter."""
-_CLEARLY_CHEAPER = 0.9
 _MEMORY_SHARE = 0.5
 """Loading in another type is only tried where it leaves half of the memory free."""
 
@@ -31,18 +28,10 @@ Costs = dict[str, dict[int, float]]
 
 
 def doctor(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL", show_default="built-in", help="A Hugging Face hub id or a folder."
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, mps, …")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead, for machines.")
-    ] = False,
+    named: ModelArgument = None,
+    model: Model = None,
+    device: Device = None,
+    as_json: Json = False,
 ) -> None:
     """Examine a model on this machine: what works, why not more, what a pass costs.
 
@@ -52,23 +41,22 @@ def doctor(
 
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    source = resolve(model)
-    with waiting(f"examining {short(source)} …"), quiet():
-        record = examine(source, checked_device(device))
+    if named is not None and model is not None:
+        raise OptionError("MODEL and --model were both given: choose one")
+    loaded = load_model(named or model, MachineOptions(device=device))
+    with waiting("measuring …"), quiet():
+        record = examine(loaded, resolve(named or model), device)
     if as_json:
-        print(json.dumps(record, ensure_ascii=False), flush=True)
+        print_json(record)
     else:
         show(record)
 
 
-def examine(source: str, device: str | None) -> dict[str, Any]:
+def examine(loaded: LoadedModel, source: str, device: str | None) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
     import torch
 
-    from draftsmith.model.load import load
-
     disturbed = busy()
-    loaded = load(source, device=device)
     capabilities = loaded.capabilities
     record: dict[str, Any] = {
         "busy": disturbed,
@@ -85,7 +73,7 @@ def examine(source: str, device: str | None) -> dict[str, Any]:
             torch.set_num_threads(1)
         costs, skipped = measure(loaded, source, device)
         record["measured_on_threads"] = torch.get_num_threads()
-    record["plain_pass_by_threads"] = threads
+    record["plain_pass_by_threads"] = {count: seconds[1] for count, seconds in threads.items()}
     record["pass_seconds"], record["not_measured"] = costs, skipped
     record["recommendation"] = recommend(costs, capabilities.shape, record["model"]["dtype"])
     record["recommendation"]["explained"] += advice
@@ -132,7 +120,7 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
         "name": loaded.name,
         "type": loaded.config.model_type,
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "dtype": dtype_of(loaded),
         "context_length": loaded.context_length,
         "vocab_size": loaded.vocab_size,
         "tokenizer": loaded.tokenizer is not None,
@@ -165,11 +153,14 @@ def measure(loaded: LoadedModel, source: str, device: str | None) -> tuple[Costs
     return costs, skipped
 
 
-def by_threads(loaded: LoadedModel) -> dict[int, float]:
-    """Seconds of a plain pass with torch's number of threads and with one; empty off the CPU."""
+def by_threads(loaded: LoadedModel) -> dict[int, dict[int, float]]:
+    """Seconds of a plain and a wide pass with torch's number of threads and with one.
+
+    Empty off the CPU.
+    """
     import torch
 
-    from draftsmith.model.measure import pass_cost
+    from draftsmith.model.measure import WIDE, pass_cost
 
     if loaded.device.type != "cpu":
         return {}
@@ -177,28 +168,29 @@ def by_threads(loaded: LoadedModel) -> dict[int, float]:
     with own_threads() as usual:
         for threads in sorted({usual, 1}):
             torch.set_num_threads(threads)
-            seconds[threads] = pass_cost(loaded, widths=(1,))[1]
+            seconds[threads] = pass_cost(loaded, widths=(1, WIDE))
     return seconds
 
 
-def about_threads(seconds: dict[int, float]) -> list[str]:
+def about_threads(seconds: dict[int, dict[int, float]]) -> list[str]:
     """Advice where more threads only get in each other's way."""
-    if len(seconds) < 2:
+    from draftsmith.model.measure import cheapest
+
+    usual = max(seconds, default=1)
+    if usual == 1 or cheapest(seconds, {usual}) == usual:
         return []
-    one, usual = seconds[1], seconds[max(seconds)]
-    if one > _CLEARLY_CHEAPER * usual:
-        return []
+    faster = sum(seconds[usual].values()) / sum(seconds[1].values())
     return [
-        f"One thread is {usual / one:.1f} times as fast as {max(seconds)} here (a small model, or "
+        f"One thread is {faster:.1f} times as fast as {usual} here (a small model, or "
         "other work on this machine): use --threads 1."
     ]
 
 
 def recommend(costs: Costs, shape: str, own: str) -> dict[str, Any]:
     """Which dtype, and whether drafts pay, in numbers and in sentences."""
-    dtype = min(costs, key=lambda name: costs[name][1])
-    if "float32" in costs and costs[dtype][1] > _CLEARLY_CHEAPER * costs["float32"][1]:
-        dtype = "float32"
+    from draftsmith.model.measure import cheapest
+
+    dtype = cheapest(costs, {"float32"})
     relative = {width: seconds / costs[dtype][1] for width, seconds in costs[dtype].items()}
     said = [_about_dtype(dtype, own, costs), _about_drafts(relative, shape)]
     return {"dtype": dtype, "relative_cost": relative, "explained": said}
@@ -207,8 +199,12 @@ def recommend(costs: Costs, shape: str, own: str) -> dict[str, Any]:
 def _about_dtype(dtype: str, own: str, costs: Costs) -> str:
     if len(costs) == 1:
         return f"Use {dtype}, the only type measured."
+    from draftsmith.model.measure import WIDE
+
+    wide = max(width for width in costs[dtype] if width <= WIDE)
     others = ", ".join(
-        f"{seconds[1] / costs[dtype][1]:.2f} times in {name}"
+        f"{seconds[1] / costs[dtype][1]:.2f} and {seconds[wide] / costs[dtype][wide]:.2f} times "
+        f"in {name}"
         for name, seconds in costs.items()
         if name != dtype
     )
@@ -218,7 +214,10 @@ def _about_dtype(dtype: str, own: str, costs: Costs) -> str:
         if dtype == "float32"
         else "near-ties may fall differently with drafts than without"
     )
-    return f"Use {dtype}{option}: a plain pass costs {others} what it costs in {dtype}; {exact}."
+    return (
+        f"Use {dtype}{option}: a plain pass and one over {plural(wide, 'token')} cost {others} "
+        f"what they cost in {dtype}; {exact}."
+    )
 
 
 def _about_drafts(relative: dict[int, float], shape: str) -> str:
@@ -238,7 +237,6 @@ def show(record: dict[str, Any]) -> None:
     """The record for a person."""
     console = stdout()
     facts, box = record["model"], record["machine"]
-    table = plain_table()
     context = facts["context_length"] or "unlimited"
     memory = f", {box['memory_bytes'] / 1e9:.0f} GB" if box["memory_bytes"] else ""
     lines = {
@@ -251,9 +249,7 @@ def show(record: dict[str, Any]) -> None:
         "text": ("tokenizer" if facts["tokenizer"] else "no tokenizer")
         + (", chat template" if facts["chat_template"] else ", no chat template"),
     }
-    for name, value in lines.items():
-        table.add_row(Text(name, "bold"), Text(value, overflow="fold"))
-    console.print(table)
+    console.print(facts_table(lines))
     _section("What it can do")
     independent = record["rows_independent"]
     for line in record["capabilities"]["explained"]:
@@ -263,8 +259,8 @@ def show(record: dict[str, Any]) -> None:
         if independent
         else "- Rows of a pass influence each other: drafts would change the answer."
     )
-    threads = record["measured_on_threads"]
-    on = f" (on {threads} thread{'s' if threads > 1 else ''})" if box["device"] == "cpu" else ""
+    threads = plural(record["measured_on_threads"], "thread")
+    on = f" (on {threads})" if box["device"] == "cpu" else ""
     _section(f"Milliseconds of a pass, by how many tokens it covers{on}")
     _show_costs(record)
     if record["busy"]:
@@ -289,4 +285,4 @@ def _show_costs(record: dict[str, Any]) -> None:
         table.add_row(Text("  relative", "dim"), *(Text(r, "dim") for r in relative))
     stdout().print(table)
     for name, reason in record["not_measured"].items():
-        print(f"{name} not measured: {reason}", file=sys.stdout)
+        stdout().print(Text(f"{name} not measured: {reason}"))

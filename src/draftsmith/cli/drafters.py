@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, Field, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import MISSING, fields
+from importlib.metadata import entry_points
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from draftsmith.cli.declared import REQUIRED, Declared, Field, declared
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, stdout
-from draftsmith.errors import DraftsmithError
-
-if TYPE_CHECKING:
-    from draftsmith.core.drafter import Drafter
+from draftsmith.errors import DraftsmithError, UnknownName
 
 
 def drafters(
@@ -38,41 +37,65 @@ def drafters(
 
 
 def _list() -> None:
-    from draftsmith.drafters.registry import lookup, names
-
     table = plain_table(header=True)
     table.add_column("drafter", style="bold", no_wrap=True)
     table.add_column("what it does", overflow="fold")
     table.add_column("options and their defaults", overflow="fold")
     broken = []
-    for name in names():
+    for name, value in sorted(_installed().items()):
         try:
-            cls = lookup(name)
+            about = _about(name, value)
         except DraftsmithError as error:
             broken.append(str(error))  # somebody else's plugin must not hide the others
             continue
-        table.add_row(name, cls.summary, ", ".join(map(_default, fields(cls))))
+        table.add_row(name, about.constants["summary"], ", ".join(map(_default, about.fields)))
     stdout().print(table)
     for message in broken:
         note(f"note: {message}")
 
 
-def _describe(name: str) -> None:
+def _describe(spec: str) -> None:
+    # People paste what they would use: copyspec(gamma=5) is about copyspec.
+    name, installed = spec.split("(", 1)[0].strip(), _installed()
+    if name not in installed:
+        raise UnknownName("drafter", name, installed)
+    about = _about(name, installed[name])
+    console = stdout()
+    console.print(Text.assemble((name, "bold"), f": {about.constants['summary']}\n"))
+    console.print(Text(_reflowed(about.doc)))
+    if about.fields:
+        table = plain_table("\noption", "\ndefault", "\ntype", header=True)
+        for option in about.fields:
+            table.add_row(option.name, option.default, option.type)
+        console.print(table)
+    options = ", ".join(map(_default, about.fields[:2]))
+    example = f'"{name}({options})"' if options else name
+    console.print(Text.assemble("\nUse it with ", (f"-d {example}", "bold")))
+
+
+def _installed() -> dict[str, str]:
+    """Name → class, as `package.module:Class`."""
+    return {entry.name: entry.value for entry in entry_points(group="draftsmith.drafters")}
+
+
+def _about(name: str, value: str) -> Declared:
+    """What a drafter's class declares; raises LoadError for a plugin that is broken.
+
+    Ours are read, since to import them all takes seconds; of others only an import shows if they
+    work.
+    """
+    if value.startswith("draftsmith."):
+        return declared(value)
     from draftsmith.drafters.registry import lookup
 
-    # People paste what they would use: copyspec(gamma=5) is about copyspec.
-    cls = lookup(name.split("(", 1)[0].strip())
-    console = stdout()
-    console.print(Text.assemble((cls.name, "bold"), f": {cls.summary}\n"))
-    console.print(Text(_reflowed(inspect.getdoc(cls) or "")))
-    options = fields(cls)
-    if options:
-        table = plain_table("\noption", "\ndefault", "\ntype", header=True)
-        for option in options:
-            default = "(required)" if option.default is MISSING else repr(option.default)
-            table.add_row(option.name, default, _type(option))
-        console.print(table)
-    console.print(Text.assemble("\nUse it with ", (f"-d {_example(cls)}", "bold")))
+    cls = lookup(name)
+    options = []
+    for f in fields(cls):
+        default = REQUIRED if f.default is MISSING else repr(f.default)
+        if f.default_factory is not MISSING:
+            default = repr(f.default_factory())
+        options.append(Field(f.name, str(getattr(f.type, "__name__", f.type)), default, ""))
+    return Declared(inspect.getdoc(cls) or "", tuple(options), {"summary": cls.summary})
 
 
 def _reflowed(doc: str) -> str:
@@ -81,18 +104,5 @@ def _reflowed(doc: str) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _default(option: Field[Any]) -> str:
-    if option.default is not MISSING:
-        return f"{option.name}={option.default!r}"
-    if option.default_factory is not MISSING:
-        return f"{option.name}={option.default_factory()!r}"
-    return f"{option.name}=…"
-
-
-def _type(option: Field[Any]) -> str:
-    return option.type if isinstance(option.type, str) else getattr(option.type, "__name__", "")
-
-
-def _example(cls: type[Drafter]) -> str:
-    options = ", ".join(_default(option) for option in fields(cls)[:2])
-    return f'"{cls.name}({options})"' if options else cls.name
+def _default(option: Field) -> str:
+    return f"{option.name}={'…' if option.default == REQUIRED else option.default}"

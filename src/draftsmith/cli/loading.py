@@ -1,4 +1,4 @@
-"""From the command's options to an engine, checked before and quiet while loading."""
+"""From the command's options to a model or an engine, checked before and quiet while loading."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftsmith import builtin
-from draftsmith.cli.options import ModelOptions
-from draftsmith.cli.report import stderr
-from draftsmith.errors import OptionError
+from draftsmith.cli.options import Given, MachineOptions, ModelOptions
+from draftsmith.cli.report import note, stderr
 
 if TYPE_CHECKING:
-    from draftsmith.core.drafter import Drafter
     from draftsmith.engine.engine import BudgetSpec, Engine
+    from draftsmith.model.loaded import LoadedModel
+
+_TOY = (
+    "note: answered by the built-in toy model {}, which can only rename words in small files; "
+    "choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
+)
 
 
 def resolve(model: str | None) -> str:
     """The folder or hub id that `--model` means; no value is the built-in model."""
     return str(builtin.path()) if model is None else builtin.resolve(model)
-
-
-def is_builtin(source: str) -> bool:
-    """Whether a resolved model is one of ours, with our edit prompts in its template."""
-    return Path(source).parent == Path(builtin.__file__).parent
 
 
 def short(source: str) -> str:
@@ -35,52 +34,55 @@ def short(source: str) -> str:
     return path.resolve().name if path.exists() else source
 
 
-def load_engine(options: ModelOptions) -> Engine:
+def load_engine(options: ModelOptions, sampling: Given) -> Engine:
     """The engine for these options; bad options are refused before anything is loaded."""
-    drafter, budget = checked(options)
-    source = resolve(options.model)
-    with waiting(f"loading {short(source)} …"), quiet():
-        import torch
-
-        from draftsmith.engine.engine import Engine
-
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        return Engine.from_pretrained(
-            source,
-            drafter=drafter,
-            budget=budget,
-            dtype=options.dtype,
-            device=checked_device(options.device),
-        )
-
-
-def checked(options: ModelOptions) -> tuple[Drafter, BudgetSpec]:
-    """Drafter and budget; raises OptionError."""
+    resolve(options.model)  # before torch is imported: a mistyped folder is told at once
+    from draftsmith.core.sampling import SamplingParams
     from draftsmith.drafters.registry import parse
 
-    return parse(options.drafter), _budget(options.budget)
+    drafter, budget = parse(options.drafter), parse_budget(options.budget)
+    SamplingParams(**sampling)
+    model = load_model(options.model, options)
+    from draftsmith.engine.engine import Engine
+
+    if options.model is None:
+        note(_TOY.format(short(model.name)))
+    return Engine(model, drafter=drafter, budget=budget)
 
 
-def _budget(value: str) -> BudgetSpec:
+def load_model(model: str | None, machine: MachineOptions) -> LoadedModel:
+    """The model that `--model` means, with torch's threads set as wanted."""
+    source = resolve(model)
+    with waiting(f"loading {short(source)} …"), quiet():
+        from draftsmith.model.load import load
+
+        set_threads(machine.threads)
+        return load(source, dtype=machine.dtype, device=machine.device)
+
+
+def load_tokenizer(model: str | None) -> Any:
+    """The tokenizer of the model that `--model` means."""
+    source = resolve(model)
+    with waiting(f"reading the tokenizer of {short(source)} …"), quiet():
+        from draftsmith.model.load import read_tokenizer
+
+        return read_tokenizer(source, {})
+
+
+def set_threads(threads: int | None) -> None:
+    """Let torch use so many CPU threads; None leaves it its choice."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def parse_budget(value: str) -> BudgetSpec:
+    """What `--budget` means; raises OptionError."""
     from draftsmith.engine.engine import checked_budget
 
     # The engine checks the words, too, and says what would work.
     return checked_budget(int(value) if value.isdecimal() else value)  # type: ignore[arg-type]
-
-
-def checked_device(device: str | None) -> str | None:
-    """The device's name if it works here; raises OptionError with torch's reason."""
-    if device is None:
-        return None
-    import torch
-
-    try:
-        torch.zeros(1, device=device).sum().item()
-    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise OptionError(f"device={device!r} cannot be used here: {reason}") from error
-    return device
 
 
 def busy() -> str | None:

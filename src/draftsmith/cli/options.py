@@ -1,190 +1,291 @@
-"""Options that commands share, in groups: a command takes a group where others take an option."""
+"""Options that commands share, in groups: a command takes a group where others take an option.
+
+A group is a dataclass of options, or the fields of one of the library's own dataclasses (`Fields`).
+"""
 
 from __future__ import annotations
 
+import ast
+import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-_MODEL = "Model"
-_SAMPLING = "Sampling (what is not given comes from the model's generation_config)"
-_OUTPUT = "Output"
+from draftsmith.cli.declared import REQUIRED, Field, declared
+from draftsmith.errors import OptionError
 
+Given = dict[str, Any]
+"""Field → value, of those fields that the caller named."""
 
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Which model answers, and who guesses for it."""
-
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", rich_help_panel=_MODEL, metavar="MODEL", show_default="built-in",
-            help="A Hugging Face hub id or a folder.",
-        ),
-    ] = None  # fmt: skip
-    drafter: Annotated[
-        str,
-        typer.Option(
-            "--drafter", "-d", rich_help_panel=_MODEL, metavar="NAME",
-            help="Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`.",
-        ),
-    ] = "auto"  # fmt: skip
-    budget: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_MODEL, metavar="N",
-            help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own).",
-        ),
-    ] = "auto"  # fmt: skip
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_MODEL, metavar="DTYPE", show_default="the checkpoint's",
-            help="float32, bfloat16 or float16.",
-        ),
-    ] = None  # fmt: skip
-    device: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_MODEL, metavar="DEVICE", show_default="cpu",
-            help="cpu, cuda, cuda:1, mps, …",
-        ),
-    ] = None  # fmt: skip
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_MODEL, metavar="N", min=1, show_default="torch's choice",
-            help="CPU threads; `draftsmith doctor` tells what is best here.",
-        ),
-    ] = None  # fmt: skip
+_KINDS: dict[str, tuple[Any, str | None]] = {
+    "bool": (bool, None),
+    "int": (int, "N"),
+    "float": (float, "X"),
+    "str": (str, "NAME"),
+    "tuple[int, ...]": (list[int], "N"),
+    "tuple[str, ...]": (list[str], "TEXT"),
+    "Sequence[Path]": (list[Path], "PATH"),
+}
+"""A field's type → what typer makes of an option, and what `--help` calls its value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """How tokens are chosen and when the answer ends."""
+@dataclass(frozen=True)
+class Fields:
+    """Options with the names, types, defaults and docstrings of a dataclass's fields.
 
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=_SAMPLING, metavar="N", show_default="256",
-            help="Longest answer, in tokens.",
-        ),
-    ] = None  # fmt: skip
-    temperature: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_SAMPLING, metavar="T", help="0 takes the best token."),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=_SAMPLING, metavar="K", help="Only the K best; 0 for all."),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel=_SAMPLING, metavar="P", help="Only the best that sum to P."
-        ),
-    ] = None  # fmt: skip
-    min_p: Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel=_SAMPLING, metavar="P", help="Only those above P times the best."
-        ),
-    ] = None  # fmt: skip
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option(rich_help_panel=_SAMPLING, metavar="X", help="Above 1: repeat less."),
-    ] = None
-    seed: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=_SAMPLING, metavar="N", help="Makes sampling repeatable."),
-    ] = None
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=_SAMPLING, metavar="TEXT",
-            help="Ends the answer; may be given several times.",
-        ),
-    ] = None  # fmt: skip
+    The command gets them as `Given`, so that a default is written in one place.
+    """
 
-    def given(self) -> dict[str, Any]:
-        """What the caller said, checked; nothing for what they left open."""
-        from draftsmith.core.sampling import SamplingParams
+    where: str
+    """The dataclass, as `package.module:Class`."""
+    panels: Mapping[str, str]
+    """Panel of `--help` → the fields in it."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Field → its option, where that is not the field's name."""
 
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = {name: value for name, value in named.items() if value is not None}
-        if "stop" in given:
-            given["stop"] = tuple(given["stop"])
-        SamplingParams(**given)  # raises now, not after minutes of loading
-        return given
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """The options, one by one."""
+        known = {f.name: f for f in declared(self.where).fields}
+        for panel, names in self.panels.items():
+            for name in names.split():
+                flag = self.flags.get(name, "--" + name.replace("_", "-"))
+                yield _parameter(known[name], flag, panel)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputOptions:
-    """What is shown beside the answer."""
-
-    show_drafts: Annotated[
-        bool,
-        typer.Option(
-            "--show-drafts", rich_help_panel=_OUTPUT,
-            help="Colour each token by who guessed it (in a terminal).",
-        ),
-    ] = False  # fmt: skip
-    stats: Annotated[
-        bool,
-        typer.Option(
-            "--stats", rich_help_panel=_OUTPUT,
-            help="Show passes, acceptance and times on standard error.",
-        ),
-    ] = False  # fmt: skip
+def _parameter(option: Field, flag: str, panel: str) -> inspect.Parameter:
+    kind, metavar = _KINDS[option.type.removesuffix(" | None")]
+    text = option.help.replace("`", "")
+    if kind in (list[int], list[str], list[Path]):
+        text += " May be given several times."
+    shown: str | bool = False
+    if option.default not in (REQUIRED, "None", "False", "()"):
+        value = ast.literal_eval(option.default)
+        shown = ", ".join(value) if isinstance(value, tuple) else str(value)
+    told = typer.Option(flag, help=text, metavar=metavar, show_default=shown, rich_help_panel=panel)
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.default == REQUIRED else None,
+        annotation=Annotated[kind | None, told],
+    )
 
 
+def _given(**values: Any) -> Given:
+    named = {name: value for name, value in values.items() if value not in (None, [])}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
+
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", metavar="MODEL", show_default="built-in",
+        help="A Hugging Face hub id or a folder.",
+    ),
+]  # fmt: skip
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", show_default="built-in", help="The same as --model."),
+]
 Dtype = Annotated[
     str | None,
-    typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
+    typer.Option(
+        metavar="DTYPE", show_default="the checkpoint's", help="float32, bfloat16 or float16."
+    ),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
+    str | None,
+    typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, cuda:1, mps, …"),
 ]
-Threads = Annotated[int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")]
-
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, show_default="torch's choice",
+        help="CPU threads; `draftsmith doctor` tells what is best here.",
+    ),
+]  # fmt: skip
+Budget = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own).",
+    ),
+]
 NewFolder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder.")
 ]
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", rich_help_panel=_OUTPUT, help="Print one JSON object instead, for machines."
+        "--json", rich_help_panel="Output", help="Print one JSON object instead, for machines."
     ),
 ]
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer wants it: every field of its dataclass parameters its own parameter."""
-    hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-    flat: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name not in groups:
-            flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
-            continue
-        inner = get_type_hints(groups[name], include_extras=True)
-        flat += [
-            inspect.Parameter(
-                f.name, parameter.KEYWORD_ONLY, default=f.default, annotation=inner[f.name]
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """How a model is loaded."""
+
+    dtype: Dtype = None
+    device: Device = None
+    threads: Threads = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(MachineOptions):
+    """Which model answers, and who guesses for it."""
+
+    panel: ClassVar[str] = "Model"
+
+    model: Model = None
+    drafter: Annotated[
+        str,
+        typer.Option(
+            "--drafter", "-d", metavar="NAME",
+            help="Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`.",
+        ),
+    ] = "auto"  # fmt: skip
+    budget: Budget = "auto"
+
+
+Sampling = Annotated[
+    Given,
+    Fields(
+        "draftsmith.core.sampling:SamplingParams",
+        {
+            "Sampling (defaults hold where the model's generation_config says nothing)": (
+                "max_new_tokens temperature top_k top_p min_p repetition_penalty seed stop"
             )
-            for f in fields(groups[name])
-        ]
+        },
+    ),
+]
+"""How tokens are chosen and when the answer ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is shown beside the answer."""
+
+    panel: ClassVar[str] = "Output"
+
+    show_drafts: Annotated[
+        bool,
+        typer.Option(
+            "--show-drafts", help="Colour each token by who guessed it (in a terminal)."
+        ),
+    ] = False  # fmt: skip
+    stats: Annotated[
+        bool,
+        typer.Option("--stats", help="Show passes, acceptance and times on standard error."),
+    ] = False
+
+
+def group(about: str) -> typer.Typer:
+    """A command that only has subcommands."""
+    made = typer.Typer(
+        help=about,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    # Without a callback, typer would give a lone subcommand the group's name.
+    made.callback()(lambda: None)
+    return made
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer wants it: every option of its groups a parameter of its own.
+
+    In its messages an option has the name that was typed: --top-k, not top_k.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    flat: list[inspect.Parameter] = []
+    groups: dict[str, tuple[list[str], Callable[..., Any]]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        found = _group(hints[name])
+        if found is None:
+            flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+        else:
+            parameters, make = found
+            flat += parameters
+            groups[name] = [p.name for p in parameters], make
+    flags = dict(_flags(flat))
 
     def call(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})  # type: ignore[operator]
-        command(**values)
+        for name, value in values.items():
+            _check_text(value, flags.get(name, name.upper()))
+        for name, (inside, make) in groups.items():
+            values[name] = make(**{option: values.pop(option) for option in inside})
+        try:
+            command(**values)
+        except OptionError as error:
+            error.args = (as_typed(str(error), flags),)
+            raise
 
     call.__name__, call.__doc__ = command.__name__, command.__doc__
     call.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in flat}
     return call
+
+
+def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | None:
+    """The parameters of a group and what makes one value of theirs; None: no group."""
+    for told in getattr(hint, "__metadata__", ()):
+        if isinstance(told, Fields):
+            return list(told.parameters()), _given
+    if not is_dataclass(hint):
+        return None
+    inner = get_type_hints(hint, include_extras=True)
+    panel = getattr(hint, "panel", None)
+    parameters = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=f.default,
+            annotation=_in_panel(inner[f.name], panel),
+        )
+        for f in fields(hint)
+    ]
+    return parameters, hint  # type: ignore[return-value]
+
+
+def _in_panel(annotated: Any, panel: str | None) -> Any:
+    (option,) = annotated.__metadata__
+    option = copy.copy(option)
+    option.rich_help_panel = option.rich_help_panel or panel
+    return Annotated[annotated.__origin__, option]
+
+
+def _flags(parameters: list[inspect.Parameter]) -> Iterator[tuple[str, str]]:
+    """Option → how it is typed."""
+    for parameter in parameters:
+        (option,) = parameter.annotation.__metadata__
+        if isinstance(option, OptionInfo):
+            usual = "--" + parameter.name.replace("_", "-")
+            yield parameter.name, (option.param_decls or (usual,))[0].split("/")[0]
+
+
+def _check_text(value: Any, flag: str) -> None:
+    """Raise OptionError for a text that is not UTF-8; files may have such names."""
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and not os.path.exists(text):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise OptionError(
+                    f"{flag} is not UTF-8 text, from character {error.start + 1} on"
+                ) from error
+
+
+def as_typed(message: str, flags: Mapping[str, str]) -> str:
+    """A message with the options' names as they are typed; drafters' own options stay."""
+    for name, flag in flags.items():
+        # A drafter's option stands in parentheses, or behind the drafter's name and a colon.
+        message = re.sub(rf"((?<![\w(-])(?<!: ){name}(?==)|\A{name}(?= must))", flag, message)
+    return message

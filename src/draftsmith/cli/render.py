@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from draftsmith.core.stats import Stats
     from draftsmith.engine.jobs import Piece
     from draftsmith.engine.result import GenerationResult
+    from draftsmith.model.loaded import LoadedModel
 
 TARGET = "target"
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
@@ -93,33 +94,27 @@ class AnswerPrinter:
 
 def stats_view(stats: Stats, finish_reason: str) -> Group:
     """Everything `--stats` shows."""
-    parts: list[Table | str] = [_summary(stats, finish_reason)]
+    s = stats.seconds
+    summary = facts_table(
+        {
+            "answer": f"{plural(stats.tokens, 'token')}, ended by {finish_reason}",
+            "prompt": f"{plural(stats.prompt_tokens, 'token')}, {stats.reused_tokens} of them "
+            "still cached",
+            "passes": f"{stats.passes}, {stats.tokens_per_pass:.2f} tokens each",
+            "drafts": f"in {plural(stats.attempts, 'pass')}, {stats.accepted} of {stats.drafted} "
+            "accepted",
+            "speed": f"{stats.tokens_per_second:.1f} tokens per second",
+            "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
+            f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
+            "first token": f"after {stats.first_token_seconds:.3f} s",
+        }
+    )
+    parts: list[Table | str] = [summary]
     if stats.by_source:
         parts += ["", _by_source(stats)]
     if stats.drafted_by_depth:
         parts += ["", _by_depth(stats)]
     return Group(*parts)
-
-
-def _summary(stats: Stats, finish_reason: str) -> Table:
-    s = stats.seconds
-    rows = [
-        ("answer", f"{stats.tokens} tokens, ended by {finish_reason}"),
-        ("prompt", f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them still cached"),
-        ("passes", f"{stats.passes}, {stats.tokens_per_pass:.2f} tokens each"),
-        ("drafts", f"in {stats.attempts} passes, {stats.accepted} of {stats.drafted} accepted"),
-        ("speed", f"{stats.tokens_per_second:.1f} tokens per second"),
-        (
-            "seconds",
-            f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
-            f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
-        ),
-        ("first token", f"after {stats.first_token_seconds:.3f} s"),
-    ]
-    table = plain_table()
-    for name, value in rows:
-        table.add_row(Text(name, "bold"), value)
-    return table
 
 
 def _by_source(stats: Stats) -> Table:
@@ -144,6 +139,17 @@ def _by_depth(stats: Stats) -> Table:
     return table
 
 
+def plural(count: int, noun: str) -> str:
+    """So many of them, in words."""
+    end = "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{end}"
+
+
+def dtype_of(model: LoadedModel) -> str:
+    """The type of the weights, without torch's name before it."""
+    return str(model.dtype).removeprefix("torch.")
+
+
 def label(drafter: Drafter) -> str:
     """A drafter's name with only the options that are not its defaults."""
     changed = [
@@ -159,6 +165,14 @@ def plain_table(*columns: str, header: bool = False) -> Table:
     table = Table(box=None, show_header=header, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Names in bold, and what is to be said of each."""
+    table = plain_table()
+    for name, value in facts.items():
+        table.add_row(Text(name, "bold"), Text(value, overflow="fold"))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """128 + SIGPIPE, what `cat` would end with."""
 
+STOPPED = "stopped by Ctrl-C"
 _BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError)
 
 
@@ -49,7 +51,7 @@ def reported() -> Iterator[None]:
         show_error(str(error))
         raise typer.Exit(BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED) from error
     except KeyboardInterrupt as error:
-        note("stopped by Ctrl-C")
+        note(STOPPED)
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
         _drop_stdout()
@@ -95,6 +97,11 @@ def _console(*, stderr: bool) -> Console:
     if not console.is_terminal:
         console.width = 10_000  # files and pipes get whole lines
     return console
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout, on one line."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
 def show_error(message: str) -> None:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from draftsmith import builtin
 from draftsmith.cli.attribution import AttributionOptions, copies_as_json, show_copies, write_page
-from draftsmith.cli.loading import is_builtin, load_engine
-from draftsmith.cli.options import Json, ModelOptions, OutputOptions, SamplingOptions
-from draftsmith.cli.render import AnswerPrinter, show_stats
-from draftsmith.cli.report import note
-from draftsmith.errors import LoadError, OptionError, PromptError
+from draftsmith.cli.loading import load_engine
+from draftsmith.cli.options import Given, Json, ModelOptions, OutputOptions, Sampling
+from draftsmith.cli.reading import read_text
+from draftsmith.cli.remarks import say_end, say_notices
+from draftsmith.cli.render import AnswerPrinter, dtype_of, show_stats
+from draftsmith.cli.report import STOPPED, note, print_json
+from draftsmith.errors import OptionError, PromptError
 
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.result import GenerationResult
 
-_PROMPT = "Prompt"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
     """What is asked."""
+
+    panel: ClassVar[str] = "Prompt"
 
     prompt: Annotated[
         str | None,
@@ -37,62 +38,112 @@ class PromptOptions:
     file: Annotated[
         str | None,
         typer.Option(
-            "--file", "-f", rich_help_panel=_PROMPT, metavar="PATH",
+            "--file", "-f", metavar="PATH",
             help="Read the prompt from a file (- is standard input); goes after PROMPT if both.",
         ),
     ] = None  # fmt: skip
     edit: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=_PROMPT, metavar="PATH",
+            metavar="PATH",
             help="Edit this file: PROMPT is the instruction, the answer is the new file.",
         ),
-    ] = None  # fmt: skip
-    system: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_PROMPT, metavar="TEXT", help="A system message."),
     ] = None
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None
     raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw", rich_help_panel=_PROMPT, help="Continue the text, without a chat template."
-        ),
+        bool, typer.Option("--raw", help="Continue the text, without a chat template.")
     ] = False
     prediction: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=_PROMPT, metavar="PATH",
+            metavar="PATH",
             help="A text that the answer will resemble: one more place to copy from.",
         ),
-    ] = None  # fmt: skip
+    ] = None
+
+    def read(self) -> Request:
+        """The prompt's parts from the command line, files and standard input."""
+        parts = list(self._parts())
+        if not parts and self.edit is not None:
+            raise PromptError("--edit needs an instruction, e.g. --edit a.py 'rename f to g'")
+        if not parts:
+            raise PromptError("there is no prompt; give PROMPT or --file, or pipe a text in")
+        text = "\n\n".join(parts)
+        if not (text if self.raw else text.strip()):
+            raise PromptError("the prompt is empty; give at least one character")
+        before = None if self.edit is None else read_text(self.edit)
+        prediction = before if self.prediction is None else read_text(self.prediction)
+        return Request(text, self, before, prediction)
+
+    def _parts(self) -> Iterator[str]:
+        if self.prompt == "-" and self.file == "-":
+            raise OptionError("standard input cannot be both PROMPT and --file; give one of them")
+        asked = self.prompt is not None or self.file is not None
+        if self.prompt == "-" or (not asked and not sys.stdin.isatty()):
+            yield self._trimmed(read_text("-"))
+        elif self.prompt is not None:
+            yield self.prompt
+        if self.file is not None:
+            yield self._trimmed(read_text(self.file))
+
+    def _trimmed(self, text: str) -> str:
+        # `echo` and editors end a text with a line break that nobody means.
+        return text if self.raw else text.removesuffix("\n").removesuffix("\r")
 
 
 @dataclass(slots=True)
 class Request:
-    """A prompt, read and checked, before any model is loaded."""
+    """A prompt, read and checked, before any model is loaded; then its answers."""
 
     text: str
-    edit: tuple[str, str] | None
-    """Path and content of the file to edit."""
     options: PromptOptions
-    prediction: str | None = None
+    before: str | None
+    """Content of the file to edit."""
+    prediction: str | None
     answers: list[GenerationResult] = field(default_factory=list)
     error: str | None = None
+
+    def prompt(self, engine: Engine) -> Any:
+        """What the engine is asked: messages where there is a chat template, else text."""
+        asked, text = self.options, self.text
+        has_template = bool(getattr(engine.model.tokenizer, "chat_template", None))
+        plain = asked.raw or not has_template
+        if plain and asked.system is not None:
+            why = "--raw leaves it out" if asked.raw else "this model has no chat template"
+            raise OptionError(f"--system needs a chat template, and {why}")
+        messages = [{"role": "user", "content": text}]
+        if asked.edit is not None and self.before is not None:
+            path = asked.edit.encode(errors="replace").decode()
+            if builtin.is_ours(engine.model.name) and not plain:
+                # The model knows paths inside a project, not where this one lies on the disk.
+                name = Path(path).name if Path(path).is_absolute() else path
+                messages = builtin.edit_messages(name, text, self.before)
+            else:
+                text = (
+                    f"{text}\n\nAnswer with the complete new content of {path} and nothing else. "
+                    f"This is {path} now:\n\n{self.before}"
+                )
+                messages = [{"role": "user", "content": text}]
+        if asked.system is not None:
+            messages.insert(0, {"role": "system", "content": asked.system})
+        return text if plain else messages
 
 
 def run(
     prompt: PromptOptions,
     model: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: Sampling,
     output: OutputOptions,
     attribution: AttributionOptions,
     n: Annotated[
-        int,
-        typer.Option("-n", metavar="N", help="Answers, sampled with seeds seed, seed+1, …"),
+        int, typer.Option("-n", metavar="N", help="Answers, sampled with seeds seed, seed+1, …")
     ] = 1,
     as_json: Json = False,
 ) -> None:
     """Answer one prompt; the text goes to standard output as it comes.
+
+    Notes on standard error tell of an answer that was cut or loops, and of an edit that lost lines
+    of the file; the exit code is 0 all the same.
 
     [bold]Examples[/bold]
 
@@ -108,26 +159,31 @@ def run(
     """
     if n < 1:
         raise OptionError(f"n={n} cannot work; it must be at least 1")
-    options = sampling.given()
     attribution.check(output.show_drafts)
-    request = read(prompt)
-    engine = load_engine(model)
-    options |= prompt_options(request, engine, options)
+    request = prompt.read()
+    engine = load_engine(model, sampling)
+    if request.prediction is not None:
+        sampling["prediction"] = request.prediction
+    if request.before is not None:
+        sampling.setdefault("max_new_tokens", room_for_edit(engine, request.before))
     say_notices(engine)
     # Where a copy begins is known when the answer is complete, so it is not shown as it comes.
     late = as_json or attribution.attribute
     printer = None if late else AnswerPrinter(output.show_drafts)
     try:
-        answer(engine, request, options, n, printer)
-    except Exception as error:
-        request.error = str(error)
+        answer(engine, request, sampling, n, printer)
+    except (Exception, KeyboardInterrupt) as error:
+        request.error = str(error) or STOPPED
         raise
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (request.answers or request.error is None):
-            show_json(engine, request, attribution)
+            print_json(record(engine, request, attribution))
         elif attribution.attribute:
-            show_attributed(engine, request, attribution, options)
+            for number, result in enumerate(request.answers):
+                show_number(number, len(request.answers))
+                show_copies(engine, result, attribution)
+                say_end(engine, result, request.before)
         if attribution.attribute_html is not None and request.answers:
             write_page(engine, request.answers, attribution)
         if printer is not None:
@@ -137,15 +193,15 @@ def run(
 
 
 def answer(
-    engine: Engine, request: Request, options: dict[str, Any], n: int, printer: AnswerPrinter | None
+    engine: Engine, request: Request, options: Given, n: int, printer: AnswerPrinter | None
 ) -> None:
     """Stream the answers one after the other into `request.answers`."""
-    prompt = render(request, engine)
+    prompt, seed = request.prompt(engine), options.get("seed")
     for number in range(n):
-        if n > 1 and printer is not None:
-            note(f"--- answer {number + 1} of {n} ---")
-        if n > 1 and options.get("seed") is not None and number:
-            options = {**options, "seed": options["seed"] + 1}
+        if printer is not None:
+            show_number(number, n)
+        if seed is not None:
+            options["seed"] = seed + number
         with engine.stream(prompt, **options) as stream:
             try:
                 for piece in stream:
@@ -156,107 +212,13 @@ def answer(
                 if printer is not None:
                     printer.end()
         if printer is not None:
-            say_end(request.answers[-1], options)
+            say_end(engine, request.answers[-1], request.before)
 
 
-def read(options: PromptOptions) -> Request:
-    """The prompt's parts from the command line, files and standard input."""
-    parts = list(_parts(options))
-    if options.edit is not None:
-        if not parts:
-            raise PromptError("--edit needs an instruction, e.g. --edit a.py 'rename f to g'")
-        edit = options.edit, read_text(options.edit)
-    else:
-        edit = None
-        if not parts:
-            raise PromptError("there is no prompt; give PROMPT or --file, or pipe a text in")
-    text = "\n\n".join(parts)
-    if not (text if options.raw else text.strip()):
-        raise PromptError("the prompt is empty; give at least one character")
-    request = Request(text, edit, options)
-    if options.prediction is not None:
-        request.prediction = read_text(options.prediction)
-    elif edit is not None:
-        request.prediction = edit[1]
-    return request
-
-
-def _parts(options: PromptOptions) -> Iterator[str]:
-    if options.prompt == "-" and options.file == "-":
-        raise OptionError("standard input cannot be both PROMPT and --file; give one of them")
-    asked = options.prompt is not None or options.file is not None
-    if options.prompt == "-" or (not asked and not sys.stdin.isatty()):
-        yield _trimmed(read_stdin(), options.raw)
-    elif options.prompt is not None:
-        yield options.prompt
-    if options.file is not None:
-        text = read_stdin() if options.file == "-" else read_text(options.file)
-        yield _trimmed(text, options.raw)
-
-
-def _trimmed(text: str, raw: bool) -> str:
-    # `echo` and editors end a text with a line break that nobody means.
-    return text if raw else text.removesuffix("\n").removesuffix("\r")
-
-
-def read_stdin() -> str:
-    """Standard input as text."""
-    return _decoded(sys.stdin.buffer.read(), "standard input")
-
-
-def read_text(path: str) -> str:
-    """A text file; raises LoadError for what cannot be read or is no text."""
-    try:
-        data = Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror or error}") from error
-    return _decoded(data, path)
-
-
-def _decoded(data: bytes, name: str) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LoadError(f"{name} is not UTF-8 text (byte {error.start} does not fit)") from error
-    if "\0" in text:
-        raise LoadError(f"{name} is not text: it contains zero bytes")
-    return text
-
-
-def render(request: Request, engine: Engine) -> Any:
-    """The prompt as the engine takes it: messages where there is a chat template, else text."""
-    asked, text = request.options, request.text
-    has_template = bool(getattr(engine.model.tokenizer, "chat_template", None))
-    plain = asked.raw or not has_template
-    if plain and asked.system is not None:
-        why = "--raw leaves it out" if asked.raw else "this model has no chat template"
-        raise OptionError(f"--system needs a chat template, and {why}")
-    if request.edit is not None:
-        path, before = request.edit
-        if is_builtin(engine.model.name) and not plain:
-            # The model knows paths inside a project, not where this one lies on the disk.
-            name = Path(path).name if Path(path).is_absolute() else path
-            messages = builtin.edit_messages(name, text, before)
-            return [*_system(asked.system), *messages]
-        text = (
-            f"{text}\n\nAnswer with the complete new content of {path} and nothing else. "
-            f"This is {path} now:\n\n{before}"
-        )
-    return text if plain else [*_system(asked.system), {"role": "user", "content": text}]
-
-
-def _system(text: str | None) -> list[dict[str, str]]:
-    return [] if text is None else [{"role": "system", "content": text}]
-
-
-def prompt_options(request: Request, engine: Engine, given: dict[str, Any]) -> dict[str, Any]:
-    """Options that follow from the prompt: the prediction, and room for a whole file."""
-    extra: dict[str, Any] = {}
-    if request.prediction is not None:
-        extra["prediction"] = request.prediction
-    if request.edit is not None and "max_new_tokens" not in given:
-        extra["max_new_tokens"] = room_for_edit(engine, request.edit[1])
-    return extra
+def show_number(number: int, count: int) -> None:
+    """Say which of several answers follows."""
+    if count > 1:
+        note(f"--- answer {number + 1} of {count} ---")
 
 
 def room_for_edit(engine: Engine, before: str) -> int:
@@ -266,37 +228,8 @@ def room_for_edit(engine: Engine, before: str) -> int:
     return len(encode(engine.model.tokenizer, before)) * 5 // 4 + 128
 
 
-def say_notices(engine: Engine) -> None:
-    """Tell once if drafts are of no use with this model, and why."""
-    if engine.model.capabilities.shape == "plain" and engine.drafter.preferred_width():
-        why = "; ".join(engine.notices) or "it verifies one token per pass"
-        note(f"note: this model decodes plainly, without drafts: {why}")
-
-
-def say_end(result: GenerationResult, options: dict[str, Any]) -> None:
-    """Tell if the answer was cut short."""
-    if result.finish_reason != "length":
-        return
-    limit = options.get("max_new_tokens", 256)
-    if result.stats.tokens >= limit:
-        note(f"note: cut after {limit} tokens; --max-new-tokens sets this")
-    else:
-        note("note: cut because the model's context is full")
-
-
-def show_attributed(
-    engine: Engine, request: Request, attribution: AttributionOptions, options: dict[str, Any]
-) -> None:
-    """The answers with their copies marked."""
-    for number, result in enumerate(request.answers, 1):
-        if len(request.answers) > 1:
-            note(f"--- answer {number} of {len(request.answers)} ---")
-        show_copies(engine, result, attribution)
-        say_end(result, options)
-
-
-def show_json(engine: Engine, request: Request, attribution: AttributionOptions) -> None:
-    """One JSON object on stdout."""
+def record(engine: Engine, request: Request, attribution: AttributionOptions) -> dict[str, Any]:
+    """What `--json` prints."""
     answers = [
         {
             "text": result.text,
@@ -308,13 +241,12 @@ def show_json(engine: Engine, request: Request, attribution: AttributionOptions)
         }
         for result in request.answers
     ]
-    record = {
+    return {
         "model": engine.model.name,
-        "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "dtype": dtype_of(engine.model),
         "device": str(engine.model.device),
         "drafter": str(engine.drafter),
         "answers": answers,
         "notices": list(engine.notices),
         "error": request.error,
     }
-    print(json.dumps(record, ensure_ascii=False), flush=True)

@@ -8,48 +8,35 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.loading import checked_device, quiet, resolve, short, waiting
-from draftsmith.cli.options import Device, Dtype, Json, Threads
+from draftsmith.cli.loading import load_model
+from draftsmith.cli.options import Json, MachineOptions, group, grouped
 from draftsmith.cli.progress import bar
-from draftsmith.cli.render import plain_table
+from draftsmith.cli.render import plain_table, plural
 from draftsmith.cli.report import note, stdout
 
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
     from draftsmith.model.loaded import LoadedModel
 
-tune = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Find the settings of a drafter that suit a model.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+tune = group("Find the settings of a drafter that suit a model.")
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
 
 
-@tune.callback()
-def _group() -> None:
-    """Keeps the command's name, also while it is the only one."""
-
-
-@tune.command("pld-plus")
 def pld_plus(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")],
     prompts: Annotated[
         Path,
         typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
     ],
+    machine: MachineOptions,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
     ] = 20,
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")
     ] = 128,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = None,
     json_: Json = False,
 ) -> None:
     """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
@@ -61,19 +48,12 @@ def pld_plus(
 
     draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
-    source = resolve(model)
-    with waiting(f"loading {short(source)} …"), quiet():
-        import torch
+    loaded = load_model(model, machine)
+    from draftsmith.drafters.calibration import file_of
+    from draftsmith.engine.engine import Engine
+    from draftsmith.tune.notebook import Notebook
+    from draftsmith.tune.pld_plus import Plan, calibrate
 
-        from draftsmith.drafters.calibration import file_of
-        from draftsmith.engine.engine import Engine
-        from draftsmith.model.load import load
-        from draftsmith.tune.notebook import Notebook
-        from draftsmith.tune.pld_plus import Plan, calibrate
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        loaded = load(source, dtype=dtype, device=checked_device(device))
     plan = Plan(Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens)
     notebook = Notebook(file_of(loaded.facts.name).with_suffix(".partial.jsonl"))
     with bar("calibrating", plan.size) as advance:
@@ -88,7 +68,7 @@ def pld_plus(
         why = "; ".join(loaded.capabilities.reasons)
         note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
     if notebook.recalled:
-        note(f"{notebook.recalled} pieces of work were there from an earlier run")
+        note(f"{plural(notebook.recalled, 'piece')} of work taken from an earlier run")
     note(f"saved in {path}; pld_plus uses it from now on")
 
 
@@ -138,3 +118,6 @@ def show(found: Calibration, attends: bool) -> None:
     first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])
     share = len(found.heads) / total
     console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
+
+
+tune.command("pld-plus")(grouped(pld_plus))

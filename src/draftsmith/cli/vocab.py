@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,11 +10,11 @@ import typer
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import quiet, resolve, short, waiting
+from draftsmith.cli.loading import load_tokenizer, quiet, resolve, short, waiting
 from draftsmith.cli.options import Json
+from draftsmith.cli.reading import read_text
 from draftsmith.cli.render import plain_table, visible
-from draftsmith.cli.report import stdout
-from draftsmith.cli.run import read_stdin, read_text
+from draftsmith.cli.report import print_json, stdout
 from draftsmith.errors import LoadError, OptionError
 
 if TYPE_CHECKING:
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
 _SHOWN = 70
 """Characters of a piece that a tokenizer changes, from the first that differs."""
 
+_SHARES = ("of_target", "of_drafter", "of_target_text", "of_drafter_text")
+"""What a `Comparison` tells in numbers from 0 to 1."""
+
 _LEGEND = (
     "T: the target's tokens, D: the drafter's; in text: of the different ones that the text takes. "
     "Injective: how many pieces of 100 characters do not survive encoding and decoding."
@@ -35,22 +37,25 @@ _LEGEND = (
 
 def vocab(
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="A", show_default=False,
             help="The target's tokenizer: a hub id, a folder, a tokenizer.json, or a built-in "
             "model's name.",
         ),
-    ],
+    ] = None,
     drafter: Annotated[
-        str, typer.Argument(metavar="B", show_default=False, help="The drafter's.")
-    ],
+        str | None, typer.Argument(metavar="B", show_default=False, help="The drafter's.")
+    ] = None,
     text: Annotated[
         str | None,
         typer.Argument(
             metavar="[TEXT]", show_default="the demo's file",
             help="A text file like those that will be generated; - reads standard input.",
         ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="A", help="The target, instead of A.")
     ] = None,
     also: Annotated[
         list[str] | None,
@@ -73,16 +78,20 @@ def vocab(
     """
     from draftsmith.text.comparison import Comparison, Usage
 
-    sample = "\n".join(builtin.demo()) if text is None else _sample(text)
-    names = [target, drafter, *(also or ())]
+    named = [name for name in (model, target, drafter, text) if name is not None]
+    if not 2 <= len(named) <= 3:
+        raise OptionError("two tokenizers are compared: give A and B, and a TEXT if you like")
+    target, drafter, *paths = named
+    sample = _sample(paths[0]) if paths else "\n".join(builtin.demo())
     usages = {}
-    for name in names:
+    for name in (target, drafter, *(also or ())):
+        vocabulary = _vocabulary(name)
         with waiting(f"reading {short(name)} …"), quiet():
-            usages[name] = Usage(_vocabulary(name), sample)
+            usages[name] = Usage(vocabulary, sample)
     pairs = permutations(usages, 2) if also else [(target, drafter)]
     found = {(a, b): Comparison(usages[a], usages[b]) for a, b in pairs}
     if json_:
-        typer.echo(json.dumps(_as_json(usages, found), ensure_ascii=False))
+        print_json(_as_json(usages, found))
         return
     console = stdout()
     console.print(_tokenizers(usages), "", _pairs(found), sep="\n")
@@ -98,7 +107,7 @@ def vocab(
 
 
 def _sample(path: str) -> str:
-    text = read_stdin() if path == "-" else read_text(path)
+    text = read_text(path)
     if not text:
         raise OptionError(f"{path} is empty; give a text like those that will be generated")
     return text
@@ -115,9 +124,7 @@ def _vocabulary(name: str) -> Vocabulary:
             raise LoadError(f"{source} has neither tokenizer_config.json nor tokenizer.json")
     if path.is_file():
         return Vocabulary.of(_file(path))
-    from draftsmith.model.load import read_tokenizer
-
-    return Vocabulary.of(read_tokenizer(source, {}))
+    return Vocabulary.of(load_tokenizer(name))
 
 
 def _file(path: Path) -> Any:
@@ -159,7 +166,7 @@ def _pairs(found: dict[tuple[str, str], Comparison]) -> Table:
         table.add_row(
             f"{_called(target)} ← {_called(drafter)}",
             f"{c.shared.size:,}",
-            *map(_share, (c.of_target, c.of_drafter, c.of_target_text, c.of_drafter_text)),
+            *(_share(getattr(c, name)) for name in _SHARES),
             c.advice[0],
         )
     return table
@@ -198,10 +205,7 @@ def _as_json(usages: dict[str, Usage], found: dict[tuple[str, str], Comparison])
                 "drafter": drafter,
                 "shared": c.shared.size,
                 "same": c.shared.same,
-                "of_target": c.of_target,
-                "of_drafter": c.of_drafter,
-                "of_target_text": c.of_target_text,
-                "of_drafter_text": c.of_drafter_text,
+                **{name: getattr(c, name) for name in _SHARES},
                 "algorithm": c.advice[0],
                 "why": c.advice[1],
             }

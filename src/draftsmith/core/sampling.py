@@ -28,9 +28,11 @@ class SamplingParams:
     """How the next token is chosen and when to stop; greedy unless `temperature` is above 0."""
 
     temperature: float = 0.0
+    """0 takes the best token."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
+    """Keep the most probable tokens that together reach this probability."""
     min_p: float = 0.0
     """Keep tokens at least this fraction as probable as the best one."""
     repetition_penalty: float = 1.0
@@ -42,6 +44,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     """Token id → number added to its score; -inf forbids it."""
     max_new_tokens: int = 256
+    """Longest answer, in tokens."""
     min_new_tokens: int = 0
     """End-of-sequence tokens are forbidden before this many tokens."""
     stop: tuple[str, ...] = ()
@@ -49,6 +52,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Further ids that end the answer, besides the model's own."""
     seed: int | None = None
+    """Makes sampling repeatable."""
     processors: tuple[Processor, ...] = ()
     """Further processors, applied before temperature and truncation."""
     logprobs: bool = False

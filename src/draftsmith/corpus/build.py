@@ -48,11 +48,11 @@ class Plan:
     """What becomes a corpus. Raises OptionError for numbers that cannot work."""
 
     texts: Sequence[Path]
-    """Files and folders."""
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of .txt, .md and .jsonl."""
     fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: what to read of each."""
+    """Of JSON lines: what to read of each; several are joined by line breaks."""
     piece: int = 512
-    """Documents longer than so many tokens are cut; pieces are what is ranked."""
+    """Documents longer than so many tokens are cut; the pieces are what is ranked."""
     keep: int | None = 100_000
     """How many pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
 

@@ -143,19 +143,16 @@ def _check_device(device: str | torch.device | None) -> None:
     if device is None:
         return
     try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        torch.zeros(1, device=device).sum().item()
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         raise OptionError(
-            f"device {str(device)!r} cannot be used here ({_first_line(error)}); cpu always can"
+            f"device={str(device)!r} cannot be used here ({_first_line(error)}); cpu always can"
         ) from None
 
 
 def _check_folder(source: str) -> None:
-    folder = Path(source).expanduser()
-    looks_local = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
+    folder = Path(builtin.resolve(source)).expanduser()
     if not folder.exists():
-        if looks_local:
-            raise LoadError(f"there is no folder {source}; give the folder that has config.json")
         return
     if not folder.is_dir():
         raise LoadError(f"{source} is a file; give the folder that has config.json")

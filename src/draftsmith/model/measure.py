@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -62,3 +63,27 @@ def _timed(runner: Runner, row: SequenceRow, prompt: list[int], draft: Draft) ->
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+WIDE = 16
+"""A pass over so many tokens stands for all that verify drafts."""
+CLEARLY_CHEAPER = 0.9
+"""Less than this of another one's time is no accident of measuring."""
+
+Way = TypeVar("Way")
+
+
+def cheapest(ways: Mapping[Way, Mapping[int, float]], usual: Container[Way]) -> Way:
+    """The way to compute whose plain pass and wide pass take the least time together.
+
+    `ways` are seconds by width, as `pass_cost` gives them: of a dtype, or a number of threads. One
+    of the `usual` ways is chosen unless another one is clearly cheaper.
+    """
+    seconds = {way: _both(costs) for way, costs in ways.items()}
+    best = min(seconds, key=lambda way: seconds[way])
+    kept = min((way for way in ways if way in usual), key=lambda way: seconds[way], default=best)
+    return kept if seconds[best] > CLEARLY_CHEAPER * seconds[kept] else best
+
+
+def _both(costs: Mapping[int, float]) -> float:
+    return costs[1] + costs[max(width for width in costs if width <= WIDE)]

@@ -33,13 +33,16 @@ class Texts:
     """What to train on, and what to keep out of it."""
 
     paths: Sequence[Path]
-    """Files and folders; those that end in .txt or .md are prose, all others code."""
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files.
+
+    Those that end in .txt or .md are prose, all others code.
+    """
     prose: Sequence[Path] = ()
     """Files and folders of other texts, such as chats: never rearranged for infilling."""
     held_out: Sequence[Path] = ()
     """Files and folders whose text is taken out of the others, and measured on."""
     fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: what to read of each."""
+    """Of JSON lines: what to read of each; several are joined by line breaks."""
 
     def read(self, paths: Sequence[Path], show: Show = unseen) -> Iterator[tuple[str, bool]]:
         """The texts of some files, and whether each is code. Raises LoadError."""
