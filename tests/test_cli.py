@@ -7,18 +7,30 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+import time
+import types
+from dataclasses import MISSING, fields, replace
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import draftsmith
 import tiny
 from command import call, fails
 from draftsmith import builtin
+from draftsmith.cli import app
+from draftsmith.cli import drafters as cli_drafters
+from draftsmith.cli.declared import REQUIRED, declared
 from draftsmith.cli.demo import Race, first_difference
 from draftsmith.cli.doctor import recommend
+from draftsmith.cli.options import as_typed
+from draftsmith.cli.remarks import looping, lost_lines
+from draftsmith.drafters import registry
+from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError
 
@@ -60,6 +72,14 @@ def own_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
+def click_command(*names: str) -> Any:
+    """What click makes of a command."""
+    command: Any = typer.main.get_command(app)
+    for name in names:
+        command = command.commands[name]
+    return command
+
+
 # --- top ---------------------------------------------------------------------------------------
 
 
@@ -76,15 +96,35 @@ def test_help_has_examples(command: str) -> None:
     assert "Examples" in result.stdout
 
 
-def test_help_imports_no_torch() -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["run", "--help"],
+        ["train", "sdsat", "--help"],
+        ["drafters"],
+        ["drafters", "draft_model"],
+        ["run", "-m", "./no/such/folder", "hello"],
+        ["doctor", "/no/such/folder"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_model_imports_no_torch(args: list[str]) -> None:
     code = (
         "import sys; from draftsmith.cli import main\n"
-        "try: main(['run', '--help'])\n"
+        f"try: main({args!r})\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+def test_an_argument_that_is_not_utf8(model: str) -> None:
+    wrong = os.fsdecode(b"caf\xe9")
+    assert "PROMPT is not UTF-8 text, from character 4" in fails(2, "run", "-m", model, wrong)
+    assert "--system is not UTF-8" in fails(2, "run", "-m", model, "hello", "--system", wrong)
+    assert "--stop is not UTF-8" in fails(2, "run", "-m", model, "hello", "--stop", wrong)
+    assert "TEXT is not UTF-8" in fails(2, "corpus", "query", "no-folder", wrong)
 
 
 # --- run ---------------------------------------------------------------------------------------
@@ -164,6 +204,63 @@ def test_run_edit_uses_the_builtin_template(
     assert prompt == builtin.edit_messages("a.py", "rename foo to baz", BEFORE)
     assert prompt[0]["content"] == f"a.py: rename foo to baz\n<|file|>{BEFORE}"
     assert options["prediction"] == BEFORE
+    assert own_builtin.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+def test_a_file_may_have_a_name_that_is_not_utf8(model: str, tmp_path: Path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.py")
+    Path(os.fsdecode(path)).write_text(BEFORE)
+    args = ["run", "-m", model, "--edit", os.fsdecode(path), "rename foo", "--max-new-tokens", "2"]
+    assert call(*args).exit_code == 0
+    assert call("run", "-m", model, "-f", os.fsdecode(path), "--max-new-tokens", "2").exit_code == 0
+
+
+def test_an_edit_that_loses_lines_is_told(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(BEFORE)
+    result = call("run", "-m", model, "--edit", str(path), "rename foo", "--max-new-tokens", "4")
+    assert result.exit_code == 0
+    assert "of the file's 6 lines are gone; compare before you use it" in result.stderr
+
+
+def test_lost_lines() -> None:
+    renamed = BEFORE.replace("foo", "baz")
+    assert lost_lines(BEFORE, renamed) == lost_lines(BEFORE, renamed + "more\n") == 0
+    assert lost_lines(BEFORE, "".join(renamed.splitlines(keepends=True)[:4])) == 2
+    assert lost_lines(BEFORE, "") == 6
+
+
+def test_a_loop_is_told_from_a_long_answer() -> None:
+    assert looping([1, 2, *[7, 8] * 30]) == 2
+    assert looping([5] * 48) == 1
+    assert looping([5] * 47) == 0
+    assert looping(list(range(20)) * 3) == 20
+    assert looping(list(range(20)) * 2 + [1]) == 0
+    assert looping(list(range(200))) == 0
+
+
+def test_a_looping_answer_is_told(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(_ids: Any, scores: Any) -> Any:
+        scores[:, 40] = 1000.0
+        return scores
+
+    stream = Engine.stream
+
+    def stuttering(self: Engine, prompt: Any, **options: Any) -> Any:
+        return stream(self, prompt, **options, processors=stuck)
+
+    monkeypatch.setattr(Engine, "stream", stuttering)
+    result = call("run", "-m", model, "hello", "--max-new-tokens", "60")
+    assert result.exit_code == 0
+    assert "its end repeats the same 1 token, and was cut after 60" in result.stderr
+
+
+def test_the_builtin_model_says_what_it_is(own_builtin: Path) -> None:
+    few = ("--max-new-tokens", "2")
+    assert "the built-in toy model edit-7m" in call("run", "hello", *few).stderr
+    assert "the built-in toy model edit-7m" in call("chat", *few, stdin="hello").stderr
+    assert "toy model" not in call("run", "-m", "edit-7m", "hello", *few).stderr
     assert own_builtin.exists()
 
 
@@ -290,10 +387,10 @@ def test_failing_half_way_keeps_what_there_is(model: str, monkeypatch: pytest.Mo
 # --- signals and pipes ---------------------------------------------------------------------------
 
 
-def start(*args: str) -> subprocess.Popen[bytes]:
+def start(*args: str, before: str = "") -> subprocess.Popen[bytes]:
     # Whoever starts the tests in the background has SIGINT ignored, and children inherit that.
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{listen}; from draftsmith.cli import main; main()"
+    code = f"{listen}\n{before}\nfrom draftsmith.cli import main; main()"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *args],
@@ -325,6 +422,23 @@ def test_ctrl_c_keeps_the_text(endless: list[str]) -> None:
     assert rest.endswith(b"\n")
     assert b"stopped by Ctrl-C" in errors
     assert b"Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C differently")
+def test_ctrl_c_is_in_the_json(endless: list[str], tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    watch = (
+        "from draftsmith.core import loop; whole = loop.judge\n"
+        f"def judge(*a): open({str(begun)!r}, 'w').close(); return whole(*a)\n"
+        "loop.judge = judge\n"
+    )
+    process = start(*endless, "--json", before=watch)
+    while not begun.exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert json.loads(output)["error"] == "stopped by Ctrl-C"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
@@ -397,6 +511,84 @@ def test_drafters_lists_all() -> None:
         assert words in result.stdout
 
 
+def test_what_is_read_of_drafters_is_what_they_are() -> None:
+    for entry in entry_points(group="draftsmith.drafters"):
+        found, cls = declared(entry.value), lookup(entry.name)
+        assert found.constants["summary"] == cls.summary
+        assert [f.name for f in found.fields] == [f.name for f in fields(cls)]
+        for option, real in zip(found.fields, fields(cls), strict=True):
+            wanted = REQUIRED if real.default is MISSING else repr(real.default)
+            assert option.default == wanted, (entry.name, option.name)
+
+
+def test_a_foreign_drafter_is_listed_and_a_broken_one_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    foreign = [
+        EntryPoint("mine", "testing_drafters:Mine", registry.GROUP),
+        EntryPoint("broken", "no_such_module:Broken", registry.GROUP),
+    ]
+    module = types.ModuleType("testing_drafters")
+    monkeypatch.setitem(sys.modules, "testing_drafters", module)
+    exec(
+        "from dataclasses import dataclass, field\n"
+        "from draftsmith.core.drafter import Drafter\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Drafter):\n"
+        "    'Of somebody else.'\n"
+        "    path: str\n"
+        "    names: tuple = field(default_factory=tuple)\n"
+        "    name = 'mine'; summary = 'a plugin'\n"
+        "    def open(self, ctx): ...\n",
+        module.__dict__,
+    )
+    monkeypatch.setattr(registry, "_entries", lambda: {entry.name: entry for entry in foreign})
+    monkeypatch.setattr(cli_drafters, "entry_points", lambda group: foreign)  # noqa: ARG005
+    result = call("drafters")
+    assert "a plugin" in result.stdout
+    assert "path=…, names=()" in result.stdout
+    assert "drafter 'broken' (no_such_module:Broken) cannot be imported" in result.stderr
+    assert "(required)" in call("drafters", "mine").stdout
+
+
+def test_options_come_from_the_dataclasses_that_they_fill() -> None:
+    for where, command in (
+        ("draftsmith.train.recipe:Recipe", ["train", "sdsat"]),
+        ("draftsmith.train.sdsat:Options", ["train", "sdsat"]),
+        ("draftsmith.train.texts:Texts", ["train", "sdsat"]),
+        ("draftsmith.corpus.build:Plan", ["corpus", "build"]),
+    ):
+        module, name = where.split(":")
+        found = declared(where).fields
+        assert [f.name for f in found] == [
+            f.name for f in fields(getattr(import_module(module), name))
+        ]
+        shown = click_command(*command)
+        assert {f.name for f in found} <= {p.name for p in shown.params}
+    options = {p.name: p for p in click_command("train", "sdsat").params}
+    assert options["L"].opts == ["--L"]
+    assert options["L"].default is None  # the dataclass has it
+    assert (options["bfloat16"].opts, options["bfloat16"].secondary_opts) == (
+        ["--bfloat16"],
+        ["--float32"],
+    )
+    assert options["tokens"].opts == ["--token"]
+
+
+def test_errors_name_options_as_they_are_typed() -> None:
+    flags = {"max_new_tokens": "--max-new-tokens", "n": "-n", "seed": "--seed", "rows": "--rows"}
+    assert as_typed("n must be at least 1, got 0", flags) == "-n must be at least 1, got 0"
+    assert as_typed("max_new_tokens=-3 cannot work", flags) == "--max-new-tokens=-3 cannot work"
+    assert as_typed("give rows=4 or less", flags) == "give --rows=4 or less"
+    for others in (
+        "spectra: seed=-1 cannot work",
+        "'spectra(seed=-1)' is wrong",
+        "min_n=3",
+        "in rows",
+    ):
+        assert as_typed(others, flags) == others
+
+
 def test_drafters_describes_one() -> None:
     result = call("drafters", "copyspec")
     assert '-d "copyspec(gamma=3, block=10)"' in result.stdout
@@ -416,6 +608,12 @@ def test_doctor(model: str) -> None:
     assert shown.exit_code == 0
     for words in ("torch", "draft trees", "Recommendation", "bfloat16"):
         assert words in shown.stdout
+
+
+def test_doctor_takes_the_model_like_other_commands(model: str, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nothing")
+    assert missing in fails(2, "doctor", "-m", missing)
+    assert "choose one" in fails(2, "doctor", model, "-m", model)
 
 
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
 from rich.text import Text
 
 from draftsmith.cli.loading import short
@@ -27,32 +26,19 @@ class AttributionOptions:
 
     panel: ClassVar[str] = "Attribution (which parts of the answer were copied, and from where)"
 
-    attribute: Annotated[
-        bool,
-        typer.Option(
-            "--attribute",
-            help="Mark copies with their place in prompt and answer, counted in tokens; prints the "
-            "answer when it is complete. With --budget drafter every run marks the same.",
-        ),
-    ] = False  # fmt: skip
-    attribute_html: Annotated[
-        str | None,
-        typer.Option(
-            "--attribute-html", metavar="PATH",
-            help="Write a page where pointing at a copy shows its source.",
-        ),
-    ] = None  # fmt: skip
-    min_copy: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", show_default="2",
-            help="Tokens that a copy must have to be shown.",
-        ),
-    ] = None  # fmt: skip
+    spelt: ClassVar[dict[str, str]] = {"attribute_html": "--attribute-html PATH"}
+
+    attribute: bool = False
+    """Mark copies with their place in prompt and answer, counted in tokens; prints the answer
+    when it is complete. With --budget drafter every run marks the same."""
+    attribute_html: str | None = None
+    """Write a page where pointing at a copy shows its source."""
+    min_copy: int = 2
+    """Tokens that a copy must have to be shown."""
 
     def check(self, show_drafts: bool) -> None:
         """Raise OptionError now rather than after the answer."""
-        if self.min_copy is not None and self.min_copy < 1:
+        if self.min_copy < 1:
             raise OptionError(f"min_copy={self.min_copy} cannot work; it must be at least 1")
         if self.attribute and show_drafts:
             raise OptionError(
@@ -64,10 +50,6 @@ class AttributionOptions:
                 raise OptionError(f"--attribute-html: the folder {path.parent} does not exist")
             if path.is_dir():
                 raise OptionError(f"--attribute-html: {path} is a folder; give a file's path")
-
-    def copies(self, result: GenerationResult) -> list[Copy]:
-        """The copies to show."""
-        return result.copies() if self.min_copy is None else result.copies(self.min_copy)
 
 
 def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
@@ -83,7 +65,7 @@ def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
 
 def show_copies(engine: Engine, result: GenerationResult, options: AttributionOptions) -> None:
     """Print an answer with its copies marked, and on stderr how much of it they are."""
-    copies = options.copies(result)
+    copies = result.copies(options.min_copy)
     console = stdout()
     marked = Text()
     for text, copy, number in stretches(answer_texts(engine, result), result, copies):
@@ -139,7 +121,7 @@ def copies_as_json(
             "source": list(copy.source),
             "text": "".join(texts[copy.output.start - first : copy.output.end - first]),
         }
-        for copy in options.copies(result)
+        for copy in result.copies(options.min_copy)
     ]
 
 
@@ -155,7 +137,7 @@ def write_page(
         Answer(
             token_texts(engine.model.tokenizer, result.prompt_tokens, special=True),
             answer_texts(engine, result),
-            options.copies(result),
+            result.copies(options.min_copy),
         )
         for result in results
     ]

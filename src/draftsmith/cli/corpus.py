@@ -39,7 +39,7 @@ PlanOptions = Annotated[
     Fields(
         "draftsmith.corpus.build:Plan",
         {"Texts": "texts fields piece keep"},
-        {"fields": "--field"},
+        {"fields": "--field NAME"},
     ),
 ]
 Folder = Annotated[

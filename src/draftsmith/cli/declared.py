@@ -36,27 +36,51 @@ class Declared:
 @cache
 def declared(where: str) -> Declared:
     """What the class `package.module:Class` declares in its own body."""
-    module, name = where.split(":")
-    spec = find_spec(module)
-    assert spec is not None, f"there is no module {module}"
-    assert spec.origin is not None, f"{module} has no source"
-    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    found = next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+    module, wanted = where.split(":")
+    classes = (node for node in _body(module) if isinstance(node, ast.ClassDef))
+    found = next(node for node in classes if node.name == wanted)
     fields, constants = [], {}
     for node, after in zip(found.body, [*found.body[1:], ast.Pass()], strict=True):
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue
-        type_, name = ast.unparse(node.annotation), node.target.id
-        if not type_.startswith("ClassVar"):
-            default = REQUIRED if node.value is None else ast.unparse(node.value)
-            fields.append(Field(name, type_, default, _text(after)))
-        elif isinstance(node.value, ast.Constant):
-            constants[name] = node.value.value
+        annotation, name, value = ast.unparse(node.annotation), node.target.id, node.value
+        if annotation.startswith("ClassVar"):
+            constants[name] = value.value if isinstance(value, ast.Constant) else None
+            continue
+        text = _text(after)
+        if isinstance(value, ast.Call) and len(value.args) > 1:  # setting(5, "So many.")
+            value, text = value.args[0], _text(value.args[1])
+        if isinstance(value, ast.Name):
+            value = _constant(module, value.id)
+        fields.append(Field(name, annotation, ast.unparse(value) if value else REQUIRED, text))
     return Declared(ast.get_docstring(found) or "", tuple(fields), constants)
 
 
-def _text(node: ast.stmt) -> str:
-    """The docstring that a statement is, on one line; nothing if it is none."""
-    if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-        return ""
-    return " ".join(str(node.value.value).split())
+@cache
+def _body(module: str) -> list[ast.stmt]:
+    spec = find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    assert spec.origin is not None, f"{module} has no source"
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+
+
+def _constant(module: str, name: str) -> ast.expr:
+    """The value that a name has in a module, which may have imported it."""
+    for node in _body(module):
+        if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
+            return _constant(node.module or "", name)
+        if isinstance(node, ast.Assign):
+            for target, value in zip(_parts(node.targets[0]), _parts(node.value), strict=False):
+                if isinstance(target, ast.Name) and target.id == name:
+                    return value
+    raise LookupError(f"{module} has no constant {name}")
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _text(node: ast.stmt | ast.expr) -> str:
+    """The text that a constant or a docstring is, on one line; nothing if it is none."""
+    value = node.value if isinstance(node, ast.Expr) else node
+    return " ".join(str(value.value).split()) if isinstance(value, ast.Constant) else ""

@@ -47,20 +47,21 @@ class Fields:
     """The dataclass, as `package.module:Class`."""
     panels: Mapping[str, str]
     """Panel of `--help` → the fields in it."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """Field → its option, where that is not the field's name."""
+    spelt: Mapping[str, str] = field(default_factory=dict)
+    """Field → how it is typed, where that is not its name and type: `--file -f PATH`."""
 
     def parameters(self) -> Iterator[inspect.Parameter]:
         """The options, one by one."""
         known = {f.name: f for f in declared(self.where).fields}
         for panel, names in self.panels.items():
             for name in names.split():
-                flag = self.flags.get(name, "--" + name.replace("_", "-"))
-                yield _parameter(known[name], flag, panel)
+                yield _parameter(known[name], self.spelt.get(name, ""), panel)
 
 
-def _parameter(option: Field, flag: str, panel: str) -> inspect.Parameter:
+def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Parameter:
     kind, metavar = _KINDS[option.type.removesuffix(" | None")]
+    flags = [word for word in spelt.split() if word.startswith("-")]
+    metavar = next((word for word in spelt.split() if not word.startswith("-")), metavar)
     text = option.help.replace("`", "")
     if kind in (list[int], list[str], list[Path]):
         text += " May be given several times."
@@ -68,7 +69,14 @@ def _parameter(option: Field, flag: str, panel: str) -> inspect.Parameter:
     if option.default not in (REQUIRED, "None", "False", "()"):
         value = ast.literal_eval(option.default)
         shown = ", ".join(value) if isinstance(value, tuple) else str(value)
-    told = typer.Option(flag, help=text, metavar=metavar, show_default=shown, rich_help_panel=panel)
+    told: Any
+    if spelt and not flags:
+        told = typer.Argument(metavar=metavar, help=text, show_default=shown)
+    else:
+        flags = flags or ["--" + option.name.replace("_", "-")]
+        told = typer.Option(
+            *flags, metavar=metavar, help=text, show_default=shown, rich_help_panel=panel
+        )
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -91,7 +99,7 @@ Model = Annotated[
 ]  # fmt: skip
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", show_default="built-in", help="The same as --model."),
+    typer.Argument(metavar="MODEL", show_default="built-in", help="The same as --model."),
 ]
 Dtype = Annotated[
     str | None,
@@ -110,13 +118,6 @@ Threads = Annotated[
         help="CPU threads; `draftsmith doctor` tells what is best here.",
     ),
 ]  # fmt: skip
-Budget = Annotated[
-    str,
-    typer.Option(
-        metavar="N",
-        help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own).",
-    ),
-]
 NewFolder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder.")
 ]
@@ -142,16 +143,13 @@ class ModelOptions(MachineOptions):
     """Which model answers, and who guesses for it."""
 
     panel: ClassVar[str] = "Model"
+    spelt: ClassVar[dict[str, str]] = {"drafter": "--drafter -d NAME", "budget": "--budget N"}
 
     model: Model = None
-    drafter: Annotated[
-        str,
-        typer.Option(
-            "--drafter", "-d", metavar="NAME",
-            help="Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`.",
-        ),
-    ] = "auto"  # fmt: skip
-    budget: Budget = "auto"
+    drafter: str = "auto"
+    """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
+    budget: str = "auto"
+    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
 
 
 Sampling = Annotated[
@@ -174,16 +172,10 @@ class OutputOptions:
 
     panel: ClassVar[str] = "Output"
 
-    show_drafts: Annotated[
-        bool,
-        typer.Option(
-            "--show-drafts", help="Colour each token by who guessed it (in a terminal)."
-        ),
-    ] = False  # fmt: skip
-    stats: Annotated[
-        bool,
-        typer.Option("--stats", help="Show passes, acceptance and times on standard error."),
-    ] = False
+    show_drafts: bool = False
+    """Colour each token by who guessed it (in a terminal)."""
+    stats: bool = False
+    """Show passes, acceptance and times on standard error."""
 
 
 def group(about: str) -> typer.Typer:
@@ -241,25 +233,32 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
             return list(told.parameters()), _given
     if not is_dataclass(hint):
         return None
-    inner = get_type_hints(hint, include_extras=True)
-    panel = getattr(hint, "panel", None)
-    parameters = [
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=f.default,
-            annotation=_in_panel(inner[f.name], panel),
-        )
-        for f in fields(hint)
-    ]
-    return parameters, hint  # type: ignore[return-value]
+    hints = get_type_hints(hint, include_extras=True)
+    panel, spelt = getattr(hint, "panel", None), getattr(hint, "spelt", {})
+    parameters = []
+    # What a group adds stands before what it has in common with others.
+    for f in sorted(fields(hint), key=lambda f: f.name not in hint.__annotations__):
+        if hasattr(hints[f.name], "__metadata__"):
+            parameters.append(_in_panel(f, hints[f.name], panel))
+        else:
+            parameters.append(_parameter(_declared_in(hint, f.name), spelt.get(f.name, ""), panel))
+    return parameters, lambda **values: hint(**_given(**values))  # type: ignore[operator]
 
 
-def _in_panel(annotated: Any, panel: str | None) -> Any:
-    (option,) = annotated.__metadata__
-    option = copy.copy(option)
-    option.rich_help_panel = option.rich_help_panel or panel
-    return Annotated[annotated.__origin__, option]
+def _declared_in(kind: Any, name: str) -> Field:
+    found = declared(f"{kind.__module__}:{kind.__name__}").fields
+    return next(option for option in found if option.name == name)
+
+
+def _in_panel(option: Any, annotated: Any, panel: str | None) -> inspect.Parameter:
+    told = copy.copy(annotated.__metadata__[0])
+    told.rich_help_panel = told.rich_help_panel or panel
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=option.default,
+        annotation=Annotated[annotated.__origin__, told],
+    )
 
 
 def _flags(parameters: list[inspect.Parameter]) -> Iterator[tuple[str, str]]:

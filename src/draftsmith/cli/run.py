@@ -31,35 +31,26 @@ class PromptOptions:
 
     panel: ClassVar[str] = "Prompt"
 
-    prompt: Annotated[
-        str | None,
-        typer.Argument(show_default=False, help="The prompt; - reads it from standard input."),
-    ] = None
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "--file", "-f", metavar="PATH",
-            help="Read the prompt from a file (- is standard input); goes after PROMPT if both.",
-        ),
-    ] = None  # fmt: skip
-    edit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="Edit this file: PROMPT is the instruction, the answer is the new file.",
-        ),
-    ] = None
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text, without a chat template.")
-    ] = False
-    prediction: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH",
-            help="A text that the answer will resemble: one more place to copy from.",
-        ),
-    ] = None
+    spelt: ClassVar[dict[str, str]] = {
+        "prompt": "PROMPT",
+        "file": "--file -f PATH",
+        "edit": "--edit PATH",
+        "system": "--system TEXT",
+        "prediction": "--prediction PATH",
+    }
+
+    prompt: str | None = None
+    """The prompt; - reads it from standard input."""
+    file: str | None = None
+    """Read the prompt from a file (- is standard input); goes after PROMPT if both."""
+    edit: str | None = None
+    """Edit this file: PROMPT is the instruction, the answer is the new file."""
+    system: str | None = None
+    """A system message."""
+    raw: bool = False
+    """Continue the text, without a chat template."""
+    prediction: str | None = None
+    """A text that the answer will resemble: one more place to copy from."""
 
     def read(self) -> Request:
         """The prompt's parts from the command line, files and standard input."""

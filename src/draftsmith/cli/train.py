@@ -39,7 +39,7 @@ TextOptions = Annotated[
     Fields(
         "draftsmith.train.texts:Texts",
         {"Texts": "paths prose held_out fields"},
-        {"paths": "--texts", "fields": "--field"},
+        {"paths": "--texts", "fields": "--field NAME"},
     ),
 ]
 RunOptions = Annotated[
@@ -47,7 +47,7 @@ RunOptions = Annotated[
     Fields(
         "draftsmith.train.sdsat:Options",
         {"Adaptive tokens": "tokens add_token", "Steps": "save_every measure_every cpu"},
-        {"tokens": "--token"},
+        {"tokens": "--token ID"},
     ),
 ]
 

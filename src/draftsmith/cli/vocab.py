@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
 from rich.text import Text
 
 from draftsmith import builtin
@@ -35,37 +35,31 @@ _LEGEND = (
 )
 
 
-def vocab(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="A", show_default=False,
-            help="The target's tokenizer: a hub id, a folder, a tokenizer.json, or a built-in "
-            "model's name.",
-        ),
-    ] = None,
-    drafter: Annotated[
-        str | None, typer.Argument(metavar="B", show_default=False, help="The drafter's.")
-    ] = None,
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[TEXT]", show_default="the demo's file",
-            help="A text file like those that will be generated; - reads standard input.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="A", help="The target, instead of A.")
-    ] = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--also", metavar="C", show_default=False,
-            help="One more tokenizer; every pair is compared. May be given several times.",
-        ),
-    ] = None,
-    json_: Json = False,
-) -> None:  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class VocabOptions:
+    """Whose tokenizers are compared, and on which text."""
+
+    spelt: ClassVar[dict[str, str]] = {
+        "target": "A",
+        "drafter": "B",
+        "text": "TEXT",
+        "model": "--model -m A",
+        "also": "--also C",
+    }
+
+    target: str | None = None
+    """The target's tokenizer: a hub id, a folder, a tokenizer.json, or a built-in model's name."""
+    drafter: str | None = None
+    """The drafter's."""
+    text: str | None = None
+    """A text file like those that will be generated, the demo's by default; - is standard input."""
+    model: str | None = None
+    """The target, instead of A."""
+    also: tuple[str, ...] = ()
+    """One more tokenizer; every pair is compared."""
+
+
+def vocab(chosen: VocabOptions, json_: Json = False) -> None:
     """Compare the vocabularies of a target and a drafter, and say which algorithm suits them.
 
     Only tokenizers are loaded, no weights. Tokens are compared by the bytes that they write.
@@ -78,17 +72,18 @@ def vocab(
     """
     from draftsmith.text.comparison import Comparison, Usage
 
-    named = [name for name in (model, target, drafter, text) if name is not None]
+    places = (chosen.model, chosen.target, chosen.drafter, chosen.text)
+    named = [name for name in places if name is not None]
     if not 2 <= len(named) <= 3:
         raise OptionError("two tokenizers are compared: give A and B, and a TEXT if you like")
     target, drafter, *paths = named
     sample = _sample(paths[0]) if paths else "\n".join(builtin.demo())
     usages = {}
-    for name in (target, drafter, *(also or ())):
+    for name in (target, drafter, *chosen.also):
         vocabulary = _vocabulary(name)
         with waiting(f"reading {short(name)} …"), quiet():
             usages[name] = Usage(vocabulary, sample)
-    pairs = permutations(usages, 2) if also else [(target, drafter)]
+    pairs = permutations(usages, 2) if chosen.also else [(target, drafter)]
     found = {(a, b): Comparison(usages[a], usages[b]) for a, b in pairs}
     if json_:
         print_json(_as_json(usages, found))
@@ -96,7 +91,7 @@ def vocab(
     console = stdout()
     console.print(_tokenizers(usages), "", _pairs(found), sep="\n")
     console.print(Text(_LEGEND, "dim"))
-    if not also:
+    if not chosen.also:
         algorithm, why = found[target, drafter].advice
         use = Text(f"draft_model(…, algorithm={algorithm!r})", "bold")
         console.print(Text.assemble("\nUse ", use, f": {why}."))

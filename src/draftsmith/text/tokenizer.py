@@ -32,7 +32,7 @@ def is_ids(prompt: Any) -> bool:
 def _list_of(prompt: Any, kind: type) -> bool:
     return (
         isinstance(prompt, Sequence)
-        and not isinstance(prompt, str)
+        and not isinstance(prompt, str | bytes | bytearray)
         and len(prompt) > 0
         and all(isinstance(item, kind) for item in prompt)
     )

@@ -26,7 +26,7 @@ class Recipe:
     diverse: bool = False
     """A token of its own for each depth (appendix B), instead of one for all."""
     share: float = 0.1
-    """Share of the positions of a mixed sequence; of which, `share_of` says."""
+    """Of the positions of a mixed sequence; of which, `share_of` says."""
     share_of: str = "replaced"
     """`replaced`: so many positions hold adaptive tokens. `windows`: a window begins at so many."""
     w: float = 1.0
@@ -40,13 +40,11 @@ class Recipe:
     rows_per_pass: int = 8
     """Sequences of a forward pass; fewer than `rows` accumulate their gradients."""
     steps: int = 2000
-    """Steps of the optimizer."""
     learning_rate: float = 5e-5
     """The highest, reached after warming up."""
     final_learning_rate: float = 1e-5
-    """Reached at the end, falling as a cosine."""
     token_rate: float = 1.0
-    """How many times as fast the adaptive tokens' own rows learn. Ours; worth 100 in short runs."""
+    """ours: the adaptive tokens' own rows learn so many times as fast; worth 100 in short runs."""
     warmup: float = 0.2
     """Share of the steps with a rising learning rate."""
     weight_decay: float = 0.1
@@ -58,7 +56,6 @@ class Recipe:
     bfloat16: bool = True
     """Compute in bfloat16 where that is safe (autocast); weights and sums stay in float32."""
     seed: int = 0
-    """Of all that is random."""
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

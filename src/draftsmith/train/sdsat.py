@@ -61,13 +61,6 @@ class Options:
     measure_every: int = 0
     """Steps between measurements of the held-out loss; 0: only before and after."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("save_every", 1), ("measure_every", 0)):
-            if not getattr(self, name) >= least:
-                raise OptionError(
-                    f"{name}={getattr(self, name)} cannot work; give at least {least}"
-                )
-
 
 @dataclass(frozen=True)
 class Trained:
