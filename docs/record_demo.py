@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-import torch
+from rich.console import Console
 
 from draftsmith import builtin
+from draftsmith.cli.demo import prepare
 from draftsmith.core.stats import TARGET
-from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Piece
 
 SLOWER = 4
@@ -86,8 +86,7 @@ def panel(x: int, title: str, pieces: list[Piece]) -> list[str]:
 
 def main() -> None:
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/demo.svg")
-    torch.set_num_threads(2)
-    engine = Engine.from_pretrained(builtin.path(), dtype="bfloat16")
+    engine = prepare(Console(), None)
     before, message = builtin.demo()
     messages = builtin.edit_messages("inventory.py", message, before)
     options = {"max_new_tokens": 2000, "temperature": 0.0}

@@ -49,7 +49,7 @@ def declared(where: str) -> Declared:
             continue
         text = _text(after)
         if isinstance(value, ast.Call) and len(value.args) > 1:  # setting(5, "So many.")
-            value, text = value.args[0], _text(value.args[1])
+            text, value = _text(value.args[1]), value.args[0]
         if isinstance(value, ast.Name):
             value = _constant(module, value.id)
         fields.append(Field(name, annotation, ast.unparse(value) if value else REQUIRED, text))

@@ -71,7 +71,7 @@ def demo(
     with own_threads():
         console = stdout()
         engine = prepare(console, dtype)
-        console.print(Text.assemble(("Task   ", "bold"), f"edit {FILE}: ", (message, "italic")))
+        say(console, "Task", f"edit {FILE}: ", (message, "italic"))
         limit = max_new_tokens or room_for_edit(engine, before)
         race = Race(engine, builtin.edit_messages(FILE, message, before), limit, guesser)
         race.run(console)
@@ -105,20 +105,29 @@ def prepare(console: Console, dtype: str | None) -> Engine:
     torch.set_num_threads(best[1])
     engine = engines[best[0]]
     size = sum(p.numel() for p in engine.model.model.parameters()) / 1e6
-    model = f"{short(source)}, {size:.1f} million parameters, on {engine.model.device}"
-    console.print(Text.assemble(("Model  ", "bold"), model))
-    others = ", ".join(_measured(way, costs[way]) for way in costs if way != best)
-    console.print(Text.assemble(("Run    ", "bold"), _measured(best, costs[best])))
-    if others:
-        console.print(Text.assemble(("       ", "bold"), f"cheaper taken together than {others}"))
+    say(console, "Model", f"{short(source)}, {size:.1f} million parameters")
+    told = {way: _milliseconds(seconds) for way, seconds in costs.items()}
+    passes = f"a plain pass and one over {WIDE} tokens take {told.pop(best)} ms"
+    say(console, "Run", f"{_called(best)}: {passes}")
+    if told:
+        others = ", ".join(f"{_called(way)} ({took})" for way, took in told.items())
+        say(console, "", f"chosen by their sum from {others}")
     if disturbed:
-        console.print(Text.assemble(("Note   ", "bold"), disturbed))
+        say(console, "Note", disturbed)
     return engine
 
 
-def _measured(way: tuple[str, int], seconds: dict[int, float]) -> str:
-    passes = " + ".join(f"{1000 * s:.1f}" for s in seconds.values())
-    return f"{way[0]} on {plural(way[1], 'thread')} ({passes} ms for a plain and a wide pass)"
+def say(console: Console, name: str, *parts: str | tuple[str, str]) -> None:
+    """One line that begins with a name in bold."""
+    console.print(Text.assemble((f"{name:7}", "bold"), *parts))
+
+
+def _called(way: tuple[str, int]) -> str:
+    return f"{way[0]} with {plural(way[1], 'thread')}"
+
+
+def _milliseconds(seconds: dict[int, float]) -> str:
+    return " and ".join(f"{1000 * s:.1f}" for s in seconds.values())
 
 
 @dataclass(slots=True)
@@ -218,7 +227,7 @@ def report(console: Console, race: Race) -> bool:
     same = compare(console, race)
     ratio = plain.stats.seconds.total / max(drafted.stats.seconds.total, 1e-9)
     verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
-    console.print(Text.assemble(("Speed  ", "bold"), (verdict, "bold green" if ratio > 1 else "")))
+    say(console, "Speed", (verdict, "bold green" if ratio > 1 else ""))
     console.print()
     table = plain_table("", "tokens", "passes", "tokens/pass", "tok/s", "seconds", header=True)
     for lane, result in zip(race.lanes, race.results, strict=True):
@@ -234,20 +243,18 @@ def compare(console: Console, race: Race) -> bool:
     plain, drafted = race.results
     count = len(plain.tokens)
     if plain.tokens == drafted.tokens:
-        same = f", all {plural(count, 'token')}"
-        console.print(Text.assemble(("Output ", "bold"), ("identical", "bold green"), same))
+        say(console, "Output", ("identical", "bold green"), f", all {plural(count, 'token')}")
         return True
     at = first_difference(plain.tokens, drafted.tokens)
     gap = top_two_gap(race.engine, [*plain.prompt_tokens, *plain.tokens[:at]])
     tie = gap < TIE
     words = "a tie, which rounding decides" if tie else "plain and block passes round differently"
-    console.print(
-        Text.assemble(
-            ("Output ", "bold"),
-            (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
-            f": {_token(race, plain, at)} against {_token(race, drafted, at)}. The model's two "
-            f"best logits are {gap:.2g} apart there, in {dtype_of(race.engine.model)} ({words})",
-        )
+    say(
+        console,
+        "Output",
+        (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
+        f": {_token(race, plain, at)} against {_token(race, drafted, at)}. The model's two best "
+        f"logits are {gap:.2g} apart there, in {dtype_of(race.engine.model)} ({words})",
     )
     return tie
 

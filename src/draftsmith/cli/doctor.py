@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, load_model, own_threads, quiet, resolve, waiting
+from draftsmith.cli.loading import busy, load_model, own_threads, quiet, short, waiting
 from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
@@ -45,14 +45,14 @@ def doctor(
         raise OptionError("MODEL and --model were both given: choose one")
     loaded = load_model(named or model, MachineOptions(device=device))
     with waiting("measuring …"), quiet():
-        record = examine(loaded, resolve(named or model), device)
+        record = examine(loaded)
     if as_json:
         print_json(record)
     else:
         show(record)
 
 
-def examine(loaded: LoadedModel, source: str, device: str | None) -> dict[str, Any]:
+def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
     import torch
 
@@ -71,7 +71,7 @@ def examine(loaded: LoadedModel, source: str, device: str | None) -> dict[str, A
         advice = about_threads(threads)
         if advice:
             torch.set_num_threads(1)
-        costs, skipped = measure(loaded, source, device)
+        costs, skipped = measure(loaded)
         record["measured_on_threads"] = torch.get_num_threads()
     record["plain_pass_by_threads"] = {count: seconds[1] for count, seconds in threads.items()}
     record["pass_seconds"], record["not_measured"] = costs, skipped
@@ -129,7 +129,7 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def measure(loaded: LoadedModel, source: str, device: str | None) -> tuple[Costs, dict[str, str]]:
+def measure(loaded: LoadedModel) -> tuple[Costs, dict[str, str]]:
     """Seconds of a pass by dtype and width; and the dtypes left out, with the reason."""
     from draftsmith.model.load import load
     from draftsmith.model.measure import pass_cost
@@ -147,7 +147,7 @@ def measure(loaded: LoadedModel, source: str, device: str | None) -> tuple[Costs
             skipped[name] = f"its weights alone would take {needed / 1e9:.1f} GB"
         else:
             try:
-                costs[name] = pass_cost(load(source, dtype=name, device=device))
+                costs[name] = pass_cost(load(loaded.name, dtype=name, device=loaded.device))
             except (DraftsmithError, RuntimeError) as error:
                 skipped[name] = str(error).splitlines()[0]
     return costs, skipped
@@ -243,8 +243,8 @@ def show(record: dict[str, Any]) -> None:
         "versions": ", ".join(f"{name} {v}" for name, v in record["versions"].items()),
         "machine": f"{box['system']}, {box['cores']} cores, torch uses {box['torch_threads']}",
         "device": f"{box['device']} ({box['name']}{memory})",
-        "model": f"{facts['name']} ({facts['type']}, {facts['parameters'] / 1e6:.1f} million "
-        f"parameters, {facts['dtype']}{', quantized' if facts['quantized'] else ''})",
+        "model": f"{short(facts['name'])} ({facts['type']}, {facts['parameters'] / 1e6:.1f} "
+        f"million parameters, {facts['dtype']}{', quantized' if facts['quantized'] else ''})",
         "limits": f"context {context}, vocabulary {facts['vocab_size']}",
         "text": ("tokenizer" if facts["tokenizer"] else "no tokenizer")
         + (", chat template" if facts["chat_template"] else ", no chat template"),
