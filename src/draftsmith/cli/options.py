@@ -118,6 +118,13 @@ Threads = Annotated[
         help="CPU threads; `draftsmith doctor` tells what is best here.",
     ),
 ]  # fmt: skip
+Budget = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own).",
+    ),
+]
 NewFolder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder.")
 ]
@@ -143,13 +150,12 @@ class ModelOptions(MachineOptions):
     """Which model answers, and who guesses for it."""
 
     panel: ClassVar[str] = "Model"
-    spelt: ClassVar[dict[str, str]] = {"drafter": "--drafter -d NAME", "budget": "--budget N"}
+    spelt: ClassVar[dict[str, str]] = {"drafter": "--drafter -d NAME"}
 
     model: Model = None
     drafter: str = "auto"
     """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
-    budget: str = "auto"
-    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
+    budget: Budget = "auto"
 
 
 Sampling = Annotated[
@@ -246,7 +252,8 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
 
 
 def _declared_in(kind: Any, name: str) -> Field:
-    found = declared(f"{kind.__module__}:{kind.__name__}").fields
+    owner = next(base for base in kind.__mro__ if name in base.__annotations__)
+    found = declared(f"{owner.__module__}:{owner.__name__}").fields
     return next(option for option in found if option.name == name)
 
 
