@@ -30,7 +30,7 @@ from draftsmith.bench.settings import settings
 from draftsmith.bench.summary import Section, sections
 from draftsmith.cli.loading import busy
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.engine.engine import Engine
+from draftsmith.engine import request
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 
@@ -141,7 +141,7 @@ def main() -> None:
     for part in args.part or PARTS:
         arms, options = PARTS[part]
         specs = [parse_arm(arm) for arm in args.arm or arms]
-        sampling = Engine(model, drafter="none").sampling(options)
+        sampling = request.sampling(model, options)
         path = args.output / f"{part}.jsonl"
         section = answered(model, records, specs, sampling, path, args.runs, args.tokens)
         page = f"## {part}: {section.title}\n\n{table(section)}\n{limits(model)}"

@@ -14,6 +14,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.registry import bare_names
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.request import end_ids, sampling
 from draftsmith.errors import (
     DrafterError,
     GenerationInterrupted,
@@ -522,9 +523,11 @@ def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None
     )
     monkeypatch.setattr(tiny.model(), "generation_config", config)
     fresh = Engine.from_pretrained(tiny.model())
-    assert fresh.end_ids() == [2, 9]
-    assert fresh.sampling({}) == SamplingParams(temperature=0.6, top_k=7, repetition_penalty=1.05)
-    assert fresh.sampling({"temperature": 0.0}).temperature == 0.0
+    assert end_ids(fresh.model) == [2, 9]
+    assert sampling(fresh.model, {}) == SamplingParams(
+        temperature=0.6, top_k=7, repetition_penalty=1.05
+    )
+    assert sampling(fresh.model, {"temperature": 0.0}).temperature == 0.0
 
 
 def test_the_rest_of_the_generation_config_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,14 @@ class OptionError(DraftsmithError, ValueError):
 class UnknownName(OptionError):
     """A drafter or an option that does not exist; the message suggests the nearest that does."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], instead: str | None = None
+    ) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"Did you mean {near[0]!r}? " if near else ""
+        if instead is not None:
+            hint = f"{instead[0].upper()}{instead[1:]}. "
         listed = ", ".join(names) if names else "none"
         super().__init__(f"unknown {kind} {name!r}. {hint}Known: {listed}.")
         self.kind, self.name, self.suggestion = kind, name, near[0] if near else None

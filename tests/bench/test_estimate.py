@@ -195,7 +195,7 @@ def test_the_estimate_is_close_to_a_live_run(spec: str) -> None:
 def predicted_and_measured(engine: Engine, spec: str) -> tuple[float, float]:
     """Speed-ups of one drafter on five edits."""
     before, message = builtin.demo()
-    call, _ = engine.prepare({})
+    call = engine.prepare({})
     seconds = {"none": 0.0, spec: 0.0}
     records = []
     for turn, length in enumerate((1200, 1200, 1600, 2000, 2400)):

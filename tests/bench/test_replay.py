@@ -24,6 +24,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.request import end_ids
 from draftsmith.errors import LoadError, OptionError, PromptError, UnsupportedError
 
 DRAFTERS = [
@@ -132,9 +133,9 @@ def test_a_models_own_folder_is_read_like_the_engine_does(tmp_path: Path, engine
     tiny.tokenizer().save_pretrained(tmp_path)
     record = Record("x", "x", messages=tuple(CHAT), output="a test")
     encoded = Encoding((), str(tmp_path))(record)
-    call, _ = engine.prepare({})
+    call = engine.prepare({})
     assert list(encoded.prompt) == call.encode(CHAT)
-    assert encoded.answer[-1] == engine.end_ids()[0]
+    assert encoded.answer[-1] == end_ids(engine.model)[0]
 
 
 REFERENCE = {

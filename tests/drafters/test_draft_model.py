@@ -328,10 +328,10 @@ def test_rewinding() -> None:
         return seen[-1]
 
     object.__setattr__(bound, "open", opening)
-    call, params = serving.prepare({"max_new_tokens": 5})
+    call = serving.prepare({"max_new_tokens": 5})
     ids = call.encode(TEXTS[0])
-    used = call.job(ids, params).session.context
-    fresh = call.job([*ids[:5], *ids[2:9]], params).session.context
+    used = call.job(ids).session.context
+    fresh = call.job([*ids[:5], *ids[2:9]]).session.context
     used.budget = used.depth = fresh.budget = fresh.depth = 8
     state = bound.open(used)
     state.draft(used)

@@ -12,7 +12,8 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.stats import Stats
 from draftsmith.drafters import registry
-from draftsmith.engine.engine import BudgetSpec, Engine, checked_budget
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.request import BudgetSpec, checked_budget
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model.loaded import LoadedModel
 

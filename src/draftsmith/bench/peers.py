@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from draftsmith.bench.arms import Answer, Ask, Spec
-from draftsmith.engine.engine import BudgetSpec, Engine
+from draftsmith.engine.request import BudgetSpec, end_ids
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 
@@ -46,7 +46,7 @@ class Peer:
         given = dict(spec.options or {})
         self.options = _READERS[spec.peer](model, given)
         self.drafter = _described(spec.peer, given)
-        ends = Engine(model, drafter="none").end_ids()
+        ends = end_ids(model)
         pad = getattr(model.tokenizer, "pad_token_id", None)
         if pad is None and ends:
             pad = ends[0]  # Never used by one row; without it transformers logs a warning.

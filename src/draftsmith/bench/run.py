@@ -13,7 +13,7 @@ from draftsmith.bench.generations import Generation, ResultFile, first_differenc
 from draftsmith.bench.memory import PeakMemory
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.engine.engine import Call, Engine
+from draftsmith.engine.request import encode
 from draftsmith.errors import DraftsmithError, LoadError, PromptError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
@@ -162,7 +162,7 @@ def encoded(model: LoadedModel, record: Record) -> list[int]:
         asked = list(record.prompt_ids)
     elif record.messages:
         asked = list(record.messages)
-    return Call(Engine(model, drafter="none"), None, None, None, {}).encode(asked)
+    return encode(model, asked)
 
 
 def _row(

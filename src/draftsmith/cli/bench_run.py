@@ -166,10 +166,10 @@ def run(
 
 def _checked(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
     """With the filters that the model's own generation_config sets, as the engine would."""
-    from draftsmith.engine.engine import Engine
+    from draftsmith.engine import request
 
     options = {"temperature": sampling.temperature, "seed": sampling.seed}
-    return Engine(model, drafter="none").sampling(options)
+    return request.sampling(model, options)
 
 
 def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:

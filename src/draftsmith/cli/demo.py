@@ -194,8 +194,10 @@ class Race:
 
     def _decode(self, number: int, live: Live | None) -> None:
         lane, drawn = self.lanes[number], 0.0
-        options = {"drafter": self.drafters[number], "max_new_tokens": self.limit}
-        with self.engine.stream(self.prompt, temperature=0.0, **options) as stream:
+        drafter, limit = self.drafters[number], self.limit
+        with self.engine.stream(
+            self.prompt, temperature=0.0, drafter=drafter, max_new_tokens=limit
+        ) as stream:
             for piece in stream:
                 lane.add(piece)
                 if live is not None and perf_counter() - drawn > _REFRESH_SECONDS:

@@ -14,7 +14,8 @@ from draftsmith.cli.options import Given, MachineOptions, ModelOptions
 from draftsmith.cli.report import note, stderr
 
 if TYPE_CHECKING:
-    from draftsmith.engine.engine import BudgetSpec, Engine
+    from draftsmith.engine.engine import Engine
+    from draftsmith.engine.request import BudgetSpec
     from draftsmith.model.loaded import LoadedModel
 
 _TOY = (
@@ -79,7 +80,7 @@ def set_threads(threads: int | None) -> None:
 
 def parse_budget(value: str) -> BudgetSpec:
     """What `--budget` means; raises OptionError."""
-    from draftsmith.engine.engine import checked_budget
+    from draftsmith.engine.request import checked_budget
 
     # The engine checks the words, too, and says what would work.
     return checked_budget(int(value) if value.isdecimal() else value)  # type: ignore[arg-type]

@@ -63,8 +63,11 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
                 raise OptionError(f"{name}={value!r} cannot work; it must be {allowed}")
-        if self.seed is not None and type(self.seed) is not int:
-            raise OptionError(f"seed={self.seed!r} cannot work; it must be an integer or None")
+        if self.seed is not None and not (type(self.seed) is int and -(2**63) <= self.seed < 2**64):
+            raise OptionError(
+                f"seed={self.seed!r} cannot work; it must be an integer from -2**63 to 2**64-1, "
+                "or None"
+            )
         for name, of in (("stop", str), ("stop_token_ids", int)):
             for value in getattr(self, name):
                 if not isinstance(value, of) or value == "":
@@ -74,7 +77,12 @@ class SamplingParams:
 _NAMES: dict[type, str] = {str: "non-empty strings", int: "token ids"}
 _REAL, _WHOLE = (int, float), (int,)
 _ALLOWED: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
-    "temperature": (_REAL, lambda v: 0 <= v < math.inf, "at least 0 (0 is greedy)"),
+    # Scores divided by less would overflow.
+    "temperature": (
+        _REAL,
+        lambda v: v == 0 or 1e-30 <= v < math.inf,
+        "0 (greedy), or at least 1e-30 and finite",
+    ),
     "top_k": (_WHOLE, lambda v: v >= 0, "an integer of at least 0 (0 keeps all)"),
     "top_p": (_REAL, lambda v: 0 < v <= 1, "above 0 and at most 1"),
     "min_p": (_REAL, lambda v: 0 <= v < 1, "at least 0 and below 1"),
@@ -221,10 +229,14 @@ class Law:
         prompt_length: int,
         end_ids: Sequence[int],
         banned: Sequence[int] = (),
+        first: Sequence[Processor] = (),
     ) -> Law:
-        """The law that transformers' `generate` would use for the same options."""
+        """The law that transformers' `generate` would use for the same options.
+
+        `first` come before the penalties, `params.processors` after them.
+        """
         p = params
-        reading: list[Processor] = []  # these see the prefix
+        reading: list[Processor] = [*first]  # these see the prefix
         if p.logit_bias:
             reading.append(logit_bias(p.logit_bias))
         if p.repetition_penalty != 1:

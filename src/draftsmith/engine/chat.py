@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Unpack
 
 from draftsmith.core.drafter import Drafter, DrafterState, sync
 from draftsmith.core.target import Row
 from draftsmith.engine.jobs import Job, Piece, Stream, run
+from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
-
-if TYPE_CHECKING:
-    from draftsmith.engine.engine import Engine
 
 
 class Chat:
@@ -22,25 +21,32 @@ class Chat:
     state up to the longest common token prefix with what was there before.
     """
 
-    def __init__(self, engine: Engine, system: str | None, options: Mapping[str, Any]) -> None:
-        self.engine = engine
-        self.options = dict(options)
+    def __init__(
+        self,
+        model: LoadedModel,
+        prepare: Callable[[Mapping[str, Any]], Request],
+        system: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.options: dict[str, Any] = dict(options)
+        """Those of every turn; may be edited between turns."""
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._runner = Runner(engine.model, rest=REST)
+        self._model, self._prepare = model, prepare
+        self._runner = Runner(model, rest=REST)
         self._state: DrafterState | None = None
         self._open: Stream | None = None
         self._forget()
 
-    def send(self, message: str, **options: Any) -> GenerationResult:
+    def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """The answer to one message; both join the history. Options as for `generate`."""
         stream = self.stream(message, **options)
         for _ in stream:
             pass
         return stream.result
 
-    def stream(self, message: str, **options: Any) -> Stream:
+    def stream(self, message: str, **options: Unpack[Options]) -> Stream:
         """The same, piece by piece; a cancelled answer joins the history as far as it came.
 
         A new turn ends the one before. A stream that is never read leaves no trace.
@@ -48,10 +54,9 @@ class Chat:
         if self._open is not None:
             self._open.close()
         history = [*self.messages, {"role": "user", "content": message}]
-        call, params = self.engine.prepare({**self.options, **options})
-        ids = call.encode(history)
-        job = call.job(ids, params, streaming=True)
-        self._open = Stream(job, self._turn(job, history, call.drafter, call.prediction))
+        request = self._prepare({**self.options, **options})
+        job = request.job(request.encode(history), streaming=True)
+        self._open = Stream(job, self._turn(job, history, request))
         return self._open
 
     def reset(self) -> None:
@@ -74,29 +79,25 @@ class Chat:
             self._state.close()
         self._state = None
 
-    def _resume(self, job: Job, drafter: Drafter, prediction: tuple[int, ...]) -> None:
+    def _resume(self, job: Job, request: Request) -> None:
         """Give the new turn's session the cache and the state of the last turn."""
-        ids = job.session.ids
+        ids, made_by = job.session.ids, (request.drafting.drafter, request.prediction)
         if self._row is not None:
             self._runner.extend(self._row, ids, job.session.needs)
-        if self._state is not None and self._made_by == (drafter, prediction):
+        if self._state is not None and self._made_by == made_by:
             sync(self._state, self._ids, ids)
         else:
             self._drop_state()
-        self._made_by = drafter, prediction
+        self._made_by = made_by
         job.session.row, job.session.state = self._row, self._state
 
     def _turn(
-        self,
-        job: Job,
-        history: list[dict[str, Any]],
-        drafter: Drafter,
-        prediction: tuple[int, ...],
+        self, job: Job, history: list[dict[str, Any]], request: Request
     ) -> Generator[list[Piece]]:
         session, healthy = job.session, False
         try:
-            self._resume(job, drafter, prediction)
-            yield from run([job], self._runner, self.engine.cost, keep=True)
+            self._resume(job, request)
+            yield from run([job], self._runner, request.drafting.cost, keep=True)
             healthy = True
         except GeneratorExit:
             healthy = True
@@ -106,7 +107,7 @@ class Chat:
                 self._row, self._state, self._ids = session.row, session.state, session.ids
             else:
                 # A failure inside a pass leaves the cache half-written: the next turn starts over.
-                self._runner = Runner(self.engine.model, rest=REST)
+                self._runner = Runner(self._model, rest=REST)
                 self._forget()
             if session.generated or healthy:
                 answer = {"role": "assistant", "content": job.result().text}

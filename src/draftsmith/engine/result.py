@@ -8,7 +8,7 @@ from draftsmith.core.stats import Stats
 from draftsmith.engine.attribution import MIN_LENGTH, Copy, Span, find_copies
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult:
     """The answer to one prompt."""
 
@@ -31,6 +31,14 @@ class GenerationResult:
     prompt_tokens: list[int] = field(default_factory=list)
     notices: tuple[str, ...] = ()
     """What could not be accelerated, and why."""
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
+        return (
+            f"GenerationResult(text={text!r}, {len(self.tokens)} tokens, "
+            f"finish_reason={self.finish_reason!r}, "
+            f"{self.stats.tokens_per_pass:.2f} tokens per pass)"
+        )
 
     def copies(self, min_length: int = MIN_LENGTH) -> list[Copy]:
         """Spans of the answer with what they were copied from, in order. Source: PLD+, appendix D.

@@ -15,6 +15,18 @@ from transformers import (
 
 from draftsmith.core.sampling import Processor, forbid_end
 
+_INHERITED = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_new_tokens",
+    "max_new_tokens": "max_new_tokens",
+    "stop_strings": "stop",
+}
+"""Settings that give a call its options where the caller says nothing."""
+
 _NOT_APPLIED = (
     "typical_p",
     "epsilon_cutoff",
@@ -37,13 +49,28 @@ def given(config: Any) -> dict[str, Any]:
     return {} if config is None else dict(config.to_diff_dict())
 
 
+def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SamplingParams; greedy unless the author asked for sampling."""
+    found = {
+        ours: settings[theirs]
+        for theirs, ours in _INHERITED.items()
+        if settings.get(theirs) is not None
+    }
+    if not settings.get("do_sample"):
+        return found | {"temperature": 0.0}
+    return {"temperature": 1.0} | found
+
+
 def config_processors(
     settings: Mapping[str, Any], prompt_length: int, end_ids: Sequence[int], device: torch.device
-) -> list[Processor]:
-    """transformers' own processors for the settings that need one, new for every sequence."""
+) -> tuple[list[Processor], list[Processor]]:
+    """transformers' own processors, new for every sequence: before the penalties, and after.
+
+    The order is that of `GenerationMixin._get_logits_processor`. Those after the penalties only
+    forbid tokens, so that the order among them, and with our own, does not matter.
+    """
     ends = list(end_ids)
     makers: dict[str, Callable[[Any], Processor]] = {
-        "sequence_bias": SequenceBiasLogitsProcessor,
         "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
         "bad_words_ids": lambda words: NoBadWordsLogitsProcessor(words, ends or None),
         "min_length": lambda length: forbid_end(ends, length),
@@ -51,7 +78,11 @@ def config_processors(
             ids, prompt_length, device=device
         ),
     }
-    return [make(settings[name]) for name, make in makers.items() if settings.get(name)]
+    bias = settings.get("sequence_bias")
+    return (
+        [SequenceBiasLogitsProcessor(bias)] if bias else [],
+        [make(settings[name]) for name, make in makers.items() if settings.get(name)],
+    )
 
 
 def banned(settings: Mapping[str, Any], vocab_size: int) -> list[int]:

@@ -75,10 +75,15 @@ def _check_live(model: Any) -> None:
         raise UnsupportedError(
             f"{kind} has no language model head; load the checkpoint with AutoModelForCausalLM"
         )
+    check_mode(model)
+
+
+def check_mode(model: Any) -> None:
+    """Raise OptionError for a model in training mode."""
     if model.training:
         raise OptionError(
-            f"{kind} is in training mode, where dropout makes every answer different: "
-            "call model.eval() first"
+            f"{type(model).__name__} is in training mode, where dropout makes every answer "
+            "different: call model.eval() first"
         )
 
 

@@ -5,31 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, PromptError
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | Sequence[Message]
-"""A text, token ids, or a chat's messages."""
-
 NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
 
 
-def is_messages(prompt: Any) -> bool:
-    """Whether `prompt` is one chat."""
-    return _list_of(prompt, Mapping)
+_INTEGERS = (int, np.integer)
 
 
-def is_ids(prompt: Any) -> bool:
-    """Whether `prompt` is one sequence of token ids."""
-    return _list_of(prompt, int)
+def as_batch(prompt: Any) -> tuple[list[Any], bool]:
+    """One or many prompts as a list, and whether there were many.
+
+    Tensors, arrays and what a tokenizer returns become lists of ids, without the padding that their
+    attention mask hides; a tensor of one row is one prompt. Raises PromptError for a mask with
+    gaps.
+    """
+    mask = None
+    if isinstance(prompt, Mapping) and "input_ids" in prompt:
+        prompt, mask = prompt["input_ids"], prompt.get("attention_mask")
+    rows, tensor = _listed(prompt), hasattr(prompt, "tolist")
+    if mask is not None:
+        rows = _shown(rows, _listed(mask))
+    if tensor and isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list):
+        rows = rows[0]
+    single = isinstance(rows, str) or _list_of(rows, _INTEGERS) or _list_of(rows, Mapping)
+    if single or not isinstance(rows, Sequence) or not len(rows):
+        return [rows], False
+    return list(rows), True
 
 
-def _list_of(prompt: Any, kind: type) -> bool:
+def _listed(values: Any) -> Any:
+    """A tensor or an array as nested lists, anything else as it is."""
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _shown(ids: Any, mask: Any) -> list[Any]:
+    """The ids of one or many rows that their attention mask shows."""
+    if ids and isinstance(ids[0], list):
+        return [_shown(*row) for row in zip(ids, mask, strict=True)]
+    places = [place for place, seen in enumerate(mask) if seen]
+    if places and places[-1] - places[0] >= len(places):
+        raise PromptError("the attention mask hides more than padding; leave the hidden ids out")
+    return [ids[place] for place in places]
+
+
+def _list_of(prompt: Any, kind: type | tuple[type, ...]) -> bool:
     return (
         isinstance(prompt, Sequence)
         and not isinstance(prompt, str | bytes | bytearray)
@@ -38,21 +65,22 @@ def _list_of(prompt: Any, kind: type) -> bool:
     )
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt, template: Mapping[str, Any]) -> list[int]:
-    """Token ids of any kind of prompt; `template` are the chat template's extra variables."""
-    if isinstance(prompt, str):
-        if not prompt:
+def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
+    """Token ids of one prompt of any kind; `template` are the chat template's extra variables."""
+    (one, *_), many = as_batch(prompt)
+    if isinstance(one, str) and not many:
+        if not one:
             raise PromptError("the prompt is empty; give at least one character or token")
-        return encode(tokenizer, prompt, special=True)
-    if is_ids(prompt):
-        return [int(i) for i in prompt]  # type: ignore[arg-type]
-    if is_messages(prompt):
-        return render_chat(tokenizer, prompt, template)  # type: ignore[arg-type]
-    if isinstance(prompt, Sequence) and not len(prompt):
+        return encode(tokenizer, one, special=True)
+    if _list_of(one, _INTEGERS) and not many:
+        return [int(i) for i in one]
+    if _list_of(one, Mapping) and not many:
+        return render_chat(tokenizer, one, template)
+    if isinstance(one, Sequence) and not len(one):
         raise PromptError("the prompt is empty; give a text, token ids, or messages")
     raise PromptError(
-        f"a prompt is a text, a list of token ids, or a list of messages, "
-        f"not {type(prompt).__name__}"
+        f"a prompt is a text, token ids, or a list of messages, not "
+        f"{'several prompts' if many else type(one).__name__}"
     )
 
 

@@ -1,0 +1,297 @@
+"""From a prompt and options to a session: the only place that prepares answers for users."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from time import perf_counter
+from types import FunctionType, ModuleType
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.sampling import Dice, Gumbel, Law, Processor, SamplingParams
+from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.target import Needs
+from draftsmith.engine.jobs import Job
+from draftsmith.errors import OptionError, PromptError, UnknownName
+from draftsmith.model import generation_config
+from draftsmith.model.load import check_mode
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.taps import needs_of
+from draftsmith.text import tokenizer as text
+
+BudgetSpec = int | Literal["auto", "drafter"]
+"""Draft nodes per step: a number, `auto` (by what pays), or `drafter` (its paper's width)."""
+
+DRAFT_SEED = 0x9E3779B97F4A7C15
+"""Keeps a drafter's draws apart from the target's, also from those of seed + 1."""
+
+
+class Options(TypedDict, total=False):
+    """What a call may choose: its drafts, and the fields of `SamplingParams`.
+
+    What is not given, or None, is the engine's choice or that of the model's generation_config.
+    """
+
+    drafter: str | Drafter | None
+    budget: BudgetSpec | None
+    prediction: str | Sequence[int] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: int | Sequence[int] | None
+    seed: int | None
+    processors: Processor | Sequence[Processor] | None
+    logprobs: bool | None
+
+
+_SAMPLING = {field.name for field in fields(SamplingParams)}
+_INSTEAD = {
+    "do_sample": "temperature above 0 samples, temperature=0 is greedy",
+    "eos_token_id": "use stop_token_ids",
+    "logits_processor": "use processors",
+    "max_length": "use max_new_tokens, which does not count the prompt",
+    "n": "a stream or a chat gives one answer; n needs generate()",
+    "num_beams": "beam search is not speculative; use the model's own generate()",
+    "num_return_sequences": "use n",
+    "stop_strings": "use stop",
+    "stopping_criteria": "use stop or stop_token_ids, or accelerate(model)",
+    "streamer": "use stream()",
+}
+"""Names from transformers and from servers, and what does the same here."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Who drafts a model's answers, and how wide; serves any number of sessions."""
+
+    model: LoadedModel
+    drafter: Drafter
+    """Bound to the model."""
+    needs: Needs
+    budget: BudgetSpec
+    cost: CostCurve
+
+    @classmethod
+    def of(
+        cls, model: LoadedModel, drafter: Drafter, budget: BudgetSpec, cost: CostCurve
+    ) -> Drafting:
+        """Bind a drafter to a model, which may load another one."""
+        bound = drafter.bind(model.facts)
+        return cls(model, bound, needs_of(bound, model), checked_budget(budget), cost)
+
+    def session(self, ids: Sequence[int], **options: Any) -> Session:
+        """A sequence ready to start; `options` are those of `Session` about what is emitted."""
+        return Session(
+            ids,
+            drafter=self.drafter,
+            needs=self.needs,
+            budget=self._budget(),
+            vocab_size=self.model.vocab_size,
+            **options,
+        )
+
+    def _budget(self) -> Budget:
+        width = self.drafter.preferred_width()
+        if width == 0:
+            return FixedBudget(0)
+        if self.budget == "auto":
+            return self.drafter.auto_budget(self.cost)
+        return FixedBudget(width if self.budget == "drafter" else self.budget)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call's choices, checked before anything runs; makes the jobs for its prompts."""
+
+    drafting: Drafting
+    sampling: SamplingParams
+    prediction: tuple[int, ...]
+    template: Mapping[str, Any]
+    began: float
+
+    @classmethod
+    def of(cls, drafting: Drafting, options: Mapping[str, Any]) -> Request:
+        """Raises OptionError, also for a model that was put into training mode meanwhile."""
+        began, given, model = perf_counter(), dict(options), drafting.model
+        check_mode(model.model)
+        template = given.pop("chat_template_kwargs", None) or {}
+        prediction = given.pop("prediction", None) or ()
+        if isinstance(prediction, str):
+            prediction = text.encode(model.tokenizer, prediction)
+        elif not all(isinstance(i, int) for i in prediction):
+            raise OptionError("prediction must be a text or a list of token ids")
+        known = tuple(i for i in prediction if 0 <= i < model.vocab_size)
+        return cls(drafting, sampling(model, given), known, template, began)
+
+    def encode(self, prompt: Any) -> list[int]:
+        """Ids of a prompt that fits the model; raises PromptError."""
+        return encode(self.drafting.model, prompt, self.template)
+
+    def jobs(self, prompts: Sequence[Any], n: int = 1) -> list[Job]:
+        """`n` answers to each prompt, with seeds seed, seed+1, … and processors of their own."""
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            try:
+                encoded.append(self.encode(prompt))
+            except PromptError as error:
+                if len(prompts) == 1:
+                    raise
+                raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
+        if len(encoded) * n == 1:
+            return [self.job(encoded[0])]
+        return [self._own(turn).job(ids) for ids in encoded for turn in range(n)]
+
+    def _own(self, turn: int) -> Request:
+        """The same request with a seed and processors for one of its answers."""
+        seed = None if self.sampling.seed is None else self.sampling.seed + turn
+        processors = own(self.sampling.processors)
+        return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
+
+    def job(self, ids: Sequence[int], *, streaming: bool = False) -> Job:
+        """A session ready to start, with its text."""
+        model, drafter, params = self.drafting.model, self.drafting.drafter, self.sampling
+        settings = generation_config.given(model.generation_config)
+        strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
+        stream = text.TextStream(model.tokenizer, strings) if streaming or strings else None
+        ends = [*end_ids(model), *params.stop_token_ids]
+        first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
+        law = Law.of(
+            replace(params, processors=(*further, *params.processors)),
+            len(ids),
+            ends,
+            generation_config.banned(settings, model.vocab_size),
+            first,
+        )
+        room, limit = model.context_length, params.max_new_tokens
+        session = self.drafting.session(
+            ids,
+            law=law,
+            chance=(
+                Gumbel(params.seed)
+                if drafter.shares_noise
+                else Dice.seeded(params.seed, model.device)
+            ),
+            limit=limit if room is None else min(limit, room - len(ids)),
+            # The text goes first: the token that ends an answer may also complete a stop string.
+            stop_rules=[*([stream] if stream is not None else []), EndTokens([*ends, *stop_ids])],
+            sampling=params,
+            prediction=self.prediction,
+            draft_seed=None if params.seed is None else (params.seed ^ DRAFT_SEED) % 2**63,
+            device=model.device,
+        )
+        if params.logprobs:
+            session.logprobs = []
+        if session.limit <= 0:
+            session.finish_reason = "length"
+        why = self.drafting.needs.why
+        told = notices(model) + ((why,) if why else ())
+        return Job(session, model.tokenizer, stream, told, self.began)
+
+
+def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:
+    """Ids of a prompt that fits the model; raises PromptError."""
+    ids = text.encode_prompt(model.tokenizer, prompt, template or {})
+    wrong = next((i for i in ids if not 0 <= i < model.vocab_size), None)
+    if wrong is not None:
+        raise PromptError(f"token id {wrong} is outside this model's 0…{model.vocab_size - 1}")
+    if not ids:
+        raise PromptError("the prompt is empty: it has no tokens")
+    if model.context_length is not None and len(ids) >= model.context_length:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens, but this model's context is "
+            f"{model.context_length}, answer included; shorten the prompt"
+        )
+    return ids
+
+
+def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
+    """The fields of SamplingParams, those not given from the model's generation_config."""
+    for name in options:
+        if name not in _SAMPLING:
+            raise UnknownName("option", name, Options.__annotations__, _INSTEAD.get(name))
+    settings = generation_config.given(model.generation_config)
+    merged = generation_config.sampling_defaults(settings)
+    merged |= {name: value for name, value in options.items() if value is not None}
+    for name in ("stop", "stop_token_ids", "processors"):
+        value = merged.get(name, ())
+        # One alone may be given bare: stop="\n", processors=my_processor.
+        many = isinstance(value, Sequence) and not isinstance(value, str)
+        merged[name] = tuple(value) if many else (value,)
+    params = SamplingParams(**merged)
+    vocab = model.vocab_size
+    for name in ("logit_bias", "stop_token_ids"):
+        wrong = next((i for i in getattr(params, name) if not 0 <= i < vocab), None)
+        if wrong is not None:
+            raise OptionError(f"{name} names token id {wrong}; this model has 0…{vocab - 1}")
+    return params
+
+
+def end_ids(model: LoadedModel) -> list[int]:
+    """The model's end-of-sequence ids."""
+    found = getattr(model.generation_config, "eos_token_id", None)
+    if found is None:
+        found = getattr(model.tokenizer, "eos_token_id", None)
+    if found is None:
+        return []
+    return [int(found)] if isinstance(found, int) else [int(i) for i in found]
+
+
+def notices(model: LoadedModel) -> tuple[str, ...]:
+    """Why a model cannot be accelerated fully, or not be followed to the letter."""
+    settings = generation_config.given(model.generation_config)
+    return model.capabilities.reasons + generation_config.not_applied(settings)
+
+
+def checked_budget(budget: BudgetSpec) -> BudgetSpec:
+    """Raise OptionError unless `budget` is a number, `auto` or `drafter`."""
+    if budget in ("auto", "drafter") or (type(budget) is int and budget >= 0):
+        return budget
+    raise OptionError(
+        f"budget={budget!r} cannot work; give a number of draft nodes per step, 'auto' or 'drafter'"
+    )
+
+
+def own(processors: tuple[Processor, ...]) -> tuple[Processor, ...]:
+    """Copies for one sequence: what a stateful processor counts must not be shared.
+
+    Models are: they are no state, and a copy costs their size. Raises OptionError for a processor
+    that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(processors, {id(held): held for held in weights(processors)})
+    except Exception as error:
+        raise OptionError(
+            f"processors cannot be copied, which several answers in one call need ({error}); "
+            "ask for one answer per call"
+        ) from error
+
+
+def weights(root: object) -> list[torch.nn.Module | torch.nn.Parameter]:
+    """Every module and parameter that an object reaches the way `deepcopy` would."""
+    found: list[torch.nn.Module | torch.nn.Parameter] = []
+    seen, waiting = set[int](), [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type | FunctionType | ModuleType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.nn.Module | torch.nn.Parameter):
+            found.append(one)
+        else:
+            waiting += gc.get_referents(one)
+    return found
