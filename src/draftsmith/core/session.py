@@ -63,8 +63,11 @@ class Session:
         needs: Needs = NO_NEEDS,
         draft_seed: int | None = None,
         device: str | torch.device = "cpu",
+        padding: Sequence[int] = (),
     ) -> None:
         self.ids = list(ids)
+        self.padding = list(padding)
+        """What processors and stop rules see before the ids, as `generate` shows padding."""
         self.prompt_length = len(self.ids)
         self.drafter = drafter
         self.budget = budget
@@ -107,14 +110,15 @@ class Session:
         return self.finish_reason is not None
 
     def prefix(self) -> Tensor:
-        """(1, T) committed ids as a tensor, for processors; a view that grows in place."""
-        length = len(self.ids)
+        """(1, padding + T) ids as a tensor, for processors; a view that grows in place."""
+        length = len(self.padding) + len(self.ids)
         if self._tensor is None or self._tensor.shape[1] < length:
             capacity = max(256, 2 * length)
             self._tensor = torch.empty((1, capacity), dtype=torch.long, device=self.device)
             self._tensor_length = 0
         if self._tensor_length < length:
-            news = torch.tensor(self.ids[self._tensor_length :], device=self.device)
+            shown = [*self.padding, *self.ids] if self._tensor_length == 0 else self.ids
+            news = torch.tensor(shown[self._tensor_length - length :], device=self.device)
             self._tensor[0, self._tensor_length : length] = news
             self._tensor_length = length
         return self._tensor[:, :length]

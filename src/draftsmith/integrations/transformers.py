@@ -19,48 +19,24 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
-from transformers.generation import GenerationMode
-from transformers.generation.utils import (
-    GenerateDecoderOnlyOutput,
-    is_deepspeed_zero3_enabled,
-    is_fsdp_managed_module,
-)
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftsmith.core.budget import CostCurve, FixedBudget
+from draftsmith.core.budget import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, Processor, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats, total
-from draftsmith.core.target import NO_NEEDS, Needs, Target
 from draftsmith.drafters import registry
+from draftsmith.engine.jobs import release
+from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.integrations import refusals
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
-from draftsmith.model.taps import needs_of
 
 _NO_LIMIT = 1 << 30
-
-_NEEDS_PLAIN = ("output_attentions", "output_hidden_states", "token_healing", "is_assistant",
-                "return_legacy_cache")  # fmt: skip
-"""Config entries that ask for something only one-token passes or the plain cache can give."""
-
-_OUR_CACHE = (None, "dynamic", "dynamic_full")
-"""Values of `cache_implementation` that our cache stands in for."""
-
-_ROW_BY_ROW = frozenset((
-    "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor",
-    "RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor",
-    "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor", "ForcedBOSTokenLogitsProcessor",
-    "ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor",
-    "SuppressTokensAtBeginLogitsProcessor", "SuppressTokensLogitsProcessor",
-    "WatermarkLogitsProcessor", "TemperatureLogitsWarper", "TopPLogitsWarper", "TopKLogitsWarper",
-    "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper",
-    "LogitNormalization", "ExponentialDecayLengthPenalty", "MaxLengthCriteria", "MaxTimeCriteria",
-    "StopStringCriteria", "EosTokenCriteria",
-))  # fmt: skip
-"""transformers' processors and criteria that treat each row of a batch on its own, statelessly."""
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -75,14 +51,15 @@ def accelerate(
     model: Any,
     drafter: str | Drafter = "auto",
     *,
-    budget: int | str = "auto",
+    budget: BudgetSpec = "auto",
     tokenizer: Any = None,
 ) -> Accelerated:
     """Make `model.generate` speculative, with the same output; also a context manager.
 
-    `budget` is the number of guessed tokens a pass may carry, or "auto". A second call replaces
-    the first. What cannot be accelerated still runs, with one NotAcceleratedWarning per reason.
-    A drafter that uses a calibration or chose its algorithm says so in a DraftingNotice.
+    `budget` is the number of guessed tokens a pass may carry, "auto", or "drafter" for the
+    drafter's own. A second call replaces the first. What cannot be accelerated still runs, with one
+    NotAcceleratedWarning per reason. A drafter that uses a calibration or chose its algorithm says
+    so in a DraftingNotice.
     `tokenizer` is the model's own, for drafters that write another vocabulary than its.
     Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
     batch jointly and we one by one, so there only the distribution is the same.
@@ -90,25 +67,21 @@ def accelerate(
     training mode, LoadError for what is no transformers model, UnsupportedError for a drafter that
     needs what this model cannot record.
     """
-    chosen = registry.parse(drafter)
-    if budget != "auto" and (type(budget) is not int or budget < 0):
-        raise OptionError(f"budget={budget!r} cannot work; give 'auto' or a number of at least 0")
+    chosen, budget = registry.parse(drafter), checked_budget(budget)
     own = _unwrapped(model)
     if not isinstance(own, GenerationMixin):
         raise LoadError(f"{type(own).__name__} has no generate() of transformers to accelerate")
     restore(own)
-    reason, loaded = _why_not(own), None
+    reason, loaded = refusals.of_model(own), None
     if reason is None:
         loaded, reason = _load(own, tokenizer)
-    needs = NO_NEEDS
-    if loaded is not None:
-        chosen = chosen.bind(loaded.facts)
-        needs = needs_of(chosen, loaded)
-    handle = own.generate = Accelerated(own, loaded, chosen, budget, needs)
+    handle = Accelerated(own, loaded, chosen, budget)
+    why = "" if loaded is None else handle.drafting.needs.why
+    own.generate = handle
     if reason is not None:
         handle.refuse(reason)
-    if needs.why:
-        warnings.warn(needs.why, DraftingNotice, stacklevel=2)
+    if why:
+        warnings.warn(why, DraftingNotice, stacklevel=2)
     return handle
 
 
@@ -132,8 +105,7 @@ class Accelerated:
         model: Any,
         loaded: LoadedModel | None,
         drafter: Drafter,
-        budget: int | str,
-        needs: Needs = NO_NEEDS,
+        budget: BudgetSpec,
     ) -> None:
         # Not its annotations or attributes: they need not be picklable, and the model may be saved.
         functools.update_wrapper(self, model.generate, ("__name__", "__qualname__", "__doc__"), ())
@@ -142,10 +114,7 @@ class Accelerated:
         """What `restore` puts back on the instance; None: nothing, the class has it."""
         self.model = model
         self.drafter = drafter
-        self.budget = budget if isinstance(budget, int) else None
-        """Guessed tokens a pass may carry; None: as many as pay."""
-        self.needs = needs
-        """What the drafter asks of this model; `why` in it says where its choices come from."""
+        self.budget = budget
         self.model_reason: str | None = None
         """Why no call of this model can be accelerated, if so."""
         self.stats: Stats | None = None
@@ -153,8 +122,24 @@ class Accelerated:
         self.last_notice: str | None = None
         """Why the last call was not accelerated; None if it was."""
         self._loaded = loaded
-        self._cost = CostCurve()
         self._told: set[str] = set()
+        self._passes: dict[Any, str | None] = {}
+        """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+
+    @functools.cached_property
+    def drafting(self) -> Drafting:
+        """Who drafts, bound to this model."""
+        assert self._loaded is not None  # no call gets here then
+        return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model binds its drafter anew, and may be changed before it is called."""
+        return {
+            name: value for name, value in vars(self).items() if name not in ("drafting", "_passes")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _passes={})
 
     def __enter__(self) -> Accelerated:
         return self
@@ -216,7 +201,7 @@ class Accelerated:
             given = call.get("generation_config")
             # Private, but it is the very function that `generate` itself will use, in any version.
             config, inputs = self.model._prepare_generation_config(given, **options)
-            reason = _why_config(config) or _why_inputs(inputs)
+            reason = refusals.of_config(config) or refusals.of_inputs(inputs)
         except Exception as error:
             # Whatever is wrong with it, `generate` should be the one to say.
             return None, f"its generation config cannot be read ({error})"
@@ -235,10 +220,13 @@ class Accelerated:
     ) -> Any:
         """The loop that `generate` calls: same arguments and results as its own `_sample`."""
         mask = inputs.get("attention_mask")
-        reason = _why_ragged(input_ids, mask)
+        reason = refusals.of_prompts(input_ids, mask)
         if reason is None and input_ids.shape[0] > 1:
             rules = [*logits_processor, *stopping_criteria]
-            reason = _why_batch(rules, stopping_criteria, generation_config, streamer)
+            reason = refusals.of_batch(rules, stopping_criteria, generation_config, streamer)
+        if reason is None and self._loaded is not None:
+            padded = mask is not None and not bool(mask.all())
+            reason = self._why_other_passes(self._loaded, padded=padded)
         if reason is not None or self._loaded is None:
             self._notice(str(reason))
             return model._sample(
@@ -246,47 +234,29 @@ class Accelerated:
                 streamer=streamer, **inputs,
             )  # fmt: skip
         record = Record(stopping_criteria, streamer, generation_config)
-        target = Runner(self._loaded, rest=REST)
-        padding = [0] * len(input_ids) if mask is None else (mask == 0).sum(1).tolist()
-        sessions = []
-        for index, (row, pads) in enumerate(zip(input_ids, padding, strict=True)):
-            law = record.law(_of_row(logits_processor, index), row, self._loaded)
-            options = self._options(row.device, index) | record.options(len(row))
-            sessions.append(
-                PaddedSession(row, pads, law=law, vocab_size=target.vocab_size, **options)
-            )
+        pads = [0] * len(input_ids) if mask is None else (mask == 0).sum(1).tolist()
+        sessions = [
+            record.session(index, row, hidden, logits_processor, self.drafting)
+            for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
+        ]
         try:
-            _run(sessions, target, self._cost)
+            _run(sessions, Runner(self._loaded, rest=REST), self.drafting.cost)
         finally:
             self.stats = total([session.stats for session in sessions])
         if streamer is not None:
             streamer.end()
         return record.output(_sequences(input_ids, sessions, generation_config))
 
-    def _options(self, device: torch.device, index: int) -> dict[str, Any]:
-        """What a session is told about drafting."""
-        fixed, drafter = self.budget, self.drafter
-        return {
-            "drafter": drafter,
-            "needs": self.needs,
-            "budget": drafter.auto_budget(self._cost) if fixed is None else FixedBudget(fixed),
-            "draft_seed": _draft_seed(device, index) if drafter.sampled else None,
-            "device": device,
-            "chance": _chance(drafter),
-        }
-
-
-class PaddedSession(Session):
-    """A session whose processors and criteria see the left padding, as `generate` shows it."""
-
-    def __init__(self, row: Tensor, pads: int, **options: Any) -> None:
-        super().__init__(row[pads:].tolist(), **options)
-        self._padding = row[None, :pads]
-
-    def prefix(self) -> Tensor:
-        """(1, padding + T) ids so far."""
-        ids = super().prefix()
-        return torch.cat([self._padding, ids], 1) if self._padding.numel() else ids
+    def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
+        """Measured once for every way in which `generate` may feed this model."""
+        prepare = self.model.prepare_inputs_for_generation
+        prepare = getattr(prepare, "__func__", prepare)
+        if prepare is GenerationMixin.prepare_inputs_for_generation and not padded:
+            return None
+        if (prepare, padded) not in self._passes:
+            why = refusals.of_passes(loaded, self.original, padded=padded)
+            self._passes[prepare, padded] = why
+        return self._passes[prepare, padded]
 
 
 class Record:
@@ -311,22 +281,30 @@ class Record:
             self.streamer.put(torch.tensor(session.ids[-1:]))
         return "stop" if bool(self.criteria(session.prefix(), self.scores).all()) else None
 
-    def law(self, processors: Any, ids: Tensor, loaded: LoadedModel) -> Law:
+    def session(
+        self, index: int, row: Tensor, pads: int, processors: Any, drafting: Drafting
+    ) -> Session:
+        """A row of a batch: draws from torch's global generator, ends when the criteria say."""
+        limit, drafter = self.criteria.max_length, drafting.drafter
+        return drafting.session(
+            row[pads:].tolist(),
+            padding=row[:pads].tolist(),
+            law=self._law(_of_row(processors, index), row, drafting.model),
+            limit=_NO_LIMIT if limit is None else limit - len(row),
+            stop_rules=[self],
+            sampling=_sampling(self.config),
+            chance=_chance(drafter),
+            draft_seed=_draft_seed(row.device, index) if drafter.sampled else None,
+            device=row.device,
+        )
+
+    def _law(self, processors: Any, ids: Tensor, loaded: LoadedModel) -> Law:
         """The given processors verbatim, after what `generate` does to logits before them."""
         moved = loaded.device != ids.device or loaded.dtype == torch.float64
         chain: list[Processor] = [self._receive] if moved or self.logits is not None else []
         chain += [processors] if len(processors) else []
         lazy = bool(chain) or self.scores is not None
         return Law(chain, greedy=not self.config.do_sample, lazy=lazy)
-
-    def options(self, length: int) -> dict[str, Any]:
-        """What a session of a prompt of `length` ids, padding included, is told about decoding."""
-        limit = self.criteria.max_length
-        return {
-            "limit": _NO_LIMIT if limit is None else limit - length,
-            "stop_rules": [self],
-            "sampling": _sampling(self.config),
-        }
 
     def _receive(self, ids: Tensor, scores: Tensor) -> Tensor:
         scores = scores.to(ids.device, torch.float32)
@@ -343,7 +321,7 @@ class Record:
         )
 
 
-def _run(sessions: Sequence[Session], target: Target[Any], cost: CostCurve) -> None:
+def _run(sessions: Sequence[Session], target: Runner, cost: CostCurve) -> None:
     begin = time.perf_counter()
     try:
         for session in sessions:
@@ -354,18 +332,10 @@ def _run(sessions: Sequence[Session], target: Target[Any], cost: CostCurve) -> N
                 if not session.stats.first_token_seconds:
                     session.stats.first_token_seconds = time.perf_counter() - begin
                 if session.finished:
-                    _close(session, target)
+                    release(session, target)
     finally:
         for session in sessions:
-            _close(session, target)
-
-
-def _close(session: Session, target: Target[Any]) -> None:
-    if session.row is not None:
-        target.close(session.row)
-    if session.state is not None:
-        session.state.close()
-    session.row = session.state = None
+            release(session, target)
 
 
 def _of_row(processors: Any, index: int) -> Any:
@@ -435,8 +405,10 @@ def _with_stop_strings(call: dict[str, Any], stops: Any, model_config: Any) -> d
 
 
 def _unwrapped(model: Any) -> Any:
-    """The transformers model inside a PEFT model, which calls its `generate` anyway."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    """The model inside a PEFT or a compiled one, whose `generate` is called anyway."""
+    model = getattr(model, "_orig_mod", model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return getattr(model, "_orig_mod", model)
 
 
 def _load(model: Any, tokenizer: Any) -> tuple[LoadedModel | None, str | None]:
@@ -452,60 +424,3 @@ def _load(model: Any, tokenizer: Any) -> tuple[LoadedModel | None, str | None]:
     if loaded.capabilities.shape == "plain":
         return None, "; ".join(("it decodes one token per pass", *loaded.capabilities.reasons))
     return loaded, None
-
-
-def _why_not(model: Any) -> str | None:
-    """Why no call of this model can be accelerated, as far as its class tells."""
-    kind, mixin = type(model), GenerationMixin
-    if model.config.is_encoder_decoder:
-        return f"{kind.__name__} is an encoder-decoder model"
-    generate = vars(model).get("generate")
-    if generate is not None:
-        return "generate was replaced on this object already"
-    if kind.generate is not mixin.generate or kind._sample is not mixin._sample:
-        return f"{kind.__name__} has a generate of its own"
-    if is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
-        return "its weights are sharded, so all processes must run the same passes"
-    return None
-
-
-def _why_config(config: Any) -> str | None:
-    mode = config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        return f"{mode.value.replace('_', ' ')} is neither greedy search nor sampling"
-    if config.use_cache is False:
-        return "use_cache=False asks for decoding without a cache"
-    if config.cache_implementation not in _OUR_CACHE:
-        return f"cache_implementation={config.cache_implementation!r} asks for another cache"
-    asked = [name for name in _NEEDS_PLAIN if getattr(config, name, None)]
-    return f"{', '.join(asked)} can only be had from plain decoding" if asked else None
-
-
-def _why_inputs(inputs: dict[str, Any]) -> str | None:
-    known = ("input_ids", "attention_mask")
-    extra = [name for name, value in inputs.items() if value is not None and name not in known]
-    return f"{', '.join(sorted(extra))} was given" if extra else None
-
-
-def _why_ragged(input_ids: Tensor, mask: Tensor | None) -> str | None:
-    if input_ids.ndim != 2 or not input_ids.shape[1]:
-        return "the prompt is not a row of ids"
-    if mask is not None and not bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all()):
-        return "the attention mask hides more than padding on the left"
-    return None
-
-
-def _why_batch(rules: Sequence[Any], criteria: Any, config: Any, streamer: Any) -> str | None:
-    """Why rows that advance unevenly could not look like `generate`'s, which go in step."""
-    if streamer is not None:
-        return "a streamer gets the tokens of all rows of a batch at once"
-    if config.return_dict_in_generate and (config.output_scores or config.output_logits):
-        return "scores of a batch include those of rows that have already finished"
-    for rule in rules:
-        kind = type(rule)
-        if kind.__name__ not in _ROW_BY_ROW or not kind.__module__.startswith("transformers."):
-            return f"{kind.__name__} may keep a state for the whole batch"
-    kinds = {type(criterion).__name__ for criterion in criteria}
-    if "EosTokenCriteria" not in kinds and kinds != {"MaxLengthCriteria"}:
-        return "without an end-of-sequence id, a finished row of a batch goes on with the others"
-    return None

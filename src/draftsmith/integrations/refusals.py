@@ -1,0 +1,154 @@
+"""Why a model, a call or a batch runs through transformers' own `generate` instead of our loop.
+
+Every function gives the reason as a clause, None where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerationMode
+from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
+
+from draftsmith.core.draft import Draft
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.runner import Runner
+
+_NEEDS_PLAIN = ("output_attentions", "output_hidden_states", "token_healing", "is_assistant",
+                "return_legacy_cache")  # fmt: skip
+"""Config entries that ask for something only one-token passes or the plain cache can give."""
+
+_OUR_CACHE = (None, "dynamic", "dynamic_full")
+"""Values of `cache_implementation` that our cache stands in for."""
+
+_ROW_BY_ROW = frozenset((
+    "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor",
+    "SequenceBiasLogitsProcessor", "NoBadWordsLogitsProcessor", "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor", "InfNanRemoveLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor", "SuppressTokensLogitsProcessor",
+    "WatermarkLogitsProcessor", "TemperatureLogitsWarper", "TopPLogitsWarper", "TopKLogitsWarper",
+    "MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper",
+    "LogitNormalization", "ExponentialDecayLengthPenalty", "MaxLengthCriteria", "MaxTimeCriteria",
+    "StopStringCriteria", "EosTokenCriteria",
+))  # fmt: skip
+"""transformers' processors and criteria that treat each row of a batch on its own, statelessly."""
+
+_CHECKED, _STEPS, _PADS = 12, 3, 5
+"""Prompt tokens, steps and padding of the comparison with `generate`'s own passes."""
+
+
+def of_model(model: Any) -> str | None:
+    """Why no call of this model can be accelerated, as far as its class tells."""
+    kind, mixin = type(model), GenerationMixin
+    if model.config.is_encoder_decoder:
+        return f"{kind.__name__} is an encoder-decoder model"
+    if vars(model).get("generate") is not None:
+        return "generate was replaced on this object already"
+    if kind.generate is not mixin.generate or kind._sample is not mixin._sample:
+        return f"{kind.__name__} has a generate of its own"
+    if is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
+        return "its weights are sharded, so all processes must run the same passes"
+    return None
+
+
+def of_config(config: Any) -> str | None:
+    """Why this generation config needs transformers' loop."""
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        return f"{mode.value.replace('_', ' ')} is neither greedy search nor sampling"
+    if config.use_cache is False:
+        return "use_cache=False asks for decoding without a cache"
+    if config.cache_implementation not in _OUR_CACHE:
+        return f"cache_implementation={config.cache_implementation!r} asks for another cache"
+    asked = [name for name in _NEEDS_PLAIN if getattr(config, name, None)]
+    return f"{', '.join(asked)} can only be had from plain decoding" if asked else None
+
+
+def of_inputs(inputs: dict[str, Any]) -> str | None:
+    """Why these model inputs, beside ids and mask, cannot be passed on."""
+    known = ("input_ids", "attention_mask")
+    extra = [name for name, value in inputs.items() if value is not None and name not in known]
+    return f"{', '.join(sorted(extra))} was given" if extra else None
+
+
+def of_prompts(input_ids: Tensor, mask: Tensor | None) -> str | None:
+    """Why these ids are no prompts, padded on the left at most."""
+    if input_ids.ndim != 2 or not input_ids.shape[1]:
+        return "the prompt is not a row of ids"
+    if mask is not None and not bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all()):
+        return "the attention mask hides more than padding on the left"
+    return None
+
+
+def of_batch(rules: Sequence[Any], criteria: Any, config: Any, streamer: Any) -> str | None:
+    """Why rows that advance unevenly could not look like `generate`'s, which go in step."""
+    if streamer is not None:
+        return "a streamer gets the tokens of all rows of a batch at once"
+    if config.return_dict_in_generate and (config.output_scores or config.output_logits):
+        return "scores of a batch include those of rows that have already finished"
+    for rule in rules:
+        kind = type(rule)
+        if kind.__name__ not in _ROW_BY_ROW or not kind.__module__.startswith("transformers."):
+            return f"{kind.__name__} may keep a state for the whole batch"
+    kinds = {type(criterion).__name__ for criterion in criteria}
+    if "EosTokenCriteria" not in kinds and kinds != {"MaxLengthCriteria"}:
+        return "without an end-of-sequence id, a finished row of a batch goes on with the others"
+    return None
+
+
+def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None:
+    """Why the passes of `generate` are not those of the model alone, by comparing their logits.
+
+    Positions of some decoders count the padding, soft prompts come before the ids, and code of a
+    model's author prepares inputs in its own way. Costs a few short passes.
+    """
+    try:
+        error = _difference(loaded, generate, _PADS if padded else 0)
+    except Exception as problem:  # Models are third-party code: what they raise is the reason.
+        return f"its own passes could not be compared ({type(problem).__name__}: {problem})"
+    if error <= max(1e-4, 8 * torch.finfo(loaded.dtype).eps):  # False for NaN, too.
+        return None
+    if padded:
+        why = "what it computes for a row depends on the padding before it"
+    else:
+        why = "prepare_inputs_for_generation adds to the ids, as soft prompts do"
+    return f"{why} (logits differ by {error:.1e})"
+
+
+def _difference(loaded: LoadedModel, generate: Any, pads: int) -> float:
+    """Relative distance between the logits that `generate` computes and those of our own pass."""
+    vocab = loaded.vocab_size
+    low = min(10, vocab // 4)  # the lowest ids are often special
+    ids = torch.tensor([[low + (37 * i) % (vocab - low) for i in range(pads + _CHECKED)]])
+    ids = ids.to(loaded.device)
+    mask = torch.ones_like(ids)
+    mask[:, :pads] = 0
+
+    def freely(model: Any, ids: Tensor, **call: Any) -> Any:
+        stop = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + _STEPS)])
+        call |= {"logits_processor": LogitsProcessorList(), "stopping_criteria": stop}
+        return model._sample(ids, **call)
+
+    theirs = generate(
+        ids, attention_mask=mask, custom_generate=freely, max_new_tokens=_STEPS, do_sample=False,
+        num_beams=1, num_return_sequences=1, stop_strings=None, output_scores=False,
+        output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    runner = Runner(loaded)
+    row = runner.open(ids[0, pads:].tolist())
+    runner.prefill(row)
+    answer = Draft.chain(theirs.sequences[0, ids.shape[1] : -1].tolist(), "check")
+    ours = runner.forward([row], [answer])[0].logits.float()
+    wanted = torch.cat(theirs.logits).to(ours)
+    ours, wanted = (x - x.mean(-1, keepdim=True) for x in (ours, wanted))
+    return float(((ours - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-30)).max())
