@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
     GPT2Config,
@@ -40,6 +43,7 @@ from transformers.generation.streamers import BaseStreamer
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.drafters.calibration import Calibration
+from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.errors import LoadError, OptionError, UnknownName
 from draftsmith.integrations.transformers import (
     Accelerated,
@@ -955,3 +959,111 @@ def test_bfloat16_runs(llama: Any) -> None:
     model = copy.deepcopy(llama).bfloat16()
     result, _ = ours(model, "copyspec(gamma=1)", max_new_tokens=20)
     assert result.shape == (1, 60)
+
+
+def test_a_compiled_model_runs_as_its_generate_does(llama: Any) -> None:
+    compiled: Any = torch.compile(llama, backend="eager")
+    expected = compiled.generate(PROMPT, max_new_tokens=20)
+    with accelerate(compiled, Oracle(tuple(expected[0].tolist())), budget=8) as handle:
+        same(compiled.generate(PROMPT, max_new_tokens=20), expected)
+        assert handle.stats is not None
+        assert handle.stats.accepted > 0
+    assert "generate" not in vars(llama)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.filterwarnings("ignore::draftsmith.integrations.transformers.DraftingNotice")
+def test_a_copy_has_its_draft_model(duplicate: Callable[[Any], Any], tokenizer: Any) -> None:
+    model = make_llama()
+    expected = plain(model, max_new_tokens=12)
+    drafter = DraftModel(make_llama(), tokenizer=tokenizer)
+    accelerate(model, drafter, tokenizer=tokenizer, budget=4)
+    for _ in range(2):  # before and after a call
+        double = duplicate(model)
+        same(double.generate(PROMPT, max_new_tokens=12), expected)
+        assert double.generate.stats.accepted > 0
+        model.generate(PROMPT, max_new_tokens=3)
+
+
+# What `generate` computes otherwise than the model alone
+
+
+def decoder(name: str) -> Any:
+    """A decoder that takes positions from slots, padding included."""
+    sizes = {"d_model": 32, "decoder_ffn_dim": 64, "encoder_ffn_dim": 64}
+    for part in ("decoder", "encoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 4}
+    if name == "roformer":
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+        sizes |= {"num_hidden_layers": 2}
+    options = IDS | sizes | {"is_decoder": True, "max_position_embeddings": 128}
+    config = CONFIG_MAPPING[name](**options)
+    config.is_encoder_decoder = False
+    torch.manual_seed(0)
+    return peaked(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize("name", ["bart", "trocr", "roformer"])
+def test_padding_that_shifts_positions(name: str) -> None:
+    model = decoder(name)
+    one, padded = {"inputs": PROMPT, "max_new_tokens": 20}, batch() | {"max_new_tokens": 20}
+    expected = model.generate(**padded)
+    alone = model.generate(**one)
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        with pytest.warns(NotAcceleratedWarning, match="depends on the padding before it"):
+            same(model.generate(**padded), expected)
+        assert handle.stats is None
+        same(model.generate(**padded), expected)
+        same(model.generate(**one), alone)
+        assert handle.last_notice is None
+
+
+class Shifted(GPT2LMHeadModel):
+    """Remote code may prepare its inputs in its own way; `by` 0 makes no difference."""
+
+    by = 5
+
+    def prepare_inputs_for_generation(self, input_ids: Any, *args: Any, **options: Any) -> Any:
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **options)
+        return inputs | {"position_ids": inputs["position_ids"] + self.by}
+
+
+@pytest.mark.parametrize("by", [0, 5])
+def test_a_class_that_prepares_its_own_inputs(by: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shifted, "by", by)
+    torch.manual_seed(0)
+    model = peaked(Shifted(GPT2Config(**IDS, n_embd=64, n_layer=2, n_head=4)))
+    expected = plain(model, max_new_tokens=20)
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        if by:
+            with pytest.warns(NotAcceleratedWarning, match="prepare_inputs_for_generation"):
+                same(model.generate(PROMPT, max_new_tokens=20), expected)
+        same(model.generate(PROMPT, max_new_tokens=20), expected)
+        assert (handle.stats is None) == bool(by)
+
+
+@pytest.mark.parametrize(
+    "kind", ["PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig"]
+)
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Position ids are not supported")
+def test_soft_prompts_are_not_dropped(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=6)
+    model = peft.get_peft_model(make_llama(), config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "prompt_encoder" in name:
+                parameter.normal_(0, 0.7)
+    options = {"input_ids": PROMPT, "max_new_tokens": 20}
+    expected = model.generate(**options)
+    assert expected.tolist() != model.get_base_model().generate(**options).tolist()
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        with pytest.warns(NotAcceleratedWarning, match="soft prompts"):
+            same(model.generate(**options), expected)
+        same(model.generate(**options), expected)
+        assert handle.stats is None
+        with model.disable_adapter():
+            without = model.generate(**options)
+    with model.disable_adapter():
+        same(without, model.generate(**options))

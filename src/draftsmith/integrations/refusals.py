@@ -131,8 +131,8 @@ def _difference(loaded: LoadedModel, generate: Any, pads: int) -> float:
     low = min(10, vocab // 4)  # the lowest ids are often special
     ids = torch.tensor([[low + (37 * i) % (vocab - low) for i in range(pads + _CHECKED)]])
     ids = ids.to(loaded.device)
-    mask = torch.ones_like(ids)
-    mask[:, :pads] = 0
+    # Without padding there is no mask, which not every class takes.
+    masked = {"attention_mask": (torch.arange(ids.shape[1]) >= pads)[None].to(ids)} if pads else {}
 
     def freely(model: Any, ids: Tensor, **call: Any) -> Any:
         stop = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + _STEPS)])
@@ -140,9 +140,9 @@ def _difference(loaded: LoadedModel, generate: Any, pads: int) -> float:
         return model._sample(ids, **call)
 
     theirs = generate(
-        ids, attention_mask=mask, custom_generate=freely, max_new_tokens=_STEPS, do_sample=False,
-        num_beams=1, num_return_sequences=1, stop_strings=None, output_scores=False,
-        output_logits=True, return_dict_in_generate=True,
+        ids, **masked, custom_generate=freely, max_new_tokens=_STEPS, do_sample=False, num_beams=1,
+        num_return_sequences=1, stop_strings=None, output_scores=False, output_logits=True,
+        return_dict_in_generate=True,
     )  # fmt: skip
     runner = Runner(loaded)
     row = runner.open(ids[0, pads:].tolist())
