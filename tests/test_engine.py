@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 from typing import Any
 
@@ -14,7 +16,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.registry import bare_names
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.request import end_ids, sampling
+from draftsmith.engine.request import Options, end_ids, sampling
 from draftsmith.errors import (
     DrafterError,
     GenerationInterrupted,
@@ -150,8 +152,6 @@ def test_stateful_processors_serve_one_sequence_each(engine: Engine) -> None:
 
 
 def test_processors_may_write_in_place_in_any_dtype() -> None:
-    import copy
-
     double = Engine.from_pretrained(copy.deepcopy(tiny.model()).double())
     assert len(double.generate(IDS, max_new_tokens=5, processors=Recorder()).tokens) == 5
 
@@ -449,6 +449,9 @@ def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
         ({"temperature": "0.5"}, "temperature='0.5'"),
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"seed": "x"}, "seed='x'"),
+        ({"seed": 2**64}, "from -2**63 to 2**64-1"),
+        ({"seed": 2**64 - 1, "n": 2}, f"seed={2**64}"),
+        ({"temperature": 1e-45}, "temperature=1e-45"),
         ({"stop": ["", "a"]}, "non-empty strings"),
         ({"stop_token_ids": ["a"]}, "token ids"),
         ({"logit_bias": {99999: 1.0}}, "99999"),
@@ -548,6 +551,150 @@ def test_the_rest_of_the_generation_config_is_followed(monkeypatch: pytest.Monke
     ours = fresh.generate(IDS)
     assert ours.tokens == expected[0, len(IDS) :].tolist()
     assert any("typical_p=0.9 is not applied" in notice for notice in ours.notices)
+
+
+def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias is added before the penalty, or a penalty above 1 would shrink another number."""
+    from transformers import GenerationConfig
+
+    model = tiny.model()
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(8):
+        prompt = torch.randint(5, 300, (1, 12), generator=generator)
+        biased = torch.randint(5, 300, (40,), generator=generator).tolist()
+        settings: dict[str, Any] = {
+            "sequence_bias": {(token,): 6.0 for token in biased},
+            "repetition_penalty": 1.8,
+        }
+        config = GenerationConfig(
+            **settings,
+            no_repeat_ngram_size=3,
+            bad_words_ids=[[biased[0]], [biased[1], biased[2]]],
+            min_length=20,
+            min_new_tokens=9,
+            begin_suppress_tokens=biased[3:6],
+            max_new_tokens=24,
+            eos_token_id=2,
+            pad_token_id=0,
+        )
+        monkeypatch.setattr(model, "generation_config", config)
+        expected = model.generate(prompt, attention_mask=torch.ones_like(prompt))[0, 12:].tolist()
+        fresh = Engine.from_pretrained(model, drafter="copyspec(gamma=1)")
+        assert fresh.generate(prompt).tokens == expected
+
+
+def test_a_model_put_into_training_mode_is_refused() -> None:
+    model = copy.deepcopy(tiny.model())
+    late = Engine.from_pretrained(model, tokenizer=tiny.tokenizer())
+    chat = late.chat()
+    model.train()
+    calls: list[Any] = [
+        lambda: late.generate(IDS),
+        lambda: late.stream(IDS),
+        lambda: chat.send("a"),
+    ]
+    for call in calls:
+        with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
+            call()
+    model.eval()
+    assert late.generate(IDS, max_new_tokens=3).tokens
+
+
+class Guided:
+    """Holds a model beside a state of its own, as transformers' guidance does."""
+
+    def __init__(self, model: Any) -> None:
+        self.parts = [{"model": model}, model.lm_head.weight]
+        self.forward = model.forward
+        self.calls = torch.zeros(1)
+        self.made = [self]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guided:
+        twin = Guided.__new__(Guided)
+        self.made.append(twin)
+        for name, value in vars(self).items():
+            setattr(twin, name, value if name == "made" else copy.deepcopy(value, memo))
+        return twin
+
+    def __call__(self, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return scores
+
+
+def test_copies_of_processors_share_the_models_they_hold(engine: Engine) -> None:
+    model = tiny.model()
+    guided = Guided(model)
+    engine.generate([IDS, IDS[:5], IDS[:7]], n=2, processors=guided, max_new_tokens=4)
+    assert len(guided.made) == 7
+    for twin in guided.made[1:]:
+        assert twin.parts[0]["model"] is model
+        assert twin.parts[1] is model.lm_head.weight
+        assert twin.forward.__self__ is model
+        assert twin.calls == 4
+    assert guided.calls == 0
+
+
+def test_prompts_of_every_kind(engine: Engine) -> None:
+    tokenizer = tiny.tokenizer()
+    options: dict[str, Any] = {"max_new_tokens": 5}
+    expected = engine.generate(IDS, **options).tokens
+    ids = torch.tensor(IDS)
+    alone = [
+        ids, ids[None], ids.numpy(), ids[None].numpy(), list(ids.numpy()),
+        {"input_ids": ids[None], "attention_mask": torch.ones(1, len(IDS))},
+        {"input_ids": IDS},
+    ]  # fmt: skip
+    for prompt in alone:
+        assert engine.generate(prompt, **options).tokens == expected
+        with engine.stream(prompt, **options) as stream:
+            assert [piece.token for piece in stream] == expected
+    texts = ["hello world, this", "the"]
+    wanted = [engine.generate(text, **options).tokens for text in texts]
+    tokenizer.padding_side, side = "left", tokenizer.padding_side
+    try:
+        for kind in ("pt", "np", None):
+            batch = tokenizer(texts, return_tensors=kind, padding=True)
+            assert [r.tokens for r in engine.generate(batch, **options)] == wanted
+            one = tokenizer(texts[0], return_tensors=kind)
+            assert engine.generate(one, **options).tokens == wanted[0]
+    finally:
+        tokenizer.padding_side = side
+    assert len(engine.generate(ids[None].repeat(2, 1), **options)) == 2
+    assert len(engine.generate([ids, ids[:3]], **options)) == 2
+    with pytest.raises(PromptError, match="attention mask"):
+        engine.generate({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]})
+    with pytest.raises(PromptError, match="several prompts"):
+        engine.stream([IDS, IDS])
+    with pytest.raises(PromptError, match=r"prompt 1 of 2: .*empty"):
+        engine.generate(["hello", ""])
+
+
+def test_names_from_transformers_come_with_their_own_here(engine: Engine) -> None:
+    for name, hint in (
+        ("do_sample", "temperature"),
+        ("max_length", "max_new_tokens"),
+        ("num_return_sequences", "Use n"),
+        ("num_beams", "Beam search"),
+    ):
+        with pytest.raises(UnknownName, match=hint):
+            engine.generate(IDS, **{name: 2})
+
+
+def test_options_are_complete() -> None:
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert {name for name in Options.__annotations__ if name in fields} == fields
+
+
+@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63), 2**63])
+def test_the_largest_seeds_work(engine: Engine, seed: int) -> None:
+    options: dict[str, Any] = {"temperature": 1e-30, "seed": seed, "max_new_tokens": 3}
+    assert len(engine.generate(IDS, **options).tokens) == 3
+
+
+def test_the_repr_of_a_result_is_short(engine: Engine) -> None:
+    shown = repr(engine.generate(IDS, max_new_tokens=60))
+    assert len(shown) < 200
+    assert "60 tokens" in shown
 
 
 def test_n_belongs_to_generate(engine: Engine) -> None:
