@@ -62,15 +62,7 @@ class Engine:
         `dtype` is the checkpoint's own by default. Raises LoadError or UnsupportedError.
         """
         drafter = parse(drafter)  # before minutes of loading
-        loaded = load(
-            model,
-            tokenizer=tokenizer,
-            dtype=dtype,
-            device=device,
-            device_map=device_map,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-        )
+        loaded = load(model, tokenizer, dtype, device, device_map, trust_remote_code, revision)
         return cls(loaded, drafter=drafter, budget=budget, max_batch=max_batch)
 
     @property
@@ -118,7 +110,7 @@ class Engine:
         # One at a time where the model cannot run several sequences in a pass.
         together = self.max_batch if self.model.capabilities.batch else 1
         with partial_results(jobs):
-            for _ in run(jobs, Runner(self.model, rest=REST), self.cost, max_batch=together):
+            for _ in run(jobs, Runner(self.model, rest=REST), self.cost, together):
                 pass
         results = [job.result() for job in jobs]
         if n > 1:

@@ -90,8 +90,8 @@ def run(
     jobs: Sequence[Job],
     runner: Runner,
     cost: CostCurve,
-    *,
     max_batch: int = 1,
+    *,
     keep: bool = False,
 ) -> Generator[list[Piece]]:
     """Drive jobs to their end, up to `max_batch` at a time; yields what every step released.

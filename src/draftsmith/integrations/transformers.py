@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import time
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -23,12 +22,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, Processor, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
-from draftsmith.engine.jobs import release
+from draftsmith.engine.jobs import Job, run
 from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
@@ -75,11 +73,11 @@ def accelerate(
     reason, loaded = refusals.of_model(own), None
     if reason is None:
         loaded, reason = _load(own, tokenizer)
-    handle = Accelerated(own, loaded, chosen, budget)
-    why = "" if loaded is None else handle.drafting.needs.why
+    handle = Accelerated(own, loaded, chosen, budget, reason)
+    why = "" if loaded is None else handle.drafting.needs.why  # may raise: the model is untouched
     own.generate = handle
     if reason is not None:
-        handle.refuse(reason)
+        handle.notice(reason)
     if why:
         warnings.warn(why, DraftingNotice, stacklevel=2)
     return handle
@@ -106,6 +104,7 @@ class Accelerated:
         loaded: LoadedModel | None,
         drafter: Drafter,
         budget: BudgetSpec,
+        reason: str | None,
     ) -> None:
         # Not its annotations or attributes: they need not be picklable, and the model may be saved.
         functools.update_wrapper(self, model.generate, ("__name__", "__qualname__", "__doc__"), ())
@@ -115,7 +114,7 @@ class Accelerated:
         self.model = model
         self.drafter = drafter
         self.budget = budget
-        self.model_reason: str | None = None
+        self.model_reason = reason
         """Why no call of this model can be accelerated, if so."""
         self.stats: Stats | None = None
         """Of the last call, summed over its rows; None if it was not accelerated."""
@@ -152,16 +151,12 @@ class Accelerated:
         if vars(self.model).get("generate") is self:
             restore(self.model)
 
-    def refuse(self, reason: str) -> None:
-        """Run every call of this model plainly, for this reason."""
-        self.model_reason = reason
-        self._notice(reason, stacklevel=4)
-
-    def _notice(self, reason: str, stacklevel: int = 3) -> None:
+    def notice(self, reason: str) -> None:
+        """Say once that a call is not accelerated, and why."""
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)
-            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel)
+            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel=3)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`generate`, with its own arguments and results; `past_key_values` is always None."""
@@ -169,7 +164,7 @@ class Accelerated:
         call = self._by_name(args, kwargs)
         config, reason = self._configure(call)
         if reason is not None:
-            self._notice(reason)
+            self.notice(reason)
         # Without the tokenizer for its stop strings, `generate` has an error message of its own.
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
             return self.original(*args, **kwargs)
@@ -228,7 +223,7 @@ class Accelerated:
             padded = mask is not None and not bool(mask.all())
             reason = self._why_other_passes(self._loaded, padded=padded)
         if reason is not None or self._loaded is None:
-            self._notice(str(reason))
+            self.notice(str(reason))
             return model._sample(
                 input_ids, logits_processor, stopping_criteria, generation_config,
                 streamer=streamer, **inputs,
@@ -239,8 +234,10 @@ class Accelerated:
             record.session(index, row, hidden, logits_processor, self.drafting)
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
+        jobs = [Job(session, None) for session in sessions]
         try:
-            _run(sessions, Runner(self._loaded, rest=REST), self.drafting.cost)
+            for _ in run(jobs, Runner(self._loaded, rest=REST), self.drafting.cost, len(jobs)):
+                pass
         finally:
             self.stats = total([session.stats for session in sessions])
         if streamer is not None:
@@ -319,23 +316,6 @@ class Record:
         return GenerateDecoderOnlyOutput(
             sequences=sequences, scores=self.scores, logits=self.logits
         )
-
-
-def _run(sessions: Sequence[Session], target: Runner, cost: CostCurve) -> None:
-    begin = time.perf_counter()
-    try:
-        for session in sessions:
-            start(session, target)
-        while active := [session for session in sessions if not session.finished]:
-            step(active, target, cost)
-            for session in active:
-                if not session.stats.first_token_seconds:
-                    session.stats.first_token_seconds = time.perf_counter() - begin
-                if session.finished:
-                    release(session, target)
-    finally:
-        for session in sessions:
-            release(session, target)
 
 
 def _of_row(processors: Any, index: int) -> Any:

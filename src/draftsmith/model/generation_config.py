@@ -15,16 +15,8 @@ from transformers import (
 
 from draftsmith.core.sampling import Processor, forbid_end
 
-_INHERITED = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_new_tokens",
-    "max_new_tokens": "max_new_tokens",
-    "stop_strings": "stop",
-}
+_INHERITED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens",
+              "max_new_tokens", "stop_strings")  # fmt: skip
 """Settings that give a call its options where the caller says nothing."""
 
 _NOT_APPLIED = (
@@ -51,11 +43,9 @@ def given(config: Any) -> dict[str, Any]:
 
 def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of SamplingParams; greedy unless the author asked for sampling."""
-    found = {
-        ours: settings[theirs]
-        for theirs, ours in _INHERITED.items()
-        if settings.get(theirs) is not None
-    }
+    found = {name: settings[name] for name in _INHERITED if settings.get(name) is not None}
+    if "stop_strings" in found:
+        found["stop"] = found.pop("stop_strings")
     if not settings.get("do_sample"):
         return found | {"temperature": 0.0}
     return {"temperature": 1.0} | found
