@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -153,16 +153,13 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
         ) from error
 
 
-class Stream:
+class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     """The pieces of one answer; `result` holds everything generated so far, at any time."""
 
     def __init__(self, job: Job, steps: Generator[list[Piece]]) -> None:
         self._job = job
         self._steps = steps
         self._pieces = self._iterate()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -181,9 +178,6 @@ class Stream:
         """Cancel: stop generating and free the cache; `result` stays."""
         self._pieces.close()
         self._steps.close()
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

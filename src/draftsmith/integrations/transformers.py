@@ -13,6 +13,7 @@ import inspect
 import warnings
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def restore(model: Any) -> None:
         own.generate = handle.previous
 
 
-class Accelerated:
+class Accelerated(AbstractContextManager["Accelerated"]):
     """What stands in for `model.generate`, and the handle that `accelerate` returns."""
 
     def __init__(
@@ -139,9 +140,6 @@ class Accelerated:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes={})
-
-    def __enter__(self) -> Accelerated:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
