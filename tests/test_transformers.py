@@ -40,6 +40,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+import architectures
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.drafters.calibration import Calibration
@@ -1067,3 +1068,14 @@ def test_soft_prompts_are_not_dropped(kind: str) -> None:
             without = model.generate(**options)
     with model.disable_adapter():
         same(without, model.generate(**options))
+
+
+@pytest.mark.parametrize("name", ["opt", "bloom", "phi3", "gpt_neo", "falcon_h1"])
+def test_padding_that_shifts_nothing_is_accelerated(name: str) -> None:
+    model = architectures.build(name)
+    ids = torch.tensor([architectures.prompt(20), [0] * 6 + architectures.prompt(14)])
+    options = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "max_new_tokens": 8}
+    expected = model.generate(**options)
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        same(model.generate(**options), expected)
+        assert handle.last_notice is None
