@@ -56,6 +56,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     recipe = Recipe(
+        share_of="replaced",  # as the arm that ships was trained; the paper's is windows-5
         steps=args.steps, rows=args.rows, rows_per_pass=min(4, args.rows), length=args.length,
         learning_rate=args.learning_rate, final_learning_rate=args.learning_rate / 5,
         token_rate=args.token_rate,

@@ -7,6 +7,7 @@ DraftsmithError
 ├── LoadError                     a model, tokenizer or file cannot be read
 ├── UnsupportedError              the model cannot do what was asked, and why
 ├── DrafterError                  a drafter broke its contract
+├── TrainingError                 a training cannot go on: its loss is no number any more
 └── GenerationInterrupted         stopped half-way; `.partial` holds what was generated
 """
 
@@ -23,6 +24,7 @@ __all__ = [
     "LoadError",
     "OptionError",
     "PromptError",
+    "TrainingError",
     "UnknownName",
     "UnsupportedError",
 ]
@@ -66,6 +68,10 @@ class UnsupportedError(DraftsmithError):
 
 class DrafterError(DraftsmithError):
     """A drafter broke its contract (see `draftsmith.testing.check_drafter`)."""
+
+
+class TrainingError(DraftsmithError):
+    """A training diverged; the message says in which step, and what to change."""
 
 
 class GenerationInterrupted(DraftsmithError):

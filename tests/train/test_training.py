@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import tiny
-from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.errors import LoadError, OptionError, TrainingError, UnsupportedError
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.train import curves
 from draftsmith.train.curves import Row
@@ -385,9 +385,47 @@ def test_a_damaged_checkpoint(model: Path, texts: Texts, tmp_path: Path) -> None
         train(str(model), RECIPE, texts, out, OPTIONS)
 
 
+def test_an_earlier_transformers_can_read_what_is_written(unbroken: Path) -> None:
+    """It knows neither this one's names of tokenizer classes nor `rope_parameters`."""
+    settings = json.loads((unbroken / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not isinstance(settings.get("extra_special_tokens"), list)
+    config = json.loads((unbroken / "config.json").read_text())
+    assert config["rope_theta"] == 10_000.0
+    assert config["rope_scaling"] is None
+
+
+def test_scaled_positions_keep_both_names(model: Path, texts: Texts, tmp_path: Path) -> None:
+    source = tmp_path / "scaled"
+    shutil.copytree(model, source)
+    config = json.loads((source / "config.json").read_text())
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config.pop("rope_parameters", None)
+    config |= {"rope_theta": 5000.0, "rope_scaling": scaling}  # as transformers 4 writes it
+    (source / "config.json").write_text(json.dumps(config))
+    train(str(source), replace(RECIPE, steps=1), texts, tmp_path / "out", OPTIONS)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["rope_theta"], written["rope_scaling"]) == (5000.0, scaling)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").config
+    again = getattr(loaded, "rope_parameters", None) or loaded.rope_scaling
+    assert {**again, **scaling} == again
+
+
+def test_the_umask_decides_who_may_read(model: Path, texts: Texts, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        train(str(model), replace(RECIPE, steps=1), texts, tmp_path / "out", OPTIONS)
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
+    assert {path.name: path.stat().st_mode & 0o777 for path in files} == {
+        path.name: 0o640 for path in files
+    }
+
+
 def test_a_diverging_training_stops(model: Path, texts: Texts, tmp_path: Path) -> None:
     wild = replace(RECIPE, learning_rate=1e30, warmup=0.0)
-    with pytest.raises(OptionError, match=r"the loss of step \d+ is (nan|inf): .* diverged"):
+    with pytest.raises(TrainingError, match=r"the loss of step \d+ is (nan|inf): .* diverged"):
         train(str(model), wild, texts, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out" / "config.json").exists()
 

@@ -205,7 +205,8 @@ def test_a_short_held_out_text_is_one_run() -> None:
     ("settings", "says"),
     [
         ({"L": 0}, "L=0"),
-        ({"share": 1.5}, "share=1.5"),
+        ({"share": 1.5}, "share must be at most 1, got share=1.5"),
+        ({"clip": 0.0}, "clip must be above 0, got"),
         ({"share": 0.5, "share_of": "windows", "L": 9}, "do not fit"),
         ({"diverse": True, "L": 1}, "diverse"),
         ({"learning_rate": 0.0}, "learning_rate"),
@@ -215,6 +216,11 @@ def test_a_short_held_out_text_is_one_run() -> None:
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         Recipe(**settings)  # type: ignore[arg-type]
+
+
+def test_by_default_windows_begin_at_a_tenth_of_the_positions() -> None:
+    recipe = Recipe()
+    assert recipe.windows == 0.1 * recipe.length, "as in section 2.2 of the paper"
 
 
 def test_an_unknown_objective_names_the_nearest() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.capabilities import Capabilities
@@ -19,6 +21,9 @@ NAME = "<|adaptive_{}|>"
 """What an added token is called in the tokenizer."""
 _FREE = re.compile(r"\W*(reserved|unused|placeholder|dummy|extra_(id|token))\w*\W*", re.IGNORECASE)
 """Tokens that model makers keep for others, such as <|reserved_special_token_7|> and <unused7>."""
+
+_RENAMED = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
+"""Settings of a model that transformers 5 keeps together in `rope_parameters`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +52,43 @@ class Trainable:
             model.generation_config.suppress_tokens = sorted(suppressed)
         model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
+        _name_as_before(folder, self.loaded.name)
+        mode = (folder / "config.json").stat().st_mode  # as the user wants new files
+        for path in folder.iterdir():
+            path.chmod(mode)  # safetensors keeps weights to their owner
+
+
+def _name_as_before(folder: Path, source: str) -> None:
+    """Let transformers 4 read the folder as well: give settings the names that it knows, too.
+
+    Without them it refuses the tokenizer, and takes the model's rotary base to be another one.
+    """
+    config = _read(folder / "config.json")
+    rope = config.get("rope_parameters") or {}
+    older: dict[str, Any] = {}
+    if "rope_theta" in rope:  # one for all layers; where there are several, the source's own names
+        scaled = rope.get("rope_type", "default") != "default"
+        older = {"rope_theta": rope["rope_theta"], "rope_scaling": rope if scaled else None}
+    known, _ = PretrainedConfig.get_config_dict(source)
+    if known.get("model_type") == config.get("model_type"):
+        older |= {name: known[name] for name in _RENAMED if name in known}
+    _write(folder / "config.json", older | config)
+    settings = _read(folder / "tokenizer_config.json")
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    _write(folder / "tokenizer_config.json", settings)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _write(path: Path, settings: dict[str, Any]) -> None:
+    text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def open_trainable(

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from draftsmith.errors import OptionError, UnknownName
 
-OBJECTIVES = ("improved", "basic", "plain")
-SHARES = ("replaced", "windows")
+TOKENS, STEPS, LEARNING, RUNNING = "Adaptive tokens", "Steps", "Learning", "Running"
+"""What the settings are about."""
+
+
+def setting(default: Any, help: str, about: str, **limits: Any) -> Any:
+    """A field of a dataclass that says in its `metadata` what a user should know of it.
+
+    `limits`: the `least` and the `most` it may be, what it must be `above`, or its `choices`.
+    """
+    return field(default=default, metadata={"help": help, "about": about, **limits})
+
+
+def check(settings: Any) -> None:
+    """Raise OptionError for the first field of a dataclass that exceeds its limits."""
+    for known in fields(settings):
+        name, value, limits = known.name, getattr(settings, known.name), known.metadata
+        if "choices" in limits and value not in limits["choices"]:
+            raise UnknownName(name, value, limits["choices"])
+        if "least" in limits and not value >= limits["least"]:
+            raise OptionError(f"{name} must be at least {limits['least']}, got {name}={value}")
+        if "most" in limits and not value <= limits["most"]:
+            raise OptionError(f"{name} must be at most {limits['most']}, got {name}={value}")
+        if "above" in limits and not value > limits["above"]:
+            raise OptionError(f"{name} must be above {limits['above']}, got {name}={value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,63 +39,63 @@ class Recipe:
     """How to train; the defaults are the paper's. Raises OptionError for values that cannot work.
 
     Source: SDSAT, sections 2.2, 3.1 and 3.2. The paper's batch is 4M tokens in sequences of 16,384.
+    Not in the paper: `weight_decay` and `clip`, which are Llama 2's, and `token_rate`.
     """
 
-    objective: str = "improved"
-    """`improved` (equation 9), `basic` (equation 8), or `plain`: no adaptive tokens, to compare."""
-    L: int = 5
-    """The longest window of adaptive tokens."""
-    diverse: bool = False
-    """A token of its own for each depth (appendix B), instead of one for all."""
-    share: float = 0.1
-    """Of the positions of a mixed sequence; of which, `share_of` says."""
-    share_of: str = "replaced"
-    """`replaced`: so many positions hold adaptive tokens. `windows`: a window begins at so many."""
-    w: float = 1.0
-    """Weight of the adaptive tokens in equation 9."""
-    infill: float = 0.5
-    """Share of code samples rearranged for infilling: half PSM, half SPM; 0 for none."""
-    length: int = 1024
-    """T: tokens of a sequence."""
-    rows: int = 8
-    """Sequences of a step."""
-    rows_per_pass: int = 8
-    """Sequences of a forward pass; fewer than `rows` accumulate their gradients."""
-    steps: int = 2000
-    learning_rate: float = 5e-5
-    """The highest, reached after warming up."""
-    final_learning_rate: float = 1e-5
-    token_rate: float = 1.0
-    """ours: the adaptive tokens' own rows learn so many times as fast; worth 100 in short runs."""
-    warmup: float = 0.2
-    """Share of the steps with a rising learning rate."""
-    weight_decay: float = 0.1
-    """Of matrices. Not in the paper; Llama 2's and so Code Llama's."""
-    clip: float = 1.0
-    """Largest norm of a gradient. Not in the paper; Llama 2's."""
-    lora: int = 0
-    """Rank of low-rank adapters on all linear layers, merged at the end; 0: full fine-tuning."""
-    bfloat16: bool = True
-    """Compute in bfloat16 where that is safe (autocast); weights and sums stay in float32."""
-    seed: int = 0
+    objective: str = setting(
+        "improved",
+        "improved (equation 9), basic (equation 8), or plain: no adaptive tokens, to compare with.",
+        TOKENS, choices=("improved", "basic", "plain"),
+    )  # fmt: skip
+    L: int = setting(5, "The longest window of adaptive tokens.", TOKENS, least=1)
+    diverse: bool = setting(
+        False, "One for each depth (appendix B), not one for all; then k < L when decoding.", TOKENS
+    )
+    share: float = setting(
+        0.1, "Share of the positions of a mixed sequence; share_of says of which.",
+        TOKENS, least=0, most=1,
+    )  # fmt: skip
+    share_of: str = setting(
+        "windows",
+        "What the share counts: positions where windows begin (the paper), or replaced ones.",
+        TOKENS, choices=("windows", "replaced"),
+    )  # fmt: skip
+    w: float = setting(1.0, "Weight of the adaptive tokens in equation 9.", TOKENS, least=0)
+    infill: float = setting(
+        0.5, "Share of code rearranged as prefix, suffix, middle; 0 for none.",
+        STEPS, least=0, most=1,
+    )  # fmt: skip
+    length: int = setting(1024, "T: tokens of a sequence.", STEPS, least=2)
+    rows: int = setting(8, "Sequences of a step.", STEPS, least=1)
+    rows_per_pass: int = setting(
+        8, "Sequences of a forward pass; fewer accumulate their gradients.", STEPS, least=1
+    )
+    steps: int = setting(2000, "How many steps.", STEPS, least=1)
+    learning_rate: float = setting(
+        5e-5, "The highest, reached after warming up.", LEARNING, above=0
+    )
+    final_learning_rate: float = setting(1e-5, "The last.", LEARNING, least=0)
+    token_rate: float = setting(
+        1.0,
+        "How many times as fast the rows of adaptive tokens learn; worth 100 in short runs.",
+        LEARNING, least=0,
+    )  # fmt: skip
+    warmup: float = setting(
+        0.2, "Share of the steps with a rising learning rate.", LEARNING, least=0, most=1
+    )
+    weight_decay: float = setting(0.1, "Of matrices.", LEARNING, least=0)
+    clip: float = setting(1.0, "Largest norm of a gradient.", LEARNING, above=0)
+    lora: int = setting(
+        0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.",
+        LEARNING, least=0,
+    )  # fmt: skip
+    bfloat16: bool = setting(
+        True, "Compute passes in bfloat16 where that is safe; weights stay in float32.", LEARNING
+    )
+    seed: int = setting(0, "Of the order of the texts, and of the windows.", LEARNING, least=0)
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise UnknownName("objective", self.objective, OBJECTIVES)
-        if self.share_of not in SHARES:
-            raise UnknownName("share_of", self.share_of, SHARES)
-        for name in ("L", "rows", "rows_per_pass", "steps"):
-            self._least(name, 1)
-        for name in ("lora", "seed", "w", "token_rate", "weight_decay", "final_learning_rate"):
-            self._least(name, 0)
-        self._least("length", 2)
-        for name in ("share", "infill", "warmup"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"{name}={getattr(self, name)} is no share; give 0 to 1")
-        if not (self.clip > 0 and self.learning_rate > 0):
-            raise OptionError(
-                f"clip={self.clip} and learning_rate={self.learning_rate} must be above 0"
-            )
+        check(self)
         if self.diverse and self.L < 2:
             raise OptionError("diverse tokens need L=2 or more; with L=1 there is one token")
         most = math.ceil(self.windows)
@@ -82,10 +104,6 @@ class Recipe:
                 f"{most} windows of up to L={self.L} tokens with gaps between do not fit into "
                 f"length={self.length}: lower share={self.share} or L"
             )
-
-    def _least(self, name: str, least: int) -> None:
-        if not getattr(self, name) >= least:
-            raise OptionError(f"{name}={getattr(self, name)} cannot work; give at least {least}")
 
     @property
     def adaptive(self) -> bool:
@@ -115,11 +133,3 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """All of it, for a file."""
         return asdict(self)
-
-    def differing(self, settings: dict[str, Any]) -> list[str]:
-        """What is different in other settings, as "name: theirs, now ours"."""
-        return [
-            f"{f.name}: {settings.get(f.name)!r}, now {getattr(self, f.name)!r}"
-            for f in fields(self)
-            if settings.get(f.name) != getattr(self, f.name)
-        ]

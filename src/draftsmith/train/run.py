@@ -67,11 +67,11 @@ class Run:
         path = self.training / _RUN
         if path.is_file():
             known = json.loads(path.read_text(encoding="utf-8"))
-            wrong = recipe.differing(known["recipe"])
-            wrong += [
-                f"{name}: {known['about'].get(name)!r}, now {value!r}"
-                for name, value in about.items()
-                if known["about"].get(name) != value
+            wrong = [
+                f"{name}: {known[part].get(name)!r}, now {value!r}"
+                for part, values in (("recipe", recipe.settings()), ("about", about))
+                for name, value in values.items()
+                if known[part].get(name) != value
             ]
             if wrong:
                 raise OptionError(

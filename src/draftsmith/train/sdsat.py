@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.corpus.build import Show, unseen
-from draftsmith.errors import OptionError
+from draftsmith.errors import OptionError, TrainingError
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.trainable import Trainable, open_trainable
@@ -33,7 +33,7 @@ from draftsmith.train.batches import Batch, Batches
 from draftsmith.train.curves import Curves, Row
 from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
 from draftsmith.train.loss import Counts, Loss, loss_of
-from draftsmith.train.recipe import Recipe
+from draftsmith.train.recipe import RUNNING, TOKENS, Recipe, check, setting
 from draftsmith.train.rows import AdaptiveRows
 from draftsmith.train.run import Run, kept_whole
 from draftsmith.train.texts import Texts, sequences
@@ -48,18 +48,23 @@ _BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to run a training; nothing here changes the weights it ends with, but `tokens`."""
+    """How to run a training; nothing here changes the weights it ends with, but `tokens`.
 
-    tokens: tuple[int, ...] = ()
-    """The adaptive tokens; free ones are found if none are named."""
-    add_token: bool = False
-    """Add new tokens to the vocabulary instead."""
-    cpu: bool = False
-    """Stay on the CPU; otherwise accelerate chooses the device."""
-    save_every: int = 100
-    """Steps between checkpoints."""
-    measure_every: int = 0
-    """Steps between measurements of the held-out loss; 0: only before and after."""
+    Raises OptionError for values that cannot work.
+    """
+
+    tokens: tuple[int, ...] = setting(
+        (), "Ids of the adaptive tokens; free ones are found if none are named.", TOKENS
+    )
+    add_token: bool = setting(False, "Add new tokens to the vocabulary instead.", TOKENS)
+    cpu: bool = setting(False, "Stay on the CPU.", RUNNING)
+    save_every: int = setting(100, "Steps between checkpoints.", RUNNING, least=1)
+    measure_every: int = setting(
+        0, "Steps between held-out losses; 0: only before and after.", RUNNING, least=0
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ class Trainer:
             sums += torch.stack([loss.total.detach(), loss.standard, loss.adaptive])
         total, standard, adaptive = accelerator.reduce(sums, "sum").tolist()
         if not math.isfinite(total):
-            raise OptionError(
+            raise TrainingError(
                 f"the loss of step {step + 1} is {total}: the training diverged; lower "
                 f"learning_rate={recipe.learning_rate}, or compute in float32"
             )
