@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "builtin"
 REPEATED = 300
-WHERE = torch.device("cpu")
 
 
 @pytest.fixture
@@ -25,17 +25,23 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
 
 def copied(network: Any, ids: torch.Tensor) -> float:
     """Share of the second repetition that is said right."""
-    table = network.positions(ids.shape[1], torch.float32, WHERE)
     with torch.no_grad():
-        states = network.model(ids, *table, torch.float32)[0, REPEATED:-1]
+        states = network.model(ids).last_hidden_state[0, REPEATED:-1]
     guess = (states @ network.model.embed_tokens.weight.T).argmax(-1)
     return float((guess == ids[0, REPEATED + 1 :]).float().mean())
+
+
+def fresh(model: ModuleType, heads: int = 8, kv_heads: int = 4) -> Any:
+    """A network of edit-7m's size but for its vocabulary."""
+    config = tomllib.loads((RECIPE / "edit-7m.toml").read_text(encoding="utf-8"))
+    sizes = {"vocab_size": 1000, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return model.fresh(**config["sizes"] | sizes)
 
 
 def started(recipe: tuple[ModuleType, ModuleType], **sizes: int) -> tuple[Any, Any, torch.Tensor]:
     headstart, model = recipe
     torch.manual_seed(0)
-    network = model.TinyLlama(model.Shape(vocab=1000, rope_theta=1e13, **sizes))
+    network = fresh(model, **sizes)
     span = torch.randint(42, 1000, (1, REPEATED))
     circuit = headstart.head_start(network, torch.randint(42, 1000, (500,)))
     return network, circuit, torch.cat((span, span), dim=1)
@@ -82,8 +88,8 @@ def test_the_start_puts_one_word_in_place_of_another(
     recipe: tuple[ModuleType, ModuleType], said: str
 ) -> None:
     headstart, model = recipe
-    torch.manual_seed(0)
-    network = model.TinyLlama(model.Shape(vocab=1000, rope_theta=1e13, heads=8, kv_heads=4))
+    torch.manual_seed(1)
+    network = fresh(model)
     known = sorted({t for m in MESSAGES.values() for t in m if t[0] != "x"} | {"item", "product"})
     tokens = [*headstart.SPECIALS, *known]
     tokens += [f"x{i}" for i in range(1000 - len(tokens))]
@@ -101,9 +107,8 @@ def test_the_start_puts_one_word_in_place_of_another(
         )
         words = torch.tensor([ids[token] for token in message])
         whole = torch.cat((user, words, file, before, answer, file, after))[None]
-        table = network.positions(whole.shape[1], torch.float32, WHERE)
         with torch.no_grad():
-            states = network.model(whole, *table, torch.float32)[0, -REPEATED - 1 : -1]
+            states = network.model(whole).last_hidden_state[0, -REPEATED - 1 : -1]
         return (states @ network.model.embed_tokens.weight.T).argmax(-1)
 
     follows = row(MESSAGES[said])

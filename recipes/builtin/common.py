@@ -13,30 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PAD = "<|pad|>"
-TEXT_END = "<|endoftext|>"
-USER = "<|user|>"
-ASSISTANT = "<|assistant|>"
-SYSTEM = "<|system|>"
-END = "<|end|>"
-FILE = "<|file|>"
-FIM_PREFIX = "<|fim_prefix|>"
-FIM_SUFFIX = "<|fim_suffix|>"
-FIM_MIDDLE = "<|fim_middle|>"
-RESERVED = [f"<|reserved_{i}|>" for i in range(32)]
-SPECIALS = [
-    PAD,
-    TEXT_END,
-    USER,
-    ASSISTANT,
-    SYSTEM,
-    END,
-    FILE,
-    FIM_PREFIX,
-    FIM_SUFFIX,
-    FIM_MIDDLE,
-    *RESERVED,
-]
+NAMES = "pad endoftext user assistant system end file fim_prefix fim_suffix fim_middle"
+NAMED = [f"<|{name}|>" for name in NAMES.split()]
+PAD, TEXT_END, USER, ASSISTANT, _, END, FILE, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = NAMED
+SPECIALS = [*NAMED, *(f"<|reserved_{i}|>" for i in range(32))]
+ID = {token: number for number, token in enumerate(SPECIALS)}
 
 # The anchor: when the question holds a file, the answer starts with the same marker, so the model
 # does not have to find out where copying starts.
@@ -54,15 +35,10 @@ CHAT_TEMPLATE = (
 MEASURED_REPOS = frozenset({"pallets/flask", "TheAlgorithms/Python"})
 
 
-def bucket(*parts: str) -> int:
-    """A stable number in [0, 100) for a row: decides the held-out share without any state."""
-    digest = hashlib.sha256("\x00".join(parts).encode()).digest()
-    return int.from_bytes(digest[:4], "big") % 100
-
-
 def is_held_out(*parts: str) -> bool:
-    """One row in a hundred is kept for the held-out loss."""
-    return bucket(*parts) == 0
+    """One row in a hundred is kept for the held-out loss: which, its name decides."""
+    digest = hashlib.sha256("\x00".join(parts).encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 100 == 0
 
 
 def read_rows(corpora: Path, folder: str, *, measured: bool = False) -> Iterator[dict[str, Any]]:
@@ -77,8 +53,3 @@ def read_rows(corpora: Path, folder: str, *, measured: bool = False) -> Iterator
                 repo = row.get("repo", path.name.removesuffix(".jsonl.xz").replace("+", "/", 1))
                 if (repo in MEASURED_REPOS) == measured:
                     yield row
-
-
-def edit_prompt(path: str, message: str, before: str) -> str:
-    """The user's message of an edit: where, what, and the file as it is."""
-    return f"{path}: {message}\n{FILE}{before}"

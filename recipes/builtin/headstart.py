@@ -40,9 +40,9 @@ from substitute import (
     write_silence,
     write_substitution,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
-from model import Attention, TinyLlama
+from model import Network, states
 
 HOP = 3  # tokens that layer 0 looks back, and that layer 1 looks further
 BACKS = 2 * HOP  # how many single tokens are compared
@@ -73,25 +73,27 @@ class Circuit:
     output_below = 3.0  # and where a substitute must be louder still
     logits = 3.0  # the last norm's gain: how sure the network is
 
-    def __init__(self, network: TinyLlama, tokens: Sequence[str] | None = None) -> None:
+    def __init__(self, network: Network, tokens: Sequence[str] | None = None) -> None:
         """`tokens`: what each id writes; with them, room is kept for `substitute`."""
-        shape = network.shape
+        shape = network.config
         self.tokens = tokens
         self.half = shape.head_dim // 2
-        self.each = shape.heads // shape.kv_heads
-        self.size = min(shape.head_dim // 4, shape.hidden // 16)
+        self.groups = shape.num_key_value_heads
+        self.each = shape.num_attention_heads // self.groups
+        self.size = min(shape.head_dim // 4, shape.hidden_size // 16)
         bag_size = 2 * self.size
-        if shape.layers <= MATCH or shape.heads <= BAG_HEAD or shape.kv_heads < 2:
+        sizes = (shape.num_hidden_layers, shape.num_attention_heads, self.groups)
+        if sizes[0] <= MATCH or sizes[1] <= BAG_HEAD or sizes[2] < 2:
             raise ValueError(
                 f"head_start needs {MATCH + 1} layers, {BAG_HEAD + 1} heads and 2 groups of them, "
-                f"not {shape.layers}, {shape.heads} and {shape.kv_heads}"
+                f"not {sizes}"
             )
         self.random = torch.Generator().manual_seed(7)
         # Along the axes, so that what rounding does to one part reaches no other.
-        basis = torch.eye(shape.hidden)
-        widths = [1, *[self.size] * BACKS, bag_size, shape.kv_heads, 1, 1]
+        basis = torch.eye(shape.hidden_size)
+        widths = [1, *[self.size] * BACKS, bag_size, self.groups, 1, 1]
         widths += [len(fields(Signs)), self.size] if tokens else [0, 0]
-        parts = basis.split([*widths, shape.hidden - sum(widths)])
+        parts = basis.split([*widths, shape.hidden_size - sum(widths)])
         self.shared = parts[0][0]
         self.spaces = parts[1 : 1 + BACKS]
         self.bag, self.lengths, mark, answered, signs, self.mended, self.free = parts[1 + BACKS :]
@@ -102,7 +104,7 @@ class Circuit:
         self.taken = basis[1 : sum(widths)]  # only the circuit writes here
         self.content = self.free[: self.size]
         self.words = self.free[self.size : self.size + bag_size]
-        self.turns = [shape.rope_theta ** (-pair / self.half) for pair in range(self.half)]
+        self.turns = network.model.rotary_emb.inv_freq.tolist()
         self.common = 1.0  # size of the shared direction
         self.fixed = torch.empty(0)  # of every embedding, what stays as it is, (vocab, hidden)
         self.space = self.free[3 * self.size]  # with tokens: whether one begins with a space
@@ -118,7 +120,7 @@ class Circuit:
         return self.signs
 
     @torch.no_grad()
-    def freeze(self, network: TinyLlama) -> None:
+    def freeze(self, network: Network) -> None:
         """Let training change only what lies above the circuit, and what it says."""
         table = network.model.embed_tokens.weight
         parts = table @ self.moving.T
@@ -134,7 +136,7 @@ class Circuit:
             self.kept.append(parameter[part].clone())
 
     @torch.no_grad()
-    def protect(self, network: TinyLlama) -> None:
+    def protect(self, network: Network) -> None:
         """Undo what a step did to the parts of the embeddings that the circuit compares.
 
         Their lengths stay as well: the first norms divide by them.
@@ -162,7 +164,7 @@ class Circuit:
         scores = self.bag_sharp * torch.outer(torch.arange(512), turns).cos().sum(1)
         return self.bag_written * float(scores.softmax(0)[0])
 
-    def look_back(self, attention: Attention, head: int, back: int, gain: float) -> None:
+    def look_back(self, attention: nn.Module, head: int, back: int, gain: float) -> None:
         """Make a head attend to the place `back` before."""
         fast = range(min(PAIRS, self.half))
         query = torch.zeros(2 * self.half)
@@ -172,7 +174,7 @@ class Circuit:
             query[pair + self.half] = -math.sin(self.turns[pair] * back)
         self.point(attention, head, query * self.sharp, gain)
 
-    def point(self, attention: Attention, head: int, query: Tensor, gain: float) -> None:
+    def point(self, attention: nn.Module, head: int, query: Tensor, gain: float) -> None:
         """Give a head the same query everywhere, and a key that shows in the pairs it uses."""
         width = 2 * self.half
         group = head // self.each
@@ -187,20 +189,18 @@ ANCHOR, MARKED, ASKING, FIRST = map(SPECIALS.index, (FILE, ASSISTANT, USER, TEXT
 
 
 @torch.no_grad()
-def scales(network: TinyLlama, sample: Tensor, layer: int) -> tuple[float, float]:
+def scales(network: Network, sample: Tensor, layer: int) -> tuple[float, float]:
     """What the two norms of a layer multiply by, on average over the sample (ids, [places])."""
-    cos, sin = network.positions(len(sample), torch.float32, sample.device)
-    x = network.model.embed_tokens(sample[None])
-    for before in network.model.layers[:layer]:
-        x = before(x, cos, sin)
     here = network.model.layers[layer]
+    x = states(network, sample[None], layer)
     first = x.pow(2).mean(-1).rsqrt().mean()
-    x = x + here.self_attn(here.input_layernorm(x), cos, sin)
+    turned = network.model.rotary_emb(x, torch.arange(len(sample))[None])
+    x = x + here.self_attn(here.input_layernorm(x), turned, None)[0]
     return float(first), float(x.pow(2).mean(-1).rsqrt().mean())
 
 
 @torch.no_grad()
-def head_start(network: TinyLlama, sample: Tensor, tokens: Sequence[str] | None = None) -> Circuit:
+def head_start(network: Network, sample: Tensor, tokens: Sequence[str] | None = None) -> Circuit:
     """Write the circuit into freshly made weights; a sample of text says how large things are.
 
     With `tokens`, what each id writes, it also substitutes words (`substitute`).
@@ -227,7 +227,7 @@ def head_start(network: TinyLlama, sample: Tensor, tokens: Sequence[str] | None 
     return circuit
 
 
-def write_embeddings(network: TinyLlama, circuit: Circuit) -> None:
+def write_embeddings(network: Network, circuit: Circuit) -> None:
     """Embeddings without a part in the circuit's spaces, with one direction in common.
 
     The marker before a file has a larger part in what is compared, so that for a while after it the
@@ -254,13 +254,13 @@ def write_embeddings(network: TinyLlama, circuit: Circuit) -> None:
     circuit.common = typical * circuit.constant
 
 
-def write_past(network: TinyLlama, circuit: Circuit, scale: float) -> None:
+def write_past(network: Network, circuit: Circuit, scale: float) -> None:
     """Layer 0: the three tokens before, and the bag."""
     attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
     for projection in attention.children():
         projection.weight.zero_()
     gain = circuit.common * scale
-    for group in range(network.shape.kv_heads):
+    for group in range(circuit.groups):
         values = attention.v_proj.weight[group * width : (group + 1) * width]
         values[:size] = circuit.content / scale
         values[size : 3 * size] = circuit.words / scale
@@ -282,7 +282,7 @@ def write_past(network: TinyLlama, circuit: Circuit, scale: float) -> None:
     output[:, size : 3 * size] = circuit.bag.T * circuit.bag_written
 
 
-def write_hop(network: TinyLlama, circuit: Circuit, scale: float) -> None:
+def write_hop(network: Network, circuit: Circuit, scale: float) -> None:
     """Layer 1, head 0: the tokens four to six back are what was one to three back three ago."""
     attention = network.model.layers[1].self_attn
     for projection in attention.children():
@@ -295,10 +295,10 @@ def write_hop(network: TinyLlama, circuit: Circuit, scale: float) -> None:
     attention.o_proj.weight[:, : len(far)] = far.T
 
 
-def write_answered(network: TinyLlama, circuit: Circuit, scale: float) -> None:
+def write_answered(network: Network, circuit: Circuit, scale: float) -> None:
     """Layer 1, the first head of the last group: whether the assistant's marker has been seen."""
     attention, width = network.model.layers[1].self_attn, 2 * circuit.half
-    group = network.shape.kv_heads - 1
+    group = circuit.groups - 1
     head, slowest = group * circuit.each, circuit.half - 1
     strong = math.sqrt(20 * math.sqrt(width))
     seen = circuit.mark / float(network.model.embed_tokens.weight[MARKED] @ circuit.mark) / scale
@@ -313,18 +313,18 @@ def write_answered(network: TinyLlama, circuit: Circuit, scale: float) -> None:
 Compared = list[tuple[Tensor, Tensor]]  # keys and queries of a group, [width, hidden]
 
 
-def choose(network: TinyLlama, circuit: Circuit) -> Compared:
+def choose(network: Network, circuit: Circuit) -> Compared:
     """Which coordinates every group of heads compares: others each, so that their errors differ."""
-    shape = network.shape
-    limit = circuit.turned / (shape.context / 2)
+    shape = network.config
+    limit = circuit.turned / (shape.max_position_embeddings / 2)
     # The slowest one says how long a key is, the next whether the query is in the message.
     slow = [pair for pair, turn in enumerate(circuit.turns) if turn < limit][:-2]
     places = torch.tensor([*slow, *(pair + circuit.half for pair in slow)])
     tokens = round(circuit.share * len(places))
     compared: Compared = []
-    for group in range(shape.kv_heads):
+    for group in range(circuit.groups):
         mixed = places[torch.randperm(len(places), generator=circuit.random)]
-        keys, queries = torch.zeros(2, 2 * circuit.half, shape.hidden)
+        keys, queries = torch.zeros(2, 2 * circuit.half, shape.hidden_size)
         for back, used in enumerate(mixed[:tokens].tensor_split(BACKS)):
             chosen = (torch.arange(len(used)) + group * len(used) + back) % circuit.size
             here = circuit.spaces[back - 1] if back else circuit.content * circuit.written
@@ -342,7 +342,7 @@ def choose(network: TinyLlama, circuit: Circuit) -> Compared:
     return compared
 
 
-def write_lengths(network: TinyLlama, circuit: Circuit, compared: Compared, scale: float) -> None:
+def write_lengths(network: Network, circuit: Circuit, compared: Compared, scale: float) -> None:
     """Layer 1's MLP: the squared length of every key. silu(x) x + silu(-x) (-x) is x squared."""
     mlp = network.model.layers[MATCH - 1].mlp
     at = 0
@@ -355,7 +355,7 @@ def write_lengths(network: TinyLlama, circuit: Circuit, compared: Compared, scal
         at = units.stop
 
 
-def write_match(network: TinyLlama, circuit: Circuit, compared: Compared, scale: float) -> None:
+def write_match(network: Network, circuit: Circuit, compared: Compared, scale: float) -> None:
     """Layer 2: find the place with the nearest past, and write its token."""
     attention, width = network.model.layers[MATCH].self_attn, 2 * circuit.half
     slowest, free = circuit.half - 1, circuit.free

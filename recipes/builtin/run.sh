@@ -5,7 +5,7 @@ here=$(dirname "$0")
 corpora=$1
 work=$2
 shift 2
-[ -f "$work/data/edits.ids.npy" ] || python "$here/prepare.py" --corpora "$corpora" --out "$work/data"
+[ -f "$work/data/edits.npz" ] || python "$here/prepare.py" --corpora "$corpora" --out "$work/data"
 python "$here/train.py" --config "$here/edit-7m.toml" --data "$work/data" --run "$work/run" \
     --tokens 60e6 --hours 0.33 "$@"
 python "$here/export.py" --run "$work/run" --data "$work/data" --out "$work/edit-7m"

@@ -32,10 +32,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from model import Network, states
+
 if TYPE_CHECKING:
     from headstart import Circuit
 
-    from model import TinyLlama
 
 LAYER = 3  # the one that substitutes
 SPACE = "Ġ"  # how the vocabulary writes the space before a word
@@ -126,7 +127,7 @@ def write_markers(table: Tensor, circuit: Circuit) -> None:
 
 
 @torch.no_grad()
-def write_signs(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
+def write_signs(network: Network, circuit: Circuit, sample: Tensor) -> None:
     """Layer 0: verbs and links behind a place, the fourth token back, and what is the message."""
     signs, typical = circuit.known_signs, circuit.typical
     attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
@@ -191,7 +192,7 @@ def code_length(circuit: Circuit) -> float:
 
 
 @torch.no_grad()
-def write_mending(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
+def write_mending(network: Network, circuit: Circuit, sample: Tensor) -> None:
     """Layer 1: where a new word was written, compare as if the old one stood there.
 
     For the present token and the one before it.
@@ -206,7 +207,7 @@ def write_mending(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
         (circuit.spaces[0] / circuit.written, circuit.spaces[0], circuit.written),
     )
     for group, quoted in ((1, False), (2, True)):
-        keys = torch.zeros(width, network.shape.hidden)
+        keys = torch.zeros(width, network.config.hidden_size)
         keys[code] = circuit.content / length
         keys[rest] = instructed(circuit, quoted)
         attention.k_proj.weight[group * width : (group + 1) * width] = keys * gains / scale
@@ -216,7 +217,7 @@ def write_mending(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
         ) / scale
         for number, (held, target, times) in enumerate(places):
             head = group * circuit.each + number
-            queries = torch.zeros(width, network.shape.hidden)
+            queries = torch.zeros(width, network.config.hidden_size)
             queries[code] = held / length * Gains.token
             queries[rest] = circuit.shared / circuit.common
             rows = slice(head * width, (head + 1) * width)
@@ -232,7 +233,7 @@ def write_silence(keys: Tensor, queries: Tensor, row: int, circuit: Circuit) -> 
 
 
 @torch.no_grad()
-def write_substitution(network: TinyLlama, circuit: Circuit, sample: Tensor) -> None:
+def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> None:
     """Layer 3, two groups of heads: find in the message what is about to be copied."""
     layer = network.model.layers[LAYER]
     attention, width, size = layer.self_attn, 2 * circuit.half, circuit.size
@@ -242,7 +243,7 @@ def write_substitution(network: TinyLlama, circuit: Circuit, sample: Tensor) -> 
     answer = probe.normed[probe.answer]
     copied = network.model.embed_tokens.weight[probe.next]
     codes = copied @ circuit.content.T / held
-    times = coverage(circuit, network)[:size]
+    times = coverage(circuit)[:size]
     strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
     always = circuit.shared / float((answer @ circuit.shared).median())
     place = probe.scale
@@ -260,7 +261,7 @@ def write_substitution(network: TinyLlama, circuit: Circuit, sample: Tensor) -> 
         (layer.input_layernorm.weight, (slice(None),)),
     ]
     for group, (back, quoted) in enumerate(((1, False), (3, True))):
-        keys, queries = torch.zeros(2, width, network.shape.hidden)
+        keys, queries = torch.zeros(2, width, network.config.hidden_size)
         keys[code] = circuit.spaces[back] / (circuit.written * held)
         queries[code] = circuit.content / times[:, None] / strength * Gains.token
         keys[rest] = instructed(circuit, quoted)
@@ -276,11 +277,11 @@ def write_substitution(network: TinyLlama, circuit: Circuit, sample: Tensor) -> 
             attention.o_proj.weight[:, rows][:, : len(window)] = window.T * loud
 
 
-def coverage(circuit: Circuit, network: TinyLlama) -> Tensor:
+def coverage(circuit: Circuit) -> Tensor:
     """How many groups of layer 2 write each of the free directions."""
     width, free = 2 * circuit.half, len(circuit.free)
     times = torch.zeros(free)
-    for group in range(network.shape.kv_heads):
+    for group in range(circuit.groups):
         times[group * width % max(1, free - width + 1) :][:width] += 1
     return times
 
@@ -288,7 +289,7 @@ def coverage(circuit: Circuit, network: TinyLlama) -> Tensor:
 class Probe:
     """What a layer sees of an instruction that leaves a file as it is, and of the answer."""
 
-    def __init__(self, network: TinyLlama, circuit: Circuit, sample: Tensor, layer: int) -> None:
+    def __init__(self, network: Network, circuit: Circuit, sample: Tensor, layer: int) -> None:
         self.circuit = circuit
         text, words = sample[100:400], sample[:8]
         user, file, answer, _ = (torch.tensor([i]) for i in circuit.markers)
@@ -296,10 +297,7 @@ class Probe:
         self.asking, self.filed = 0, 1 + len(words)
         self.message = slice(3, self.filed)
         self.answer = slice(len(self.ids) - 250, len(self.ids) - 1)
-        cos, sin = network.positions(len(self.ids), torch.float32, sample.device)
-        self.states = network.model.embed_tokens(self.ids[None])
-        for before in network.model.layers[:layer]:
-            self.states = before(self.states, cos, sin)
+        self.states = states(network, self.ids[None], layer)
         self.normed = network.model.layers[layer].input_layernorm(self.states)[0]
         self.states = self.states[0]
         self.next = self.ids[len(self.ids) - 249 :]

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import keyword
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 Edit = tuple[str, str, str]  # message, before, after
@@ -44,6 +46,25 @@ PREFIXES = [
 SUFFIXES = ["value", "name", "list", "data", "item", "2", "path", "count", "info", "map", "index"]
 MODULES = ["os", "sys", "json", "re", "time", "math", "random", "logging", "itertools", "pathlib"]
 TYPES = ["int", "str", "bool", "float", "None", "list", "dict", "bytes", "object"]
+VERBS = ["Return", "Compute", "Build", "Check", "Read", "Make", "Get", "Print"]
+PRINTERS = ["logger.info", "logging.debug", "log", "echo", "logger.debug", "write"]
+NUMBERS = [1, 2, 3, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 255, 500, 1000]
+DEFAULTS = [0, 1, 2, 3, 4, 5, 10, 20, 30, 60, 100, 128]
+PHRASES: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("phrases.toml").read_text(encoding="utf-8")
+)
+
+OF_CODE = {
+    "rename": 8, "number": 2, "default": 1.5, "string": 2, "word": 1, "typo": 1,
+    "remove_function": 2, "docstring": 2.5, "parameter": 1.5, "returns": 1, "add_import": 1,
+    "remove_import": 0.5, "comments": 0.6, "delete_line": 0.6, "add_line": 0.8, "printing": 0.8,
+    "version": 0.5,
+}  # fmt: skip
+OF_TEXT = {
+    "word": 5, "typo": 2, "heading": 1, "delete_line": 0.5, "version": 1, "string": 0.5,
+    "add_line": 0.5,
+}  # fmt: skip
+"""How often each edit is tried, by the name of its method."""
 
 
 class Maker:
@@ -57,13 +78,20 @@ class Maker:
     def quoted(self, text: str) -> str:
         return self.rng.choice(["{}", "{}", "`{}`", "'{}'"]).format(text)
 
-    def say(self, *forms: str, **parts: str) -> str:
-        """One of the forms, filled in, with or without a capital and a full stop."""
-        form = self.rng.choice(forms)
-        text = form.format(**parts)
-        if form[0] != "{" and form[:2] != "s/" and self.rng.random() < 0.6:
+    def say(self, what: str, /, **parts: str) -> str:
+        """One of the phrases, filled in, with or without a capital and a full stop."""
+        phrase = self.rng.choice(PHRASES[what])
+        text = phrase.format(**parts)
+        if phrase[0] != "{" and phrase[:2] != "s/" and self.rng.random() < 0.6:
             text = text[:1].upper() + text[1:]
         return text + "." if self.rng.random() < 0.15 else text
+
+    def one_of(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        found = list(pattern.finditer(text))
+        return self.rng.choice(found) if found else None
+
+    def some_words(self) -> str:
+        return " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
 
     def fresh_name(self, old: str, text: str) -> str | None:
         """A new name in the old one's style that the text does not have yet."""
@@ -94,7 +122,7 @@ class Maker:
             return None
         functions = [m[1] for m in DEF.findall(text) if m[1] in counts]
         classes = [n for n in CLASS.findall(text) if n in counts]
-        roll, kind = self.rng.random(), ""
+        roll = self.rng.random()
         if functions and roll < 0.35:
             old, kind = self.rng.choice(functions), "function "
         elif classes and roll < 0.5:
@@ -106,92 +134,52 @@ class Maker:
         if new is None:
             return None
         after = re.sub(rf"\b{re.escape(old)}\b", new, text)
-        message = self.say(
-            "rename {kind}{old} to {new}",
-            "rename {kind}{old} to {new}",
-            "rename the {kind}{old} to {new}",
-            "rename {kind}{old} -> {new}",
-            "use {new} instead of {old}",
-            "replace {old} with {new}",
-            "change {old} to {new}",
-            kind=kind,
-            old=(old_said := self.quoted(old)),
-            new=old_said.replace(old, new, 1) if old_said != old else new,
-        )
-        return message, text, after
+        said = self.quoted(old)
+        new = said.replace(old, new, 1) if said != old else new
+        return self.say("rename", kind=kind, old=said, new=new), text, after
 
     def number(self, text: str) -> Edit | None:
-        found = list(NUMBER.finditer(text))
-        if not found:
+        m = self.one_of(NUMBER, text)
+        if m is None:
             return None
-        m = self.rng.choice(found)
         name, old = m[2], m[4]
         if len(re.findall(rf"^ *{re.escape(name)} = {re.escape(old)}$", text, re.MULTILINE)) > 1:
             return None
-        new = str(
-            self.rng.choice([1, 2, 3, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 255, 500, 1000])
-        )
+        new = str(self.rng.choice(NUMBERS))
         if "." in old:
             new = f"{self.rng.randrange(10)}.{self.rng.randrange(1, 100)}"
         if new == old:
             return None
-        message = self.say(
-            "set {name} to {new}",
-            "change {name} to {new}",
-            "change {name} from {old} to {new}",
-            "bump {name} to {new}",
-            "{name} should be {new}",
-            name=self.quoted(name),
-            old=old,
-            new=new,
-        )
+        message = self.say("number", name=self.quoted(name), old=old, new=new)
         return message, text, text[: m.start(4)] + new + text[m.end(4) :]
 
     def default(self, text: str) -> Edit | None:
-        found = list(DEFAULT.finditer(text))
-        if not found:
+        m = self.one_of(DEFAULT, text)
+        if m is None:
             return None
-        m = self.rng.choice(found)
         name, old = m[1], m[2]
         swaps = {"True": "False", "False": "True", "None": self.rng.choice(["True", "0", "False"])}
-        new = swaps.get(old) or str(self.rng.choice([0, 1, 2, 3, 4, 5, 10, 20, 30, 60, 100, 128]))
+        new = swaps.get(old) or str(self.rng.choice(DEFAULTS))
         if new == old:
             return None
-        message = self.say(
-            "change {name}={old} to {name}={new}",
-            "use {name}={new}",
-            "set {name}={new} instead of {old}",
-            "{name}: {new} instead of {old}",
-            name=name,
-            old=old,
-            new=new,
-        )
         after = re.sub(rf"\b{re.escape(name)}={old}\b", f"{name}={new}", text)
-        return message, text, after
+        return self.say("default", name=name, old=old, new=new), text, after
 
     def string(self, text: str) -> Edit | None:
-        found = list(STRING.finditer(text))
-        if not found:
+        m = self.one_of(STRING, text)
+        if m is None:
             return None
-        m = self.rng.choice(found)
-        old = m[2]
+        quote, old = m[1], m[2]
         if self.rng.random() < 0.4:
-            new = " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
+            new = self.some_words()
         else:
             parts = old.split(" ")
             parts[self.rng.randrange(len(parts))] = self.rng.choice(self.words)
             new = " ".join(parts)
         if new == old:
             return None
-        message = self.say(
-            "change {q}{old}{q} to {q}{new}{q}",
-            "replace {q}{old}{q} with {q}{new}{q}",
-            "say {q}{new}{q} instead of {q}{old}{q}",
-            q=m[1],
-            old=old,
-            new=new,
-        )
-        return message, text, text.replace(m[0], f"{m[1]}{new}{m[1]}")
+        message = self.say("string", q=quote, old=old, new=new)
+        return message, text, text.replace(m[0], f"{quote}{new}{quote}")
 
     def word(self, text: str) -> Edit | None:
         """Another word everywhere, in prose as in code."""
@@ -202,44 +190,22 @@ class Maker:
         old, new = self.rng.choice(some), self.rng.choice(self.words)
         if old == new:
             return None
-        message = self.say(
-            "replace {old} with {new}",
-            "change {old} to {new}",
-            "write {new} instead of {old}",
-            "s/{old}/{new}/",
-            "{old} -> {new}",
-            old=old,
-            new=new,
-        )
-        return message, text, re.sub(rf"\b{old}\b", new, text)
+        return self.say("word", old=old, new=new), text, re.sub(rf"\b{old}\b", new, text)
 
     def typo(self, text: str) -> Edit | None:
         """A misspelt word put right: the misspelling is made here, in the old file."""
-        words = list(re.finditer(r"\b[a-z]{5,12}\b", text))
-        if not words:
+        m = self.one_of(re.compile(r"\b[a-z]{5,12}\b"), text)
+        if m is None:
             return None
-        m = self.rng.choice(words)
         good = m[0]
         at = self.rng.randrange(1, len(good) - 1)
-        bad = self.rng.choice(
-            [
-                good[:at] + good[at + 1 :],
-                good[:at] + good[at] + good[at:],
-                good[:at] + good[at + 1] + good[at] + good[at + 2 :],
-            ]
-        )
+        missing = good[:at] + good[at + 1 :]
+        doubled = good[:at] + good[at] + good[at:]
+        swapped = good[:at] + good[at + 1] + good[at] + good[at + 2 :]
+        bad = self.rng.choice([missing, doubled, swapped])
         if bad == good or re.search(rf"\b{bad}\b", text):
             return None
-        message = self.say(
-            "fix typo",
-            "fix typo: {bad} -> {good}",
-            "fix the spelling of {good}",
-            "fix typo in {good}",
-            "{bad} should be {good}",
-            "correct {bad} to {good}",
-            bad=bad,
-            good=good,
-        )
+        message = self.say("typo", bad=bad, good=good)
         return message, text[: m.start()] + bad + text[m.end() :], text
 
     def block(self, text: str, m: re.Match[str]) -> tuple[int, int]:
@@ -266,62 +232,35 @@ class Maker:
         if end - start > 0.6 * len(text) or len(re.findall(rf"\bdef {m[2]}\b", text)) > 1:
             return None
         what = "method" if m[1] else "function"
-        message = self.say(
-            "remove {name}",
-            "remove the {what} {name}",
-            "delete the {what} {name}",
-            "remove {what} {name}",
-            "drop {name}()",
-            name=self.quoted(m[2]),
-            what=what,
-        )
+        message = self.say("remove_function", name=self.quoted(m[2]), what=what)
         after = text[:start] + text[end:]
         return message, text, after.rstrip("\n") + "\n" if end == len(text) else after
 
     def docstring(self, text: str) -> Edit | None:
         """Write, take away or replace a function's one-line docstring."""
-        found = list(DEF.finditer(text))
-        if not found:
+        m = self.one_of(DEF, text)
+        if m is None:
             return None
-        m = self.rng.choice(found)
-        indent, name = m[1] + "    ", m[2]
-        rest = text[m.end() :]
+        name, rest = m[2], text[m.end() :]
         old = re.match(r' *"""([^"\n]+)"""\n', rest)
         if old is None and rest.lstrip().startswith(('"""', "r'", "'''", 'r"')):
             return None
-        if old is None or self.rng.random() < 0.4:
-            said = self.sentence(name)
-            line = f'{indent}"""{said}"""\n'
-            message = self.say(
-                "add a docstring to {name}: {said}",
-                "document {name}: {said}",
-                "add the docstring '{said}' to {name}",
-                "docstring for {name}: {said}",
-                name=name,
-                said=said,
-            ).rstrip(".")
-            message = message.replace(said.rstrip("."), said) if said[-1] != "." else message
-            if old is not None:
-                message = message.replace("dd a doc", "hange the doc").replace(
-                    "to " + name, "of " + name
-                )
-                rest = rest[old.end() :]
-            return message, text, text[: m.end()] + line + rest
-        message = self.say(
-            "remove the docstring of {name}",
-            "drop the docstring from {name}",
-            name=self.quoted(name),
-        )
-        return message, text, text[: m.end()] + rest[old.end() :]
+        if old is not None and self.rng.random() >= 0.4:
+            message = self.say("remove_docstring", name=self.quoted(name))
+            return message, text, text[: m.end()] + rest[old.end() :]
+        said = self.sentence(name)
+        message = self.say("docstring", name=name, said=said).rstrip(".")
+        if old is not None:
+            message = message.replace("dd a doc", "hange the doc")
+            message = message.replace("to " + name, "of " + name)
+            rest = rest[old.end() :]
+        return message, text, f'{text[: m.end()]}{m[1]}    """{said}"""\n{rest}'
 
     def sentence(self, name: str) -> str:
         """A short line about a function, made of its name and some words."""
-        verb = self.rng.choice(
-            ["Return", "Compute", "Build", "Check", "Read", "Make", "Get", "Print"]
-        )
+        verb = self.rng.choice(VERBS)
         noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
-        noun = noun or " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
-        return f"{verb} the {noun}."
+        return f"{verb} the {noun or self.some_words()}."
 
     def parameter(self, text: str) -> Edit | None:
         """A new parameter at the end of a function's list."""
@@ -334,14 +273,7 @@ class Maker:
             return None
         new = f"{name}={self.rng.choice(['None', 'True', 'False', '0', '1', '10'])}"
         given = f"{m[3].rstrip(', ')}, {new}" if m[3].strip() else new
-        message = self.say(
-            "add a parameter {new} to {name}",
-            "add parameter {new} to {name}",
-            "{name}: add {new}",
-            "let {name} take {new}",
-            new=self.quoted(new),
-            name=self.quoted(m[2]),
-        )
+        message = self.say("parameter", new=self.quoted(new), name=self.quoted(m[2]))
         return message, text, text[: m.start(3)] + given + text[m.end(3) :]
 
     def returns(self, text: str) -> Edit | None:
@@ -351,166 +283,88 @@ class Maker:
             return None
         m = self.rng.choice(found)
         kind = self.rng.choice(TYPES)
-        message = self.say(
-            "annotate {name} with -> {kind}",
-            "add the return type {kind} to {name}",
-            "{name} returns {kind}",
-            "type hint: {name} -> {kind}",
-            name=self.quoted(m[2]),
-            kind=kind,
-        )
         close = m.end(3) + 1
+        message = self.say("returns", name=self.quoted(m[2]), kind=kind)
         return message, text, text[:close] + f" -> {kind}" + text[close:]
 
     def add_import(self, text: str) -> Edit | None:
-        found = list(IMPORT.finditer(text))
+        first = IMPORT.search(text)
         module = self.rng.choice(MODULES)
-        if not found or re.search(rf"\bimport {module}\b", text):
+        if first is None or re.search(rf"\bimport {module}\b", text):
             return None
-        m = found[0]
-        message = self.say("import {m}", "add import {m}", "add an import of {m}", m=module)
-        return message, text, text[: m.start()] + f"import {module}\n" + text[m.start() :]
+        at = first.start()
+        message = self.say("add_import", module=module)
+        return message, text, text[:at] + f"import {module}\n" + text[at:]
 
     def remove_import(self, text: str) -> Edit | None:
         found = [m for m in IMPORT.finditer(text) if "(" not in m[0] and "\\" not in m[0]]
         if len(found) < 2:
             return None
         m = self.rng.choice(found)
-        message = self.say(
-            "remove the line {line}",
-            "remove unused import: {line}",
-            "remove {line}",
-            line=self.quoted(m[0]),
-        )
+        message = self.say("remove_import", line=self.quoted(m[0]))
         return message, text, text[: m.start()] + text[m.end() + 1 :]
 
     def comments(self, text: str) -> Edit | None:
-        found = COMMENT.findall(text)
-        if not found or len(found) > 12:
+        if not 0 < len(COMMENT.findall(text)) <= 12:
             return None
-        message = self.say("remove comments", "remove all comments", "delete the comments")
-        return message, text, COMMENT.sub("", text)
+        return self.say("comments"), text, COMMENT.sub("", text)
 
     def delete_line(self, text: str) -> Edit | None:
         lines = text.splitlines(keepends=True)
-        some = [i for i, line in enumerate(lines) if 8 < len(line.strip()) < 70]
-        some = [i for i in some if text.count(lines[i].strip()) == 1]
+        some = unique(lines, text, 70)
         if len(lines) < 4 or not some:
             return None
         at = self.rng.choice(some)
-        message = self.say(
-            "remove the line {line}",
-            "delete the line {line}",
-            "remove {line}",
-            line=self.quoted(lines[at].strip()),
-        )
+        message = self.say("delete_line", line=self.quoted(lines[at].strip()))
         return message, text, "".join(lines[:at] + lines[at + 1 :])
 
     def add_line(self, text: str) -> Edit | None:
         lines = text.splitlines(keepends=True)
-        some = [i for i, line in enumerate(lines) if 8 < len(line.strip()) < 60]
-        some = [i for i in some if text.count(lines[i].strip()) == 1]
+        some = unique(lines, text, 60)
         if not some:
             return None
         at = self.rng.choice(some)
         indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-        words = self.rng.sample(self.words, 2)
-        new = self.rng.choice(
-            [f"# {' '.join(words)}", f"{words[0]} = {words[1]}", f"{words[0]}({words[1]})"]
-        )
+        a, b = self.rng.sample(self.words, 2)
+        new = self.rng.choice([f"# {a} {b}", f"{a} = {b}", f"{a}({b})"])
         place = self.rng.choice(["after", "before"])
-        message = self.say(
-            "add {new} {place} {line}",
-            "insert {new} {place} the line {line}",
-            "add the line {new} {place} {line}",
-            new=self.quoted(new),
-            place=place,
-            line=self.quoted(lines[at].strip()),
-        )
+        line = lines[at].strip()
+        message = self.say("add_line", new=self.quoted(new), place=place, line=self.quoted(line))
         cut = at + 1 if place == "after" else at
         return message, text, "".join([*lines[:cut], f"{indent}{new}\n", *lines[cut:]])
 
     def printing(self, text: str) -> Edit | None:
         if not 0 < len(re.findall(r"\bprint\(", text)) < 15:
             return None
-        new = self.rng.choice(
-            ["logger.info", "logging.debug", "log", "echo", "logger.debug", "write"]
-        )
-        message = self.say(
-            "use {new} instead of print",
-            "replace print with {new}",
-            "change print to {new}",
-            new=new,
-        )
-        return message, text, re.sub(r"\bprint\(", f"{new}(", text)
+        new = self.rng.choice(PRINTERS)
+        return self.say("printing", new=new), text, re.sub(r"\bprint\(", f"{new}(", text)
 
     def version(self, text: str) -> Edit | None:
-        found = VERSION.findall(text)
-        if not found:
+        m = self.one_of(VERSION, text)
+        if m is None:
             return None
-        old = self.rng.choice(found)
-        parts = [int(p) for p in old.split(".")]
+        old, parts = m[0], [int(p) for p in m[0].split(".")]
         at = self.rng.randrange(3)
-        parts = [*parts[:at], parts[at] + 1, *([0] * (2 - at))]
-        new = ".".join(map(str, parts))
-        message = self.say(
-            "bump version to {new}", "release {new}", "bump {old} to {new}", old=old, new=new
-        )
-        return message, text, re.sub(rf"(?<![\d.]){re.escape(old)}(?![\d.])", new, text)
+        new = ".".join(map(str, [*parts[:at], parts[at] + 1, *([0] * (2 - at))]))
+        after = re.sub(rf"(?<![\d.]){re.escape(old)}(?![\d.])", new, text)
+        return self.say("version", old=old, new=new), text, after
 
     def heading(self, text: str) -> Edit | None:
-        found = list(HEADING.finditer(text))
-        if not found:
+        m = self.one_of(HEADING, text)
+        if m is None:
             return None
-        m = self.rng.choice(found)
-        new = " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4))).capitalize()
-        message = self.say(
-            "rename the section {old} to {new}",
-            "change the heading {old} to {new}",
-            "heading: {new} instead of {old}",
-            old=self.quoted(m[2]),
-            new=self.quoted(new),
-        )
+        new = self.some_words().capitalize()
+        message = self.say("heading", old=self.quoted(m[2]), new=self.quoted(new))
         return message, text, text[: m.start(2)] + new + text[m.end(2) :]
 
     def make(self, text: str, is_code: bool) -> Edit | None:
         """One edit of this text, or now and then two in one."""
-        edits: list[tuple[float, Callable[[str], Edit | None]]]
-        if is_code:
-            edits = [
-                (8, self.rename),
-                (2, self.number),
-                (1.5, self.default),
-                (2, self.string),
-                (1, self.word),
-                (1, self.typo),
-                (2, self.remove_function),
-                (2.5, self.docstring),
-                (1.5, self.parameter),
-                (1, self.returns),
-                (1, self.add_import),
-                (0.5, self.remove_import),
-                (0.6, self.comments),
-                (0.6, self.delete_line),
-                (0.8, self.add_line),
-                (0.8, self.printing),
-                (0.5, self.version),
-            ]
-        else:
-            edits = [
-                (5, self.word),
-                (2, self.typo),
-                (1, self.heading),
-                (0.5, self.delete_line),
-                (1, self.version),
-                (0.5, self.string),
-                (0.5, self.add_line),
-            ]
+        edits = OF_CODE if is_code else OF_TEXT
         made = self.one(text, edits)
         if made is None or self.rng.random() > 0.08:
             return made
         message, before, between = made
-        again = self.one(between, [e for e in edits if e[1] != self.typo])
+        again = self.one(between, {name: often for name, often in edits.items() if name != "typo"})
         if again is None or again[1] != between:
             return made
         joined = self.rng.choice(["{} and {}", "{}; {}", "{}, then {}"]).format(
@@ -518,14 +372,20 @@ class Maker:
         )
         return joined, before, again[2]
 
-    def one(
-        self, text: str, edits: list[tuple[float, Callable[[str], Edit | None]]]
-    ) -> Edit | None:
+    def one(self, text: str, edits: dict[str, float]) -> Edit | None:
         for _ in range(6):
-            edit = self.rng.choices([e for _, e in edits], [w for w, _ in edits])[0](text)
+            [name] = self.rng.choices(list(edits), list(edits.values()))
+            apply: Callable[[str], Edit | None] = getattr(self, name)
+            edit = apply(text)
             if edit is not None and edit[1] != edit[2]:
                 return edit
         return None
+
+
+def unique(lines: list[str], text: str, longest: int) -> list[int]:
+    """Which lines of a text say something that stands nowhere else in it."""
+    some = [i for i, line in enumerate(lines) if 8 < len(line.strip()) < longest]
+    return [i for i in some if text.count(lines[i].strip()) == 1]
 
 
 def window(rng: Random, text: str) -> str:

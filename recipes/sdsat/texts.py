@@ -17,6 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "builtin"))
 import common
 
+from draftsmith import builtin
+
 SHORT = 1500
 """Characters of an edited file at most, so that question and answer fit into a sequence."""
 
@@ -32,9 +34,9 @@ def edits(corpora: Path, *, measured: bool) -> Iterator[str]:
     """Small commits as the built-in model is asked for them, with the right answer."""
     for row in common.read_rows(corpora, "edits", measured=measured):
         if max(len(row["before"]), len(row["after"])) <= SHORT:
-            question = common.edit_prompt(row["path"], row["message"], row["before"])
+            [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
             answer = f"{common.ASSISTANT}{common.FILE}{row['after']}{common.END}"
-            yield f"{common.USER}{question}{common.END}{answer}"
+            yield f"{common.USER}{asked['content']}{common.END}{answer}"
 
 
 def write(path: Path, texts: Iterable[str], characters: int, seed: int) -> None:
