@@ -1,6 +1,6 @@
 """What `draftsmith bench run` adds to the time of generating without it, in paired runs.
 
-    python benchmarks/bench_overhead.py prompts.jsonl --dtype bfloat16 --threads 2
+    python -m benchmarks.bench_overhead prompts.jsonl --dtype bfloat16 --threads 2
 
 Two arms in turn: the bench with plain decoding (file, rows, memory, comparison and all), and a bare
 loop of `engine.generate` over the same prompts.

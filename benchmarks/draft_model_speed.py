@@ -21,6 +21,7 @@ import torch
 from transformers import DynamicCache
 
 from benchmarks.live_prompts import prompts as held_out
+from benchmarks.shared import in_turn_from
 from draftsmith import builtin
 from draftsmith.bench.arms import Answer, Arm, Ask, build, parse_arm
 from draftsmith.bench.paired import bootstrap, ratio
@@ -129,8 +130,7 @@ def live(options: argparse.Namespace) -> None:
     answers: dict[str, list[Answer]] = {name: [] for name in arms}
     for number, (ids, longest) in enumerate([edits[0], *edits]):
         ask = Ask(ids, longest, SamplingParams())
-        first = number % len(arms)
-        for name in [*list(arms)[first:], *list(arms)[:first]]:
+        for name in in_turn_from(list(arms), number):
             answer = arms[name].answer(ask)
             if number:  # the first one warms up
                 answers[name].append(answer)

@@ -1,8 +1,8 @@
 """Ten real edits of held-out files: how much faster, with the same answer?
 
-    python benchmarks/edits.py ../shared/data                     # the model's own answers
-    python benchmarks/edits.py ../shared/data --answers commit    # what the commits really did
-    python benchmarks/edits.py ../shared/data --select            # how the ten were chosen
+    python -m benchmarks.edits ../shared/data                     # the model's own answers
+    python -m benchmarks.edits ../shared/data --answers commit    # what the commits really did
+    python -m benchmarks.edits ../shared/data --select            # how the ten were chosen
 
 The model ships with the package and was not trained on these repositories (pallets/flask and
 TheAlgorithms/Python). The ten are the held-out commits with the lowest hashes whose prompt and
@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
-import lzma
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -31,15 +29,13 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from benchmarks import shared
 from draftsmith import builtin
 from draftsmith.bench.paired import ratio
 from draftsmith.engine.engine import Engine
-from draftsmith.text.tokenizer import encode, render_chat
+from draftsmith.text.tokenizer import encode
 
 LIST = Path(__file__).with_name("edits.txt")
-HELD_OUT = ("pallets+flask", "TheAlgorithms+Python")
-ROOM = 64
-"""Tokens an answer may be longer than the real new file."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +52,11 @@ class Edit:
 
 def held_out(data: Path, engine: Engine) -> list[Edit]:
     """All held-out edits that fit, lowest hash first."""
-    tokenizer, context = engine.model.tokenizer, engine.model.context_length
+    context = engine.model.context_length
     assert context is not None
-    records = []
-    for repository in HELD_OUT:
-        with lzma.open(data / "corpora" / "edits" / f"{repository}.jsonl.xz", "rt") as lines:
-            records += [json.loads(line) for line in lines]
-    edits = []
-    for r in sorted(records, key=lambda r: (r["commit"], r["path"])):
-        messages = builtin.edit_messages(r["path"], r["message"], r["before"])
-        prompt = render_chat(tokenizer, messages)
-        limit = len(encode(tokenizer, r["after"])) + ROOM
-        if len(prompt) + limit <= context:
-            edits.append(Edit(r["commit"], r["path"], r["before"], r["after"], prompt, limit))
-    return edits
+    names = [field.name for field in fields(Edit)]
+    found = shared.held_out(data, engine.model.tokenizer, context)
+    return [Edit(**{name: row[name] for name in names}) for row in found]
 
 
 def chosen(data: Path, engine: Engine) -> list[Edit]:
@@ -182,9 +169,7 @@ def main() -> None:
     answers: dict[str, list[list[int]]] = {name: [] for name in ways}
     for run in range(args.runs):
         for index, edit in enumerate(edits):
-            names = list(ways)
-            turn = (run + index) % len(names)  # no arm always goes first
-            for name in names[turn:] + names[:turn]:
+            for name in shared.in_turn_from(list(ways), run + index):
                 begin = perf_counter()
                 tokens = ways[name](edit)
                 seconds[name].append(perf_counter() - begin)

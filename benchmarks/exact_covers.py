@@ -1,6 +1,6 @@
 """Appendix C of the paper on heterogeneous vocabularies: in how many ways tokens write a token.
 
-    python benchmarks/exact_covers.py ../shared/data/tokenizers/qwen2/tokenizer.json
+    python -m benchmarks.exact_covers ../shared/data/tokenizers/qwen2/tokenizer.json
 
 Over the 150,000 shortest tokens (in bytes), by themselves; and what the exact covers would cost:
 the drafter passes per token.

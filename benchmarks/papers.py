@@ -1,6 +1,6 @@
 """The figures of five papers that recorded answers can check, ours beside theirs.
 
-    python benchmarks/papers.py ../shared/data [--limit 20]
+    python -m benchmarks.papers ../shared/data [--limit 20]
 
 The folder holds `recorded/` and `tokenizers/` (see docs/measuring.md). No model is run: what needs
 one, or a drafter that does not exist here yet, is listed with the reason.

@@ -1,7 +1,7 @@
 """How well copies are attributed: QuoteSum's quotes against ours, beside PLD+'s table 10.
 
-    python benchmarks/quotesum.py ../shared/data
-    python benchmarks/quotesum.py ../shared/data --model Qwen/Qwen2.5-0.5B-Instruct -d pld_plus
+    python -m benchmarks.quotesum ../shared/data
+    python -m benchmarks.quotesum ../shared/data --model Qwen/Qwen2.5-0.5B-Instruct -d pld_plus
 
 The folder holds `prompts/quotesum_dev.jsonl` (see docs/measuring.md). Every answer is the one that
 people wrote: its quotes stand in brackets, which are taken away and must be found again. Its tokens
@@ -23,11 +23,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from benchmarks.shared import started
 from draftsmith.bench.formats import QUOTE
 from draftsmith.bench.replay import ReplayBudget, ReplayTarget
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
-from draftsmith.core.session import Session
+from draftsmith.core.loop import step
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.attribution import find_copies, runs
 from draftsmith.engine.engine import Engine
@@ -107,17 +106,9 @@ def items(path: Path, encode: Encode, limit: int | None) -> Iterator[Item]:
 def replayed(item: Item, drafter: str, vocab_size: int) -> Origins:
     """Where each token of the answer is said to be copied from, without a model."""
     made = parse(drafter)
-    session = Session(
-        item.prompt,
-        drafter=made,
-        budget=ReplayBudget().for_drafter(made),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
-        vocab_size=vocab_size,
-        limit=len(item.answer),
-    )
-    target = ReplayTarget(item.answer, vocab_size)
-    start(session, target)
+    target, budget = ReplayTarget(item.answer, vocab_size), ReplayBudget().for_drafter(made)
+    length = len(item.answer)
+    session = started(target, item.prompt, made, length, vocab_size, length, budget=budget)
     while not session.finished:
         step([session], target)
     return [session.origins.get(len(item.prompt) + i) for i in range(len(item.answer))]

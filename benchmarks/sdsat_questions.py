@@ -1,6 +1,6 @@
 """Where one-pass SDSAT should ask: tokens per pass, simulated with depths that hold independently.
 
-    python benchmarks/sdsat_questions.py
+    python -m benchmarks.sdsat_questions
 
 `drafters/sdsat.py:questions`, which divides the nodes between draft and questions and asks where
 drafts are likely to end; every prefix asked alike (k = c); the paper's two passes with k = 13.

@@ -1,7 +1,7 @@
 """SDSAT's speed with a trained model: every k, one pass and two, trees, and beside copying.
 
-    python benchmarks/live_prompts.py ../shared/data -o prompts.jsonl
-    python benchmarks/sdsat_speed.py MODEL prompts.jsonl -o sdsat/
+    python -m benchmarks.live_prompts ../shared/data -o prompts.jsonl
+    python -m benchmarks.sdsat_speed MODEL prompts.jsonl -o sdsat/
 
 Four live runs in the folder, each with its table: greedy with k from 1 to 13, in two passes and in
 one, as in the paper's figures 3 and 4; copying and adaptive tokens alone and together; trees at

@@ -1,7 +1,7 @@
 """What slrs(psi="path") costs and how much of it is accepted, beside SLEM and TLI.
 
-    python benchmarks/slrs_cost.py ../shared/data                # the table, sampled answers
-    python benchmarks/slrs_cost.py ../shared/data --tokens 3 --temperature 0.6
+    python -m benchmarks.slrs_cost ../shared/data                # the table, sampled answers
+    python -m benchmarks.slrs_cost ../shared/data --tokens 3 --temperature 0.6
 
 The built-in model answers the first live prompts (see live_prompts.py), its byte-level companion
 drafts by every algorithm, at the same seeds. Counts do not depend on the machine; times are

@@ -1,7 +1,7 @@
 """Microseconds a step that SPECTRA spends beside the pass: `observe` and `draft`.
 
-    python benchmarks/spectra_cost.py                    # 30 paired runs, half a minute
-    python benchmarks/spectra_cost.py "spectra(W=7)" --vocab 128256 --dtype bfloat16
+    python -m benchmarks.spectra_cost                    # 30 paired runs, half a minute
+    python -m benchmarks.spectra_cost "spectra(W=7)" --vocab 128256 --dtype bfloat16
 
 Synthetic logits: a few tokens are probable everywhere, as in text, so that the most probable
 tokens are soon known and the search for an unseen one has to look further. They are written anew
@@ -19,10 +19,10 @@ from time import perf_counter
 
 import torch
 
+from benchmarks.shared import context
 from draftsmith.bench.paired import bootstrap
 from draftsmith.core.draft import EMPTY
-from draftsmith.core.drafter import Context, DrafterState, Outcome
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.drafter import DrafterState, Outcome
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import Verdict
 from draftsmith.drafters.registry import parse
@@ -46,15 +46,7 @@ class Steps:
         ids = torch.multinomial(common.exp(), 256, replacement=True, generator=generator)
         self.tokens = torch.multinomial(common.exp(), 10_000, True, generator=generator).tolist()
         self.written = torch.empty_like(self.logits[0])
-        self.context = Context(
-            ids=ids.tolist(),
-            prompt_length=256,
-            vocab_size=vocab,
-            sampling=SamplingParams(),
-            chance=Dice.seeded(0),
-            budget=drafter.preferred_width(),
-            depth=1000,
-        )
+        self.context = context(ids.tolist(), vocab, drafter.preferred_width(), depth=1000)
         self.state = drafter.open(self.context)
         self.draft = EMPTY
         self.done = 0

@@ -1,7 +1,7 @@
 """SPECTRA's figures 3 and 6 and its table 2, counted with a model that runs here.
 
-    python benchmarks/spectra_figures.py -o spectra.png
-    python benchmarks/spectra_figures.py MODEL --prompts prompts.jsonl -o spectra.png
+    python -m benchmarks.spectra_figures -o spectra.png
+    python -m benchmarks.spectra_figures MODEL --prompts prompts.jsonl -o spectra.png
 
 Table 2: tokens per pass of the ablations, and of our own choices. Figure 3: tokens accepted from
 each source, with the cap on guesses lifted. Figure 6: accepted tokens against passes, summed over
@@ -19,14 +19,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.shared import started
 from draftsmith import builtin
 from draftsmith.bench import suites
 from draftsmith.bench.run import encoded
-from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
-from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.loop import step
+from draftsmith.core.session import EndTokens
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.spectra import Spectra
@@ -78,18 +77,11 @@ def decode(
     model: LoadedModel, ids: Sequence[int], drafter: Drafter, tokens: int, ends: Sequence[int]
 ) -> tuple[list[int], Stats, list[int]]:
     """The greedy answer, its stats, and how many tokens were accepted in each pass."""
-    session = Session(
-        ids,
-        drafter=drafter,
-        budget=FixedBudget(drafter.preferred_width()),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
-        vocab_size=model.vocab_size,
-        limit=min(tokens, (model.context_length or 1 << 30) - len(ids)),
-        stop_rules=[EndTokens(ends)],
-    )
     runner = Runner(model)
-    start(session, runner)
+    limit = min(tokens, (model.context_length or 1 << 30) - len(ids))
+    rules = [EndTokens(ends)]
+    width = drafter.preferred_width()
+    session = started(runner, ids, drafter, width, model.vocab_size, limit, stop_rules=rules)
     accepted = []
     while not session.finished:
         accepted.append(len(step([session], runner)[0].tokens) - 1)

@@ -1,7 +1,7 @@
 """What our loop costs beside the model: paired runs, medians, 95 % bootstrap intervals.
 
-    python benchmarks/step_overhead.py            # everything, about five minutes on two cores
-    python benchmarks/step_overhead.py --runs 10  # quicker, wider intervals
+    python -m benchmarks.step_overhead            # everything, about five minutes on two cores
+    python -m benchmarks.step_overhead --runs 10  # quicker, wider intervals
 
 Prints one line per promise; the exit code is 1 if the upper end of an interval breaks one.
 """
@@ -15,39 +15,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from benchmarks.shared import context, random_ids, random_llama, started
 from draftsmith import builtin
 from draftsmith.bench.paired import Ratio, in_turn, ratio
-from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law, SamplingParams
-from draftsmith.core.session import Session
+from draftsmith.core.loop import step
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted, adversary
-
-
-def random_llama() -> Any:
-    """A random Llama of 100M parameters in bfloat16, grouped heads."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=640,
-        intermediate_size=1792,
-        num_hidden_layers=14,
-        num_attention_heads=10,
-        num_key_value_heads=5,
-        max_position_embeddings=4096,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
 def plain_against_generate(engine: Engine, tokens: int, runs: int) -> Ratio:
@@ -74,22 +53,10 @@ def step_against_forward(engine: Engine, width: int, runs: int) -> Ratio:
     Both start from the same 256 cached positions; the bare arm only forwards.
     """
     model = engine.model.model
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(10, 30_000, (257,), generator=generator).tolist()
-    drafts = torch.randint(10, 30_000, (width,), generator=generator).tolist()
-
+    ids, drafts = random_ids(257), random_ids(width, seed=1)
     scripted = Scripted(lambda ctx: Draft.chain(drafts[: ctx.budget], "scripted"))
     runner = Runner(engine.model)
-    session = Session(
-        ids,
-        drafter=scripted,
-        budget=FixedBudget(width),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
-        vocab_size=engine.model.vocab_size,
-        limit=100_000,
-    )
-    start(session, runner)
+    session = started(runner, ids, scripted, width, engine.model.vocab_size)
     cache = DynamicCache()
     wide = torch.tensor([[ids[-1], *drafts]])
 
@@ -162,22 +129,14 @@ def always_wrong(engine: Engine, tokens: int, runs: int) -> tuple[Ratio, Ratio, 
 def index_microseconds(length: int = 100_000, steps: int = 1000) -> float:
     """Median microseconds of CopySpec's drafting per step in a constant context."""
     ids = [7] * length
-    context = Context(
-        ids=ids,
-        prompt_length=length,
-        vocab_size=100,
-        sampling=SamplingParams(),
-        chance=Dice.seeded(0),
-        budget=10,
-        depth=10,
-    )
-    state = parse("copyspec(gamma=3, block=10)").open(context)
-    state.draft(context)
+    ctx = context(ids, vocab_size=100, budget=10, depth=10)
+    state = parse("copyspec(gamma=3, block=10)").open(ctx)
+    state.draft(ctx)
     seconds = []
     for _ in range(steps):
         ids.append(7)
         begin = perf_counter()
-        state.draft(context)
+        state.draft(ctx)
         seconds.append(perf_counter() - begin)
     return 1e6 * sorted(seconds)[steps // 2]
 

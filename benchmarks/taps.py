@@ -16,13 +16,12 @@ from time import perf_counter
 
 import torch
 
-from benchmarks.step_overhead import random_llama
+from benchmarks import shared
+from benchmarks.shared import random_ids, random_llama, started
 from draftsmith.bench.paired import in_turn, ratio
-from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.loop import step
 from draftsmith.core.session import Session
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.drafters.pld_plus import PldPlus
@@ -48,10 +47,8 @@ def session(
 
     Before it drafts it asks for the attention at so many positions.
     """
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(10, 30_000, (context + 1,), generator=generator).tolist()
-    drafts = torch.randint(10, 30_000, (width,), generator=generator).tolist()
-    positions = torch.randperm(context, generator=generator)[:asked]
+    ids, drafts = random_ids(context + 1), random_ids(width, seed=1)
+    positions = torch.randperm(context, generator=torch.Generator().manual_seed(0))[:asked]
 
     def draft(ctx: Context) -> Draft:
         if ctx.attention is not None:
@@ -59,17 +56,7 @@ def session(
         return Draft.chain(drafts[: ctx.budget], "scripted")
 
     runner = Runner(model)
-    made = Session(
-        ids,
-        drafter=Scripted(draft),
-        budget=FixedBudget(width),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
-        vocab_size=model.vocab_size,
-        limit=100_000,
-        needs=needs,
-    )
-    start(made, runner)
+    made = started(runner, ids, Scripted(draft), width, model.vocab_size, needs=needs)
     return made, runner
 
 
@@ -102,17 +89,11 @@ def ranking_microseconds(width: int, candidates: int, runs: int, rank: str) -> f
     ids.append(7)
     weights = torch.rand(HEADS, len(ids) - 1)
     drafter = PldPlus(layer=1) if rank == "hidden" else PldPlus(rank="attention", heads=((0, 0),))
-    ctx = Context(
-        ids=ids,
-        prompt_length=len(ids),
-        vocab_size=32_000,
-        sampling=SamplingParams(),
-        chance=Dice.seeded(0),
-        budget=64,
-        depth=64,
+    ctx = shared.context(
+        ids, vocab_size=32_000, budget=64, depth=64,
         hidden=torch.randn(len(ids) - 1, width).bfloat16(),
         attention=lambda positions: weights[:, positions],
-    )
+    )  # fmt: skip
     state = drafter.open(ctx)
     state.draft(ctx)
     seconds = []
