@@ -8,16 +8,13 @@ from typing import Any
 
 from draftsmith.errors import OptionError, UnknownName
 
-TOKENS, STEPS, LEARNING, RUNNING = "Adaptive tokens", "Steps", "Learning", "Running"
-"""What the settings are about."""
 
-
-def setting(default: Any, help: str, about: str, **limits: Any) -> Any:
+def setting(default: Any, help: str, **limits: Any) -> Any:
     """A field of a dataclass that says in its `metadata` what a user should know of it.
 
     `limits`: the `least` and the `most` it may be, what it must be `above`, or its `choices`.
     """
-    return field(default=default, metadata={"help": help, "about": about, **limits})
+    return field(default=default, metadata={"help": help, **limits})
 
 
 def check(settings: Any) -> None:
@@ -45,54 +42,55 @@ class Recipe:
     objective: str = setting(
         "improved",
         "improved (equation 9), basic (equation 8), or plain: no adaptive tokens, to compare with.",
-        TOKENS, choices=("improved", "basic", "plain"),
-    )  # fmt: skip
-    L: int = setting(5, "The longest window of adaptive tokens.", TOKENS, least=1)
+        choices=("improved", "basic", "plain"),
+    )
+    L: int = setting(5, "The longest window of adaptive tokens.", least=1)
     diverse: bool = setting(
-        False, "One for each depth (appendix B), not one for all; then k < L when decoding.", TOKENS
+        False, "One for each depth (appendix B), not one for all; then k < L when decoding."
     )
     share: float = setting(
-        0.1, "Share of the positions of a mixed sequence; share_of says of which.",
-        TOKENS, least=0, most=1,
-    )  # fmt: skip
+        0.1,
+        "Share of the positions of a mixed sequence; share_of says of which.",
+        least=0,
+        most=1,
+    )
     share_of: str = setting(
         "windows",
         "What the share counts: positions where windows begin (the paper), or replaced ones.",
-        TOKENS, choices=("windows", "replaced"),
-    )  # fmt: skip
-    w: float = setting(1.0, "Weight of the adaptive tokens in equation 9.", TOKENS, least=0)
+        choices=("windows", "replaced"),
+    )
+    w: float = setting(1.0, "Weight of the adaptive tokens in equation 9.", least=0)
     infill: float = setting(
-        0.5, "Share of code rearranged as prefix, suffix, middle; 0 for none.",
-        STEPS, least=0, most=1,
-    )  # fmt: skip
-    length: int = setting(1024, "T: tokens of a sequence.", STEPS, least=2)
-    rows: int = setting(8, "Sequences of a step.", STEPS, least=1)
+        0.5,
+        "Share of code rearranged as prefix, suffix, middle; 0 for none.",
+        least=0,
+        most=1,
+    )
+    length: int = setting(1024, "T: tokens of a sequence.", least=2)
+    rows: int = setting(8, "Sequences of a step.", least=1)
     rows_per_pass: int = setting(
-        8, "Sequences of a forward pass; fewer accumulate their gradients.", STEPS, least=1
+        8, "Sequences of a forward pass; fewer accumulate their gradients.", least=1
     )
-    steps: int = setting(2000, "How many steps.", STEPS, least=1)
-    learning_rate: float = setting(
-        5e-5, "The highest, reached after warming up.", LEARNING, above=0
-    )
-    final_learning_rate: float = setting(1e-5, "The last.", LEARNING, least=0)
+    steps: int = setting(2000, "How many steps.", least=1)
+    learning_rate: float = setting(5e-5, "The highest, reached after warming up.", above=0)
+    final_learning_rate: float = setting(1e-5, "The last.", least=0)
     token_rate: float = setting(
         1.0,
         "How many times as fast the rows of adaptive tokens learn; worth 100 in short runs.",
-        LEARNING, least=0,
-    )  # fmt: skip
-    warmup: float = setting(
-        0.2, "Share of the steps with a rising learning rate.", LEARNING, least=0, most=1
+        least=0,
     )
-    weight_decay: float = setting(0.1, "Of matrices.", LEARNING, least=0)
-    clip: float = setting(1.0, "Largest norm of a gradient.", LEARNING, above=0)
+    warmup: float = setting(0.2, "Share of the steps with a rising learning rate.", least=0, most=1)
+    weight_decay: float = setting(0.1, "Of matrices.", least=0)
+    clip: float = setting(1.0, "Largest norm of a gradient.", above=0)
     lora: int = setting(
-        0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.",
-        LEARNING, least=0,
-    )  # fmt: skip
-    bfloat16: bool = setting(
-        True, "Compute passes in bfloat16 where that is safe; weights stay in float32.", LEARNING
+        0,
+        "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.",
+        least=0,
     )
-    seed: int = setting(0, "Of the order of the texts, and of the windows.", LEARNING, least=0)
+    bfloat16: bool = setting(
+        True, "Compute passes in bfloat16 where that is safe; weights stay in float32."
+    )
+    seed: int = setting(0, "Of the order of the texts, and of the windows.", least=0)
 
     def __post_init__(self) -> None:
         check(self)

@@ -33,7 +33,7 @@ from draftsmith.train.batches import Batch, Batches
 from draftsmith.train.curves import Curves, Row
 from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
 from draftsmith.train.loss import Counts, Loss, loss_of
-from draftsmith.train.recipe import RUNNING, TOKENS, Recipe, check, setting
+from draftsmith.train.recipe import Recipe, check, setting
 from draftsmith.train.rows import AdaptiveRows
 from draftsmith.train.run import Run, kept_whole
 from draftsmith.train.texts import Texts, sequences
@@ -54,13 +54,13 @@ class Options:
     """
 
     tokens: tuple[int, ...] = setting(
-        (), "Ids of the adaptive tokens; free ones are found if none are named.", TOKENS
+        (), "Ids of the adaptive tokens; free ones are found if none are named."
     )
-    add_token: bool = setting(False, "Add new tokens to the vocabulary instead.", TOKENS)
-    cpu: bool = setting(False, "Stay on the CPU.", RUNNING)
-    save_every: int = setting(100, "Steps between checkpoints.", RUNNING, least=1)
+    add_token: bool = setting(False, "Add new tokens to the vocabulary instead.")
+    cpu: bool = setting(False, "Stay on the CPU.")
+    save_every: int = setting(100, "Steps between checkpoints.", least=1)
     measure_every: int = setting(
-        0, "Steps between held-out losses; 0: only before and after.", RUNNING, least=0
+        0, "Steps between held-out losses; 0: only before and after.", least=0
     )
 
     def __post_init__(self) -> None:
