@@ -1,8 +1,7 @@
-"""Grouped attention against attention written out; and the user's setting, which comes back."""
+"""Grouped attention against attention written out."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from architectures import build, prompt
-from draftsmith.model.attention import NAME, AttentionScope, grouped_attention, watch
+from draftsmith.model.attention import grouped_attention, watch
 from draftsmith.model.seen import Seen, attention_at
 
 MODULE = torch.nn.Identity()
@@ -149,49 +147,3 @@ def test_a_mask_per_head_is_left_to_transformers() -> None:
     module = stand_in(num_key_value_groups=2, is_causal=True)
     out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
     torch.testing.assert_close(out, written_out(query, key, value, mask))
-
-
-@pytest.mark.parametrize("own", ["eager", "sdpa"])
-def test_the_scope_restores_the_users_setting(own: str) -> None:
-    model = build("llama", own)
-    scope = AttentionScope(model)
-    with scope.use(NAME):
-        assert model.config._attn_implementation == NAME
-        with scope.use("eager"):
-            assert model.model.layers[0].self_attn.config._attn_implementation == "eager"
-        assert model.config._attn_implementation == NAME
-    assert model.config._attn_implementation == own
-    with pytest.raises(ZeroDivisionError), scope.use(NAME):
-        _ = 1 / 0
-    assert model.config._attn_implementation == own
-
-
-def test_a_whole_model_agrees_with_sdpa() -> None:
-    model, ids = build("llama", "sdpa"), torch.tensor([prompt(9)])
-    with torch.inference_mode():
-        want = model(ids).logits
-        with AttentionScope(model).use(NAME):
-            got = model(ids).logits
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
-
-
-def test_scopes_of_one_model_wait_for_each_other() -> None:
-    """Loaded twice, it is still one model: overlapping passes must not leave our setting behind."""
-    model = build("llama")
-    before = model.config._attn_implementation
-    first, second = AttentionScope(model), AttentionScope(model)
-    entered, leave = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with second.use("draftsmith"):
-            entered.set()
-            leave.wait(10)
-
-    thread = threading.Thread(target=other)
-    with first.use("draftsmith"):
-        thread.start()
-        assert not entered.wait(0.2), "the second pass began inside the first"
-    assert entered.wait(10)
-    leave.set()
-    thread.join()
-    assert model.config._attn_implementation == before

@@ -222,7 +222,7 @@ def test_the_model_is_left_as_it_was() -> None:
     runner.prefill(row)
     runner.forward([row], [EMPTY])
     assert not any(module._forward_hooks for module in model.model.modules())
-    assert not _watched
+    assert not _watched.get()
 
 
 def sdpa_only() -> LoadedModel:

@@ -9,13 +9,12 @@ the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twic
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -59,7 +58,8 @@ def grouped_attention(
     """
     groups = query.shape[1] // key.shape[1]
     queries, keys = query.shape[2], key.shape[2]
-    look = _watched.get(module)
+    # A compiler cannot follow a context variable, and nothing is recorded in what it compiles.
+    look = None if torch.compiler.is_compiling() else _watched.get().get(module)
     foreign = (
         dropout
         or key.shape[1] * groups != query.shape[1]
@@ -208,56 +208,23 @@ def _explicit(
 
 Look = Callable[[Seen], None]
 
-_watched: dict[torch.nn.Module, Look] = {}
-"""Attention modules of a pass that is running now; their models are locked meanwhile."""
+_watched: ContextVar[Mapping[torch.nn.Module, Look]] = ContextVar("watched", default={})  # noqa: B039  never written to
+"""Attention modules of the pass that this thread is running."""
 
 
 @contextmanager
 def watch(
     modules: Mapping[torch.nn.Module, int], look: Callable[[int, Seen], None]
 ) -> Iterator[None]:
-    """Tell `look(layer, seen)` what each of these modules attends with, for one pass.
-
-    Only inside `AttentionScope.use`, whose lock keeps other threads out of the model.
-    """
-    for module, layer in modules.items():
-        _watched[module] = partial(look, layer)
+    """Tell `look(layer, seen)` what each of these modules attends with, for one pass."""
+    token = _watched.set({module: partial(look, layer) for module, layer in modules.items()})
     try:
         yield
     finally:
-        for module in modules:
-            _watched.pop(module, None)
+        _watched.reset(token)
 
 
 # The mask is registered too: without it, transformers builds none for a name it does not know, and
 # every pass over several tokens is silently wrong.
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
-
-
-_locks: WeakKeyDictionary[torch.nn.Module, threading.RLock] = WeakKeyDictionary()
-
-
-class AttentionScope:
-    """Puts an attention implementation into a model's configs for the length of one pass."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
-        self._configs = [c for c in configs.values() if hasattr(c, "_attn_implementation_internal")]
-        self._model = model  # rather than its lock, which cannot be copied as models can
-
-    @contextmanager
-    def use(self, name: str) -> Iterator[None]:
-        """Run the model's attention as `name`; the user's own setting comes back at the end."""
-        # Two threads in one model would otherwise restore each other's setting; however often it
-        # was loaded, it is one model.
-        with _locks.setdefault(self._model, threading.RLock()):
-            saved = [c._attn_implementation_internal for c in self._configs]
-            try:
-                for config in self._configs:
-                    # Past the property: its checks and recursion cost more than a small layer.
-                    vars(config)["_attn_implementation_internal"] = name
-                yield
-            finally:
-                for config, own in zip(self._configs, saved, strict=True):
-                    vars(config)["_attn_implementation_internal"] = own

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from draftsmith.errors import UnsupportedError
-from draftsmith.model.attention import AttentionScope
+from draftsmith.model.shell import OtherAttention
 
-if TYPE_CHECKING:
-    from draftsmith.model.taps import PassTaps
+
+class Recorder(Protocol):
+    """What records a pass: see `taps.PassTaps`."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Listen for the length of the pass."""
 
 
 class Forward:
@@ -25,14 +29,16 @@ class Forward:
 
     def __init__(self, model: Any, attention: str | None) -> None:
         own = model.get_base_model() if hasattr(model, "get_base_model") else model
-        own = getattr(own, "_orig_mod", own)  # torch.compile's wrapper
+        own = _uncompiled(own)
         known = set(inspect.signature(own.forward).parameters)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             # Learned virtual tokens come before ours: only the adapter knows the positions.
             known -= {"position_ids", "cache_position"}
         self._model = model
-        self._scope = AttentionScope(model)
-        self._attention = attention
+        self._run = _running(model, attention)
+        # Compiled blocks call no hooks: a pass that is looked into runs as it did before.
+        original = _uncompiled(model)
+        self._recorded = self._run if original is model else _running(original, attention)
         self._positions = "position_ids" in known
         self._cache_position = "cache_position" in known
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
@@ -46,7 +52,7 @@ class Forward:
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
         last: int,
-        taps: PassTaps | None = None,
+        taps: Recorder | None = None,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions.
 
@@ -66,9 +72,15 @@ class Forward:
             options["cache_position"] = both[1, 0]
         if self._keep is not None:
             options[self._keep] = last
-        attention = nullcontext() if self._attention is None else self._scope.use(self._attention)
-        with attention, nullcontext() if taps is None else taps.recording():
-            return self._model(**options)
+        if taps is None:
+            return self._run(**options)
+        with taps.recording():
+            return self._recorded(**options)
+
+    @property
+    def exclusive(self) -> str | None:
+        """Why others must not call the model during our passes; None: they may."""
+        return self._run.exclusive if isinstance(self._run, OtherAttention) else None
 
     def prepared_cache(self, tokens: Sequence[int]) -> Any:
         """The empty cache that the model's generate() would begin these tokens with.
@@ -86,6 +98,15 @@ class Forward:
         if cache is None:
             raise UnsupportedError("it neither returns a cache nor prepares one")
         return cache
+
+
+def _running(model: Any, attention: str | None) -> Any:
+    return model if attention is None else OtherAttention(model, attention)
+
+
+def _uncompiled(model: Any) -> Any:
+    """What torch.compile wrapped, or the model itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def input_device(model: Any) -> torch.device:

@@ -118,6 +118,12 @@ def _try_parallel(
             problem = _problem(_check_batch, loaded, tree, reference)
         if problem is not None:
             reasons.append(f"several rows in one pass: {problem}")
+        exclusive = replace(loaded, capabilities=tree).forward.exclusive
+        if exclusive is not None:
+            reasons.append(
+                f"forwards of the model in other threads during ours: {exclusive}, so its "
+                "attention setting is switched for the length of a pass"
+            )
         return replace(tree, batch=problem is None, reasons=tuple(reasons))
     return _try_chain(loaded, reference, reasons, own, "rows")
 

@@ -101,12 +101,16 @@ class PassTaps:
             if watched:
                 stack.enter_context(watch(watched, self._look))
             yield
-        missing = self._attention_layers - self.seen.keys()
-        if missing:
+        block = type(self._blocks[0]).__name__
+        if missing := self._attention_layers - self.seen.keys():
             raise UnsupportedError(
-                f"layer {min(missing)} of {type(self._blocks[0]).__name__} never asks for an "
-                "attention function, so its attention cannot be recorded; rank by hidden states "
-                "instead"
+                f"layer {min(missing)} of {block} never asks for an attention function, so its "
+                "attention cannot be recorded; rank by hidden states instead"
+            )
+        if missing := self._hidden_layers - self.hidden.keys():
+            raise UnsupportedError(
+                f"layer {min(missing)} of {block} runs without calling its hooks, as compiled "
+                "parts of a model do, so nothing can be recorded; pass the model uncompiled"
             )
 
     def _hook(self, layer: int) -> Any:

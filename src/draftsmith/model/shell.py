@@ -1,0 +1,233 @@
+"""A user's model with another attention implementation, made without touching that model.
+
+transformers asks `config._attn_implementation` in every attention module, and whoever sets it there
+sets it for all threads. So a pass of ours runs in *shells*: second objects over the attributes of
+the modules and configurations (the very same `__dict__`, hence the same weights, hooks and flags,
+now and later) that hide a few of them behind slots: the setting, and what lies below.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import eq, is_
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.nn import Module
+from transformers import PretrainedConfig
+
+_SETTING = "_attn_implementation_internal"
+"""Where a configuration keeps its attention; the property around it checks names and recurses."""
+
+_REPLACED_CALLS = ("forward", "_compiled_call_impl")
+"""Attributes that, on an instance, run something which knows only the original."""
+
+
+class OtherAttention:
+    """Calls a model as if its attention setting were `name`, from any thread.
+
+    Where there can be no shells, the setting itself is switched for the length of a call, and
+    `exclusive` says why.
+    """
+
+    def __init__(self, model: Module, name: str) -> None:
+        self._model = model
+        self._name = name
+        self._shells: _Shells | None = None
+
+    @property
+    def exclusive(self) -> str | None:
+        """Why others must not call the model during our passes; None: they may."""
+        return self._fitting().refusal
+
+    def __call__(self, **options: Any) -> Any:
+        """The model's output."""
+        shells = self._fitting()
+        if shells.refusal is None:
+            return shells.root(**options)
+        with self.switched():
+            return self._model(**options)
+
+    def _fitting(self) -> _Shells:
+        """The shells of the model as it is now: adapters may have come or gone."""
+        shells = self._shells
+        if shells is None or not shells.current():
+            shells = self._shells = _Shells(self._model, self._name)
+        return shells
+
+    @contextmanager
+    def switched(self) -> Iterator[None]:
+        """Set the model's own attention to `name`, one thread at a time; the user's comes back."""
+        configs = self._fitting().configs
+        with _locks.setdefault(self._model, threading.RLock()):
+            saved = [config[_SETTING] for config in configs]
+            try:
+                for config in configs:
+                    config[_SETTING] = self._name
+                yield
+            finally:
+                for config, own in zip(configs, saved, strict=True):
+                    config[_SETTING] = own
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_shells": None}  # a copy's are made over the copied model
+
+
+_locks: WeakKeyDictionary[Module, threading.RLock] = WeakKeyDictionary()
+"""By model: however often it was loaded, it is one, and two passes would restore each other's."""
+
+
+class _Shells:
+    """The shells of one model, and what they were made from."""
+
+    def __init__(self, model: Module, name: str) -> None:
+        parts, refers = _parts_below(model)
+        wanted = _above_settings(parts, refers)
+        self.configs = [vars(part) for part in parts.values() if _has_setting(part)]
+        self.refusal = next(filter(None, (_refusal(parts[number]) for number in wanted)), None)
+        # What is compared before every pass, flat: attributes, their names, their values.
+        self._owners: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._values: list[Any] = []
+        self._containers: list[Any] = []
+        self._copies: list[Any] = []
+        if self.refusal is not None:
+            return
+        classes: dict[Any, type] = {}
+        hidden = {
+            number: tuple(own for own, below in refers[number].items() if below & wanted)
+            for number in wanted
+        }
+        shells = {n: _unfilled(parts[n], name, hidden[n], classes) for n in wanted}
+        for number, shell in shells.items():
+            attributes = vars(parts[number])
+            for own in hidden[number]:
+                object.__setattr__(shell, own, _below(attributes[own], shells))
+            for own in (*hidden[number], *_REPLACED_CALLS):
+                self._watch(attributes, own)
+        self.root: Any = shells.get(id(model), model)
+
+    def _watch(self, attributes: dict[str, Any], name: str) -> None:
+        value = attributes.get(name)
+        self._owners.append(attributes)
+        self._names.append(name)
+        self._values.append(value)
+        if isinstance(value, dict | list):
+            self._containers.append(value)
+            self._copies.append(value.copy())
+
+    def current(self) -> bool:
+        """Whether the model still consists of the parts that the shells stand for."""
+        found = map(dict.get, self._owners, self._names)
+        return all(map(is_, found, self._values)) and all(map(eq, self._containers, self._copies))
+
+
+class _Shell:
+    """What all shells are: made of an object, not by their class, which stands for another."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        """Nothing: what the bases do for a new class was done for the original's."""
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Any:
+        """An ordinary object of the original's class, as slices of a ModuleList are."""
+        return cls.__bases__[1](*arguments, **options)
+
+
+class _ModuleShell(_Shell):
+    """Finds the children that its slot names; equals the module it stands for, as dicts ask."""
+
+    __slots__ = ()
+    shell_of: Module
+    _modules: dict[str, Module]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._modules:
+            return self._modules[name]
+        return super().__getattr__(name)  # type: ignore[misc]
+
+    def __eq__(self, other: object) -> bool:
+        return self.shell_of is getattr(other, "shell_of", other)
+
+    def __hash__(self) -> int:
+        return hash(self.shell_of)
+
+
+def _unfilled(part: Any, name: str, hidden: tuple[str, ...], classes: dict[Any, type]) -> Any:
+    """A shell over `part`, with slots for the attributes that it hides; `classes` are kept."""
+    base = type(part)
+    kind, first, value = (
+        (_Shell, _SETTING, name) if _has_setting(part) else (_ModuleShell, "shell_of", part)
+    )
+    if (base, hidden) not in classes:
+        body = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+        slots = {"__slots__": (first, *hidden)}
+        classes[base, hidden] = type(base.__name__, (kind, base), body | slots)
+    shell: Any = object.__new__(classes[base, hidden])
+    object.__setattr__(shell, "__dict__", vars(part))
+    object.__setattr__(shell, first, value)
+    return shell
+
+
+def _parts_below(model: Module) -> tuple[dict[int, Any], dict[int, dict[str, set[int]]]]:
+    """All modules and configurations by their id, and whom each refers to by which attribute."""
+    parts: dict[int, Any] = {id(model): model}
+    refers: dict[int, dict[str, set[int]]] = {}
+    waiting: list[Any] = [model]
+    while waiting:
+        part = waiting.pop()
+        own = refers[id(part)] = {}
+        for name, value in vars(part).items():
+            for found in _parts_in(value):
+                own.setdefault(name, set()).add(id(found))
+                if id(found) not in parts:
+                    parts[id(found)] = found
+                    waiting.append(found)
+    return parts, refers
+
+
+def _parts_in(value: Any) -> Iterator[Any]:
+    """The modules and configurations that an attribute's value names."""
+    if isinstance(value, Module | PretrainedConfig):
+        yield value
+    elif type(value) in (dict, list, tuple):
+        for item in value.values() if type(value) is dict else value:
+            yield from _parts_in(item)
+
+
+def _below(value: Any, shells: dict[int, Any]) -> Any:
+    """The same value with shells in the place of those parts that have one."""
+    if type(value) is dict:
+        return {key: _below(item, shells) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_below(item, shells) for item in value)
+    return shells.get(id(value), value)
+
+
+def _above_settings(parts: dict[int, Any], refers: dict[int, dict[str, set[int]]]) -> set[int]:
+    """Ids of the configurations, and of whatever leads to one."""
+    holders: dict[int, set[int]] = {}
+    for number, names in refers.items():
+        for below in set().union(*names.values()):
+            holders.setdefault(below, set()).add(number)
+    found = {number for number, part in parts.items() if _has_setting(part)}
+    waiting = list(found)
+    while waiting:
+        above = holders.get(waiting.pop(), set()) - found
+        found |= above
+        waiting += above
+    return found
+
+
+def _has_setting(part: Any) -> bool:
+    return isinstance(part, PretrainedConfig) and _SETTING in vars(part)
+
+
+def _refusal(part: Any) -> str | None:
+    """Why a part can have no shell; None if it can."""
+    if any(vars(part).get(name) is not None for name in _REPLACED_CALLS):
+        return f"{type(part).__name__} was compiled, or its forward was replaced"
+    return None
