@@ -249,6 +249,28 @@ def test_a_model_that_never_asks_for_an_attention_function() -> None:
         runner.prefill(row)
 
 
+def test_a_compiled_model_is_looked_into_as_it_was_before() -> None:
+    """Compiled blocks call no hooks. Loading would compile a dozen shapes, so that is left out."""
+    plain, ids, needs = loaded("llama"), prompt(12), Needs(1, HEADS)
+    compiled = torch.compile(plain.model, backend="eager")
+    runner, rng = Runner(replace(plain, model=compiled)), random.Random(1)
+    row = runner.open(ids, needs)
+    runner.prefill(row)
+    check_taps(plain, runner, row, ids, needs)
+    for _ in range(3):
+        step(runner, rng, [row], [ids])
+        check_taps(plain, runner, row, ids, needs)
+
+
+def test_a_compiled_part_cannot_be_looked_into() -> None:
+    model = load(build("llama"))
+    block = model.blocks[0]
+    block._compiled_call_impl = block.forward  # as block.compile() would
+    row = Runner(model).open(prompt(12), Needs(hidden_layer=1))
+    with pytest.raises(UnsupportedError, match="layer 1 of LlamaDecoderLayer.* compiled"):
+        Runner(model).prefill(row)
+
+
 def test_hidden_states_where_attention_is_not_ours() -> None:
     model, ids, needs = sdpa_only(), prompt(12), Needs(hidden_layer=1)
     runner = Runner(model)
