@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
+import draftsmith.testing
 from draftsmith.core.budget import CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.target import RowOutput
 from draftsmith.errors import DrafterError
-from draftsmith.testing import Scripted, ToyTarget, decode, oracle, plain, random_trees
+from draftsmith.testing import (
+    Scripted,
+    ToyRow,
+    ToyTarget,
+    check_law,
+    decode,
+    oracle,
+    plain,
+    random_trees,
+)
 
 
 def test_full_acceptance_gives_one_more_than_was_drafted() -> None:
@@ -159,3 +172,49 @@ def test_a_law_leaves_the_logits_as_they_are() -> None:
     assert law.best(logits).tolist() == [1] * 4
     assert law.scores(None, logits[0]).argmax() == 1
     assert torch.equal(logits, torch.arange(3.0).expand(4, 3))
+
+
+class Overflowing(ToyTarget):
+    """Computes nothing right in a pass that carries id 2 as a draft."""
+
+    def forward(self, rows: Sequence[ToyRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+        outputs = super().forward(rows, drafts)
+        return [
+            RowOutput(torch.full_like(output.logits, torch.nan), finite=False)
+            if 2 in draft.tokens
+            else output
+            for output, draft in zip(outputs, drafts, strict=True)
+        ]
+
+
+class Sampling(Scripted):
+    """Two tokens drawn from the same law, which is not the target's."""
+
+    sampled = True
+
+    def __init__(self) -> None:
+        super().__init__(self._propose)
+
+    def _propose(self, ctx: Context) -> Draft:
+        q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+        tokens = [ctx.chance.draw(q) for _ in range(min(2, ctx.budget))]
+        return Draft.chain(tokens, "sampling", [q] * len(tokens))
+
+
+def test_samples_that_overflow_keep_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a token overflows depends on what was drawn, so it cannot just be left out."""
+    monkeypatch.setattr(draftsmith.testing, "ToyTarget", Overflowing)
+    check_law(Sampling())
+
+
+def test_guesses_that_overflow_are_followed_one_by_one() -> None:
+    target = Overflowing(11)
+    for greedy in (True, False):
+        answer = plain(target, [1], 60, greedy=greedy)
+        assert 2 in answer
+        for drafter in (oracle(answer), random_trees(1, near=answer, probes=2)):
+            session = decode(target, drafter, [1], 60, greedy=greedy)
+            assert session.ids[1:] == answer
+            stats = session.stats
+            wasted = stats.passes + stats.accepted - stats.tokens
+            assert 0 < wasted < 60, "what it cost is counted"

@@ -267,7 +267,7 @@ def test_a_compiled_part_cannot_be_looked_into() -> None:
     block = model.blocks[0]
     block._compiled_call_impl = block.forward  # as block.compile() would
     row = Runner(model).open(prompt(12), Needs(hidden_layer=1))
-    with pytest.raises(UnsupportedError, match="layer 1 of LlamaDecoderLayer.* compiled"):
+    with pytest.raises(UnsupportedError, match=r"layer 1 of LlamaDecoderLayer.* compiled"):
         Runner(model).prefill(row)
 
 

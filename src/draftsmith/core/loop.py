@@ -9,6 +9,7 @@ last). That invariant is what makes a step restartable and a cancelled engine us
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Outcome
 from draftsmith.core.session import Session
 from draftsmith.core.stats import TARGET, Step
-from draftsmith.core.target import RowOutput, Target
+from draftsmith.core.target import Row, RowOutput, Target
 from draftsmith.core.verify import Verdict, verify, verify_greedy
 
 
@@ -54,12 +55,18 @@ def step(
     if None in choices:
         target.wait()  # the walk would wait anyway; so the pass is timed, not its launch
     passed = perf_counter()
-    verdicts = [
-        judge(session, draft, output, choice)
-        for session, draft, output, choice in zip(sessions, drafts, outputs, choices, strict=True)
-    ]
+    verdicts: list[Verdict] = []
+    for i, session in enumerate(sessions):
+        if outputs[i].finite:
+            verdict = judge(session, drafts[i], outputs[i], choices[i])
+        else:
+            outputs[i], verdict = judge_plainly(session, drafts[i], rows[i], target)
+            drafts[i] = EMPTY
+        verdicts.append(verdict)
     verified = perf_counter()
-    target.commit(rows, [v.path for v in verdicts], [v.tokens for v in verdicts])
+    # Of a verdict without a path, all tokens but the last are committed already.
+    tokens = [v.tokens[-1 - len(v.path) :] for v in verdicts]
+    target.commit(rows, [v.path for v in verdicts], tokens)
     for session, draft, output, verdict in zip(sessions, drafts, outputs, verdicts, strict=True):
         learn(session, draft, output, verdict)
     if cost is not None and usual:
@@ -153,6 +160,35 @@ def judge(
     if choices is not None:
         return verify_greedy(draft, choices, session.emit)
     return verify(draft, output.logits, session.law, session.chance, session.prefix, session.emit)
+
+
+def judge_plainly(
+    session: Session, draft: Draft, row: Row, target: Target[Any]
+) -> tuple[RowOutput, Verdict]:
+    """Verify a draft that overflows the model by plain passes, which compute what was accepted.
+
+    So the draft is still followed, as the law of its samples wants, and saves nothing.
+    """
+    rows = _PlainRows(draft, row, target)
+    found = verify(draft, rows, session.law, session.chance, session.prefix, session.emit)
+    session.stats.passes += len(found.tokens)
+    return rows.outputs[0], replace(found, path=(), nodes=(None,) * len(found.tokens))
+
+
+class _PlainRows:
+    """Logits of the root and of accepted nodes, each by the pass that plain decoding makes."""
+
+    def __init__(self, draft: Draft, row: Row, target: Target[Any]) -> None:
+        self.draft = draft
+        self.row = row
+        self.target = target
+        self.outputs: list[RowOutput] = []
+
+    def __getitem__(self, place: int) -> Tensor:
+        if place:
+            self.target.commit([self.row], [()], [self.draft.tokens[place - 1 : place]])
+        self.outputs += self.target.forward([self.row], [EMPTY])
+        return self.outputs[-1].logits[0]
 
 
 def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ from draftsmith.core.sampling import Chance, Law
 
 Emit = Callable[[int, Tensor | None], bool]
 """(token, its processed scores (1, V) or None) → whether the sequence ends with this token."""
+
+
+class Rows(Protocol):
+    """Logits (1+n+m, V), of which a walk asks for one row after the other."""
+
+    def __getitem__(self, row: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Verdict:
 
 def verify(
     draft: Draft,
-    logits: Tensor,
+    logits: Rows,
     law: Law,
     chance: Chance,
     prefix: Callable[[], Tensor | None],

@@ -79,6 +79,11 @@ class KVCache(Cache):  # type: ignore[misc]
             for layer in self._present():
                 layer.move(row, index, start + moved)
 
+    def clear(self, row: int, start: int) -> None:
+        """Zero the slots of a row from `start` on: a mask does not hide what is not finite."""
+        for layer in self._present():
+            layer.keys[row, :, start:] = layer.values[row, :, start:] = 0
+
     def replace(self, row: int, by: int, length: int) -> None:
         """Move the first `length` positions of row `by` into `row`."""
         for layer in self._present():

@@ -11,7 +11,7 @@ from draftsmith.model.cache import KVCache
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
 from draftsmith.model.rope import RopeBoundary
-from draftsmith.model.rows import SequenceRow
+from draftsmith.model.rows import SequenceRow, finite
 from draftsmith.model.taps import record
 
 
@@ -113,17 +113,21 @@ class KVMemory:
         tokens, positions = [], []
         for row, draft, span in zip(rows, drafts, spans, strict=True):
             padding = width - span.width
-            tokens.append([*row.pending, *draft.tokens] + [0] * padding)
+            # With a token that is committed, for another one's keys might overflow.
+            tokens.append([*row.pending, *draft.tokens] + row.pending[-1:] * padding)
             # Learned position tables have no entry beyond their end: padding stays at the start.
             positions.append(span.positions + [span.cached] * padding)
         self.cache.begin(rows[0].slot, [s.cached for s in spans], width)
         taps = record([row.taps for row in rows], self._blocks)
         logits = self._forward(tokens, positions, mask, self.cache, last, taps).logits
         skipped = width - logits.shape[1]
-        return [
-            RowOutput(
-                logits[i, s.pending - 1 - skipped : s.width - skipped],
-                hidden=row.hidden_of_pass(s.pending - 1, s.width),
-            )
-            for i, (row, s) in enumerate(zip(rows, spans, strict=True))
-        ]
+        sound = finite(logits) if any(drafts) else [True] * len(rows)
+        outputs = []
+        for i, (row, draft, s) in enumerate(zip(rows, drafts, spans, strict=True)):
+            usable = sound[i] or not draft
+            if not usable:
+                self.cache.clear(row.slot, row.cached)
+            own = logits[i, s.pending - 1 - skipped : s.width - skipped]
+            hidden = row.hidden_of_pass(s.pending - 1, s.width)
+            outputs.append(RowOutput(own, hidden=hidden, finite=usable))
+        return outputs

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import Forward
-from draftsmith.model.rows import SequenceRow
+from draftsmith.model.rows import SequenceRow, finite
 from draftsmith.model.taps import PassTaps, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
@@ -72,7 +72,8 @@ class ReplayMemory:
             tokens = [*row.pending, *draft.tokens]
             logits = self._pass(row, tokens, last, taps=record([row.taps], self._blocks))
             hidden = row.hidden_of_pass(len(row.pending) - 1, len(tokens))
-            outputs.append(RowOutput(logits[-last:], hidden=hidden))
+            usable = not draft or finite(logits[None])[0]
+            outputs.append(RowOutput(logits[-last:], hidden=hidden, finite=usable))
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:

@@ -43,6 +43,17 @@ class SequenceRow:
         return None if self.taps is None else self.taps.of_pass(first, end)
 
 
+def finite(logits: Tensor) -> list[bool]:
+    """Whether all positions of each row (B, Q, V) were computed without overflow.
+
+    A state that is not finite leaves no logit finite, so few columns tell; single ones may well be
+    infinite, those of masked ids say.
+    """
+    sample = logits[..., :: max(1, logits.shape[-1] // 64)]
+    found: list[bool] = sample.isfinite().any(-1).all(-1).tolist()
+    return found
+
+
 class Memory(Protocol):
     """How a model's past is kept between passes. Rows change `ids` only through the runner."""
 

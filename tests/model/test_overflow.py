@@ -1,0 +1,126 @@
+"""Drafted tokens whose keys and values are not finite, which plain decoding never meets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import ALL, VOCAB, build, prompt
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.engine.engine import Engine
+from draftsmith.integrations.transformers import accelerate
+from draftsmith.model.load import load
+from draftsmith.model.runner import Runner
+from draftsmith.testing import Scripted
+
+BAD = 5
+"""The id whose embedding is not finite."""
+
+
+def poison(model: Any, value: float) -> None:
+    """Only where it is read: a head that is tied to the embeddings stays what it was."""
+    head = model.get_output_embeddings()
+    if head.weight is model.get_input_embeddings().weight:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[BAD] = value
+
+
+def mask_heads(model: Any, ids: list[int]) -> None:
+    """Give ids a logit of -inf, as some models do."""
+    bias = torch.zeros(VOCAB)
+    bias[ids] = -torch.inf
+    model.get_output_embeddings().bias = torch.nn.Parameter(bias)
+
+
+def careless(answer: list[int], shape: str) -> Scripted:
+    """Drafts the right ids with a bad one among them, or beside them, in every second draft."""
+
+    def propose(ctx: Context) -> Draft:
+        done = len(ctx.ids) - ctx.prompt_length
+        right = answer[done : done + 6]
+        if done % 2 or len(right) < 6:
+            return Draft.chain(right[: ctx.budget], "careless")
+        if shape == "chain":
+            return Draft.chain([*right[: done % 3], BAD, *right[done % 3 : 5]], "careless")
+        return Draft.trie([[right[0], BAD], right[:4]], "careless")
+
+    return Scripted(propose)
+
+
+CASES = [(name, torch.nan, False) for name in ALL]
+CASES += [(name, 1e38, False) for name in ("gpt2", "gemma2", "bloom", "gpt_neo")]
+CASES += [(name, torch.inf, True) for name in ("llama", "gpt2", "bloom", "qwen3_next")]
+
+
+@pytest.mark.parametrize(("name", "value", "sampled"), CASES)
+def test_a_token_that_overflows_changes_nothing(name: str, value: float, sampled: bool) -> None:
+    model = build(name)
+    poison(model, value)
+    ids = torch.tensor([prompt(20)])
+    ids[ids == BAD] = 6
+    options = {"max_new_tokens": 24, "min_new_tokens": 24, "suppress_tokens": [BAD]}
+    options |= {"do_sample": sampled, "attention_mask": torch.ones_like(ids), "use_cache": True}
+    torch.manual_seed(0)
+    expected = model.generate(ids, **options)
+    shape = load(model).capabilities.shape
+    if shape == "plain":
+        pytest.skip("it verifies no drafts")
+    answer = expected[0, 20:].tolist()
+    with accelerate(model, careless(answer, shape), budget=6) as handle:
+        torch.manual_seed(0)
+        assert model.generate(ids, **options).tolist() == expected.tolist()
+    assert handle.stats.accepted
+    if value != 1e38:
+        assert handle.stats.tokens < handle.stats.passes + handle.stats.accepted
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+def test_rows_of_a_batch_recover_alone(name: str) -> None:
+    """Its padding is no overflowing token either, and what it left behind is cleared."""
+    model = build(name)
+    engine = Engine(load(model))
+    mask_heads(model, [0, BAD])
+    prompts = [prompt(n, seed=n) for n in (5, 17, 9)]
+    for ids in prompts:
+        ids[:] = [token if token not in (0, BAD) else 6 for token in ids]
+    answers = [engine.generate(ids, max_new_tokens=30, drafter="none").tokens for ids in prompts]
+    poison(model, torch.nan)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = torch.nan  # what padding used to be
+    by_prompt = dict(zip(map(tuple, prompts), answers, strict=True))
+
+    def propose(ctx: Context) -> Draft:
+        answer = by_prompt[tuple(ctx.ids[: ctx.prompt_length])]
+        return careless(answer, "tree").propose(ctx)
+
+    found = engine.generate(prompts, max_new_tokens=30, drafter=Scripted(propose), budget=6)
+    assert [result.tokens for result in found] == answers
+    assert all(result.stats.accepted for result in found)
+
+
+def test_what_overflowed_is_cleared_from_the_cache() -> None:
+    model = build("llama")
+    poison(model, torch.nan)
+    runner = Runner(load(model))
+    row = runner.open(prompt(9))
+    runner.prefill(row)
+    (output,) = runner.forward([row], [Draft.chain([8, BAD], "test")])
+    assert not output.finite
+    for keys, values in runner._memory.cache.contents(row.slot, 20):  # type: ignore[attr-defined]
+        assert keys.isfinite().all()
+        assert values.isfinite().all()
+    (output,) = runner.forward([row], [Draft.chain([8, 9], "test")])
+    assert output.finite
+
+
+def test_a_masked_id_is_no_overflow() -> None:
+    model = build("llama")
+    runner = Runner(load(model))
+    mask_heads(model, list(range(0, VOCAB, 2)))
+    row = runner.open(prompt(9))
+    runner.prefill(row)
+    assert runner.forward([row], [Draft.chain([8, 9], "test")])[0].finite
