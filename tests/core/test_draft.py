@@ -65,27 +65,15 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
         assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
 
 
-def test_trie_merges_common_prefixes_up_to_a_limit() -> None:
-    draft = Draft.trie([[1, 2, 3], [1, 2, 4], [5]], "t")
-    assert draft.tokens == (1, 2, 3, 4, 5)
-    assert draft.parents == (ROOT, 0, 1, 1, ROOT)
-    assert Draft.trie([[1, 2, 3], [1, 2, 4], [5]], "t", limit=3).tokens == (1, 2, 3)
-
-
 def test_copies_keep_their_origins() -> None:
     assert Draft.chain([1, 2], "t").origins is None
     assert Draft.chain([1, 2], "t", origins=range(7, 9)).origins == (7, 8)
-    branches, origins = [[1, 2, 3], [1, 2, 4], [5]], [[7, 8, 9], [20, 21, 22], [-1]]
-    merged = Draft.trie(branches, "t", origins=origins)
-    assert merged.origins == (7, 8, 9, 22, -1)
-    assert Draft.trie(branches, "t", limit=2, origins=origins).origins == (7, 8)
-    merged.check(10, 8, length=23)
 
 
 def test_chain_is_recognised() -> None:
     assert Draft.chain([1, 2, 3], "t").is_chain
     assert EMPTY.is_chain
-    assert not Draft.trie([[1], [2]], "t").is_chain
+    assert not Draft((1, 2), (ROOT, ROOT), ("t", "t")).is_chain
 
 
 @pytest.mark.parametrize(

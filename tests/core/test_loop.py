@@ -15,6 +15,7 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import RowOutput
+from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError
 from draftsmith.testing import (
     Scripted,
@@ -86,7 +87,9 @@ def test_batches_mix_drafters_and_rows_finish_alone() -> None:
 
 
 def test_chain_targets_get_the_first_branch_and_plain_ones_nothing() -> None:
-    tree = Scripted(lambda ctx: Draft.trie([[1, 2], [3, 4]], "t", ctx.budget))
+    tree = Scripted(
+        lambda ctx: merge([Continuation([1, 2], "t"), Continuation([3, 4], "t")], ctx.budget)
+    )
     chain, flat = ToyTarget(11, shape="chain"), ToyTarget(11, shape="plain")
     assert decode(chain, tree, [1], 20).ids[1:] == plain(chain, [1], 20)
     session = decode(flat, tree, [1], 20)

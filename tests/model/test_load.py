@@ -22,6 +22,7 @@ from transformers import (
 
 from architectures import VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.measure import pass_cost
@@ -241,7 +242,8 @@ def test_a_real_model_tells_its_story(shared_data: Path) -> None:
     row = runner.open(ids)
     while len(ids) < len(want):
         right = want[len(ids) : len(ids) + 3]
-        draft = Draft.trie([[7, 8], right[:2], [*right[:1], 9]], "test")
+        branches = [7, 8], right[:2], [*right[:1], 9]
+        draft = merge([Continuation(branch, "test") for branch in branches])
         choices = runner.forward([row], [draft])[0].logits.argmax(-1).tolist()
         path, node = [], -1
         while (child := draft.children().get((node, choices[1 + node]))) is not None:

@@ -102,43 +102,6 @@ class Draft:
             origins=None if origins is None else tuple(origins),
         )
 
-    @classmethod
-    def trie(
-        cls,
-        branches: Iterable[Sequence[int]],
-        source: str,
-        limit: int | None = None,
-        *,
-        origins: Sequence[Sequence[int]] | None = None,
-    ) -> Draft:
-        """Guessed branches merged by common prefixes, at most `limit` nodes, in branch order.
-
-        `origins` has a sequence for each branch; a node keeps the one of the branch that made it.
-        """
-        tokens: list[int] = []
-        parents: list[int] = []
-        copied: list[int] = []
-        index: dict[tuple[int, int], int] = {}
-        for number, branch in enumerate(branches):
-            node = ROOT
-            for depth, token in enumerate(branch):
-                child = index.get((node, token))
-                if child is None:
-                    if limit is not None and len(tokens) >= limit:
-                        break
-                    child = index[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                    if origins is not None:
-                        copied.append(origins[number][depth])
-                node = child
-        return cls(
-            tuple(tokens),
-            tuple(parents),
-            (source,) * len(tokens),
-            origins=None if origins is None else tuple(copied),
-        )
-
     def __len__(self) -> int:
         """Target positions this draft costs: draft and probe nodes."""
         return len(self.tokens)
@@ -197,7 +160,7 @@ class Draft:
         while True:
             child = self._next_in_branch(node)
             if child is None or depths[child] != len(keep) + 1:
-                return self._select(keep)
+                return self.select(keep)
             keep.append(child)
             node = child
 
@@ -224,10 +187,10 @@ class Draft:
             if d <= depth and self.parents[node] in kept:
                 kept.add(node)
                 keep.append(node)
-        return self._select(keep, frozenset(cut))
+        return self.select(keep, frozenset(cut))
 
-    def _select(self, keep: Sequence[int], without: frozenset[int] = frozenset()) -> Draft:
-        """The nodes `keep`, and their proposals but for those at `without`."""
+    def select(self, keep: Sequence[int], without: frozenset[int] = frozenset()) -> Draft:
+        """The nodes `keep` in this order, parents first, and their proposals but at `without`."""
         renumber = {ROOT: ROOT, **{old: new for new, old in enumerate(keep)}}
         proposals = {
             renumber[parent]: Proposal(p.q, None if p.child is None else renumber[p.child])

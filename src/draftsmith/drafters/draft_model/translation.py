@@ -19,6 +19,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Law, SamplingParams
 from draftsmith.core.target import Row, Target
+from draftsmith.core.tree import Continuation, merge
 from draftsmith.text.vocab import Intersection, Vocabulary
 
 Ids = tuple[int, ...]
@@ -102,7 +103,7 @@ class After:
             self.runner.extend(self.row, self.ids)
             self.runner.prefill(self.row)
             for group in self._groups([(*before, *branch) for branch in branches]):
-                draft = Draft.trie(group, "after")
+                draft = merge([Continuation(branch, "after") for branch in group])
                 [output] = self.runner.forward([self.row], [draft])
                 paths: list[Ids] = [()]
                 for token, parent in zip(draft.tokens, draft.parents, strict=True):

@@ -1,0 +1,157 @@
+"""Continuations become a tree: what merges, what goes first, what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.tree import Continuation, merge
+
+Path = tuple[int, ...]
+
+
+def paths(draft: Draft) -> list[Path]:
+    """The tokens from the root to each node."""
+    found: list[Path] = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        found.append((*(found[parent] if parent != ROOT else ()), token))
+    return found
+
+
+def unweighted(*branches: Sequence[int]) -> list[Continuation]:
+    return [Continuation(branch, "t") for branch in branches]
+
+
+def test_branches_keep_their_order() -> None:
+    draft = merge(unweighted([1, 2, 3], [1, 2, 4], [5]))
+    assert draft.tokens == (1, 2, 3, 4, 5)
+    assert draft.parents == (ROOT, 0, 1, 1, ROOT)
+    assert draft.origins is None
+    assert merge(unweighted([1, 2, 3], [1, 2, 4], [5]), limit=3).tokens == (1, 2, 3)
+    assert merge(unweighted([1, 2, 3], [1, 2, 4], [5]), depth=2).tokens == (1, 2, 5)
+    assert merge([]) == merge(unweighted([], [1])[:1]) == EMPTY
+
+
+def test_shared_nodes_belong_to_the_first() -> None:
+    guesses = [("b", [1, 2, 3]), ("f", [1, 2, 4]), ("f", [5]), ("f", [1])]
+    draft = merge([Continuation(tokens, name) for name, tokens in guesses])
+    assert draft.tokens == (1, 2, 3, 4, 5)
+    assert draft.source == ("b", "b", "b", "f", "f")
+
+
+def test_copies_keep_their_origins() -> None:
+    branches, origins = [[1, 2, 3], [1, 2, 4], [5]], [[7, 8, 9], [20, 21, 22], None]
+    given = [Continuation(b, "t", None, o) for b, o in zip(branches, origins, strict=True)]
+    merged = merge(given)
+    assert merged.origins == (7, 8, 9, 22, -1)
+    assert merge(given, 2).origins == (7, 8)
+    merged.check(10, 8, length=23)
+
+
+def test_the_heaviest_go_first_and_equal_ones_as_they_were_given() -> None:
+    tree = merge(
+        [
+            Continuation([1, 2], "a", [0.5, 0.1]),
+            Continuation([3, 4], "b", [0.4, 0.3]),
+            Continuation([5], "b", 0.3),
+        ]
+    )
+    assert paths(tree) == [(1,), (3,), (3, 4), (5,), (1, 2)]
+    assert tree.source == ("a", "b", "b", "b", "a")
+
+
+def test_weights_add_up_but_never_above_the_parent() -> None:
+    tree = merge(
+        [
+            Continuation([1, 2], "a", [0.5, 0.1]),
+            Continuation([3, 4], "b", [0.4, 0.9]),
+            Continuation([3], "c", 0.2),
+        ]
+    )
+    # 3 weighs 0.6 together, and 4 no more than that, whatever was said.
+    assert paths(tree) == [(3,), (3, 4), (1,), (1, 2)]
+
+
+def test_leaves_are_bounded_and_beginnings_are_none() -> None:
+    given = unweighted([1, 2], [1], [1, 2, 3], [1, 4], [5, 6], [7])
+    assert paths(merge(given, branches=1)) == [(1,), (1, 2), (1, 2, 3)]
+    assert paths(merge(given, branches=2)) == [(1,), (1, 2), (1, 2, 3), (1, 4)]
+    assert paths(merge(given, branches=3))[-2:] == [(5,), (5, 6)]
+    assert merge(given, branches=9) == merge(given)
+
+
+weights = st.floats(0, 1, width=16)
+
+
+@st.composite
+def continuations(draw: st.DrawFn) -> list[Continuation]:
+    found = []
+    for number in range(draw(st.integers(0, 8))):
+        tokens = draw(st.lists(st.integers(0, 2), max_size=5))
+        each = st.lists(weights, min_size=len(tokens), max_size=len(tokens))
+        worth = draw(st.one_of(st.none(), weights, each))
+        origins = draw(st.one_of(st.none(), st.just(range(len(tokens)))))
+        found.append(Continuation(tokens, f"s{number}", worth, origins))
+    return found
+
+
+def written_out(given: Sequence[Continuation]) -> dict[Path, tuple[float, str, int]]:
+    """Weight, source and origin of every prefix, shorter ones first."""
+    found: dict[Path, tuple[float, str, int]] = {}
+    for tokens, source, worth, origins in given:
+        for at in range(len(tokens)):
+            prefix = tuple(tokens[: at + 1])
+            first = (0.0, source, -1 if origins is None else origins[at])
+            weight, *rest = found.get(prefix, first)
+            more = worth[at] if isinstance(worth, list) else worth or 0.0
+            found[prefix] = (weight + more, *rest)  # type: ignore[assignment]
+    for prefix in sorted(found, key=len):
+        if len(prefix) > 1:
+            weight, *rest = found[prefix]
+            found[prefix] = (min(weight, found[prefix[:-1]][0]), *rest)  # type: ignore[assignment]
+    return found
+
+
+@given(continuations(), st.integers(0, 12))
+@settings(max_examples=300, deadline=None)
+def test_a_tree_is_what_taking_the_best_node_again_and_again_gives(
+    given: list[Continuation], limit: int
+) -> None:
+    known = written_out(given)
+    order = list(known)
+    expected: list[Path] = []
+    while len(expected) < min(limit, len(known)):
+        reachable = [p for p in order if p not in expected and (len(p) == 1 or p[:-1] in expected)]
+        expected.append(max(reachable, key=lambda p: (known[p][0], -order.index(p))))
+    tree = merge(given, limit)
+    tree.check(3, limit, length=5)
+    assert paths(tree) == expected
+    assert len(set(expected)) == len(expected), "equal prefixes are one node"
+    assert tree.source == tuple(known[p][1] for p in expected)
+    if tree.origins is not None:
+        assert tree.origins == tuple(known[p][2] for p in expected)
+    else:
+        assert all(known[p][2] == -1 for p in expected)
+
+
+@given(continuations(), st.integers(1, 5), st.integers(1, 5))
+@settings(max_examples=200, deadline=None)
+def test_a_tree_has_no_more_leaves_and_levels_than_wanted(
+    given: list[Continuation], depth: int, branches: int
+) -> None:
+    every, tree = merge(given, depth=depth), merge(given, depth=depth, branches=branches)
+    tree.check(3, len(every), length=5)
+    assert tree.depth <= depth
+    assert leaves(tree) <= branches
+    assert set(paths(tree)) <= set(paths(every))
+    if leaves(every) <= branches:
+        assert tree == every
+    else:
+        assert leaves(tree) == branches
+
+
+def leaves(draft: Draft) -> int:
+    return len(draft) - len(set(draft.parents) - {ROOT})
