@@ -6,8 +6,8 @@ section 3.1 and algorithm 1. `docs/algorithms/spectra.md` lays the algorithm bes
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.core.tree import Continuation, merge
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.errors import OptionError
@@ -26,9 +27,6 @@ from draftsmith.errors import OptionError
 if TYPE_CHECKING:
     from draftsmith.corpus.datastore import Datastore
     from draftsmith.drafters.retrieval import Retrieval
-
-Guess = tuple[str, Sequence[int]]
-"""Who guesses, and what: tokens that may follow the last one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,40 +184,41 @@ class _Pool(DrafterState):
         c, length = self.config, self.config.N - 1
         fitting = self._fitting(ctx.depth)
         reserved = min(len(fitting), ctx.budget // 2 // length) * length
-        tokens, parents, source = merge(self.guesses(ctx.ids), ctx.budget - reserved, ctx.depth)
-        size = len(tokens)
+        most = ctx.budget - reserved
+        guesses = merge(self.guesses(ctx.ids), most, depth=ctx.depth, branches=c.G)
+        size = len(guesses)
         self._running = fitting[: (ctx.budget - size) // length]
-        for i in self._running:
-            tokens += self.chains[i]
-        parents += range(size - 1, len(tokens) - 1)
-        parents[size::length] = [ROOT] * len(self._running)
-        probes = len(tokens) - size
-        if not tokens:
-            return EMPTY
-        source += [f"{self.name}.pool"] * probes
-        draft = Draft(tuple(tokens), tuple(parents), tuple(source), probes=probes)
-        if c.positions == "own":
+        tokens = [token for i in self._running for token in self.chains[i]]
+        parents = [*range(size - 1, size + len(tokens) - 1)]
+        parents[::length] = [ROOT] * len(self._running)
+        draft = Draft(
+            (*guesses.tokens, *tokens),
+            (*guesses.parents, *parents),
+            (*guesses.source, *[f"{self.name}.pool"] * len(tokens)),
+            probes=len(tokens),
+        )
+        if c.positions == "own" or not tokens:
             return draft
         later = [i + j for i in self._running for j in range(1, c.N)]
-        depths = (*draft.node_depths()[:size], *later)
-        return Draft(draft.tokens, draft.parents, draft.source, probes=probes, depths=depths)
+        return replace(draft, depths=(*guesses.node_depths(), *later))
 
-    def guesses(self, ids: Sequence[int]) -> list[Guess]:
-        """At most G guesses of what follows `ids` (algorithm 1, lines 7 to 17)."""
+    def guesses(self, ids: Sequence[int]) -> list[Continuation]:
+        """What may follow `ids`, the first G of it (algorithm 1, lines 7 to 17)."""
         c = self.config
-        found: list[Guess] = []
+        found: list[Continuation] = []
         if c.forward:
             name = f"{self.name}.forward"
             grown = self.chains if self._grew else ()
-            found = [(name, guess) for guess in self.ngrams.forward(ids[-1], grown)]
+            found = [Continuation(guess, name) for guess in self.ngrams.forward(ids[-1], grown)]
         if c.backward:
             guess = self.ngrams.backward(ids[1 - c.N :], c.N)
             place = 0 if c.backward_first else len(found)
-            found[place:place] = [(f"{self.name}.backward", guess)] if guess else []
-        if self.store is not None and len(found) < c.G:
-            more = self.store.branches(ids, c.G - len(found))
-            found += [(f"{self.name}.retrieval", guess) for guess in more]
-        return found[: c.G]
+            more = [Continuation(guess, f"{self.name}.backward")] if guess else []
+            found[place:place] = more
+        if self.store is not None and len(found) <= c.G:  # the backward one may begin another
+            name = f"{self.name}.retrieval"
+            found += [Continuation(guess, name) for guess in self.store.branches(ids, c.G)]
+        return found
 
     def _begin(self, ctx: Context) -> None:
         if ctx.prompt_length != self._prompt_length:  # a new turn
@@ -271,32 +270,6 @@ class _Pool(DrafterState):
         if length < self._start_length:
             self.chains, self._grew = [], False
             self._turn = 0
-
-
-def merge(
-    guesses: Iterable[Guess], limit: int, depth: int
-) -> tuple[list[int], list[int], list[str]]:
-    """Guesses as one tree of at most `limit` nodes down to `depth`: tokens, parents, source.
-
-    A node that several guesses share belongs to the first of them.
-    """
-    tokens: list[int] = []
-    parents: list[int] = []
-    source: list[str] = []
-    index: dict[tuple[int, int], int] = {}
-    for name, guess in guesses:
-        node = ROOT
-        for token in guess[:depth]:
-            child = index.get((node, token))
-            if child is None:
-                if len(tokens) >= limit:
-                    break
-                child = index[node, token] = len(tokens)
-                tokens.append(token)
-                parents.append(node)
-                source.append(name)
-            node = child
-    return tokens, parents, source
 
 
 class Predictor:

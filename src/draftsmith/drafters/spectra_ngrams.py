@@ -56,7 +56,10 @@ class Ngrams:
         return entries
 
     def forward(self, token: int, pool: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """S_fwd: at most `per_key` continuations of `token`, the latest first."""
+        """S_fwd: at most `per_key` continuations of `token`, the latest first.
+
+        Without those that are beginnings of others: a tree of guesses has them anyway.
+        """
         entries = self._behind.get(token, ())
         if not self.sub_ngrams:
             return _latest(entries)[: self.per_key]
@@ -67,12 +70,9 @@ class Ngrams:
             for j in range(len(tokens) - 1)
             if tokens[j] == token
         ]
-        found: dict[tuple[int, ...], None] = {}
-        for tokens in chain(reversed(followed), reversed(entries)):
-            found.update(dict.fromkeys(tokens[:k] for k in range(len(tokens), 0, -1)))
-            if len(found) >= self.per_key:
-                break
-        return list(found)[: self.per_key]
+        found = _latest([*entries, *followed])
+        begun = {tokens[:k] for tokens in found for k in range(1, len(tokens))}
+        return [tokens for tokens in found if tokens not in begun][: self.per_key]
 
     def backward(self, past: Sequence[int], n: int) -> list[int]:
         """Up to `n` tokens after `past`, each by the longest key of ≤ n−1 (lines 8 to 14)."""
