@@ -259,7 +259,7 @@ def test_counting_exact_covers_only_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_pairs_that_cannot_work_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"single bytes, and this one has b'ab'"):
+    with pytest.raises(UnsupportedError, match=r"single bytes, and this one has b'ab', 2 bytes"):
         bound([b"a"], [b"a", b"ab"], "slrs")
     with pytest.raises(UnsupportedError, match="spell no token"):
         bound([b"a"], [b"b"], "slrs")

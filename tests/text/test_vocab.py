@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import weakref
 from functools import cache
@@ -258,6 +259,42 @@ def test_a_toy_needs_no_tokenizer() -> None:
         target.encode("a")
 
 
+def with_replacement_characters(*strip: decoders.Decoder) -> Tokenizer:
+    """Like Gemma's: U+FFFD is a character of some tokens, beside SentencePiece's bytes."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["a", "b", "▁", "\ufffd", "▁\ufffd", "\ufffd\ufffd", "a\ufffd"]
+    merges = [("▁", "\ufffd"), ("\ufffd", "\ufffd"), ("a", "\ufffd")]
+    vocabulary = {name: i for i, name in enumerate(names)}
+    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    made = Tokenizer(model)
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    return made
+
+
+@pytest.mark.parametrize("strip", [(), (decoders.Strip(" ", 1, 0),)], ids=["gemma", "llama"])
+def test_a_replacement_character_may_be_a_tokens_own(strip: tuple[decoders.Decoder, ...]) -> None:
+    tokenizer = with_replacement_characters(*strip)
+    vocabulary = table(tokenizer)
+    for name, text in (
+        ("\ufffd", "\ufffd"),
+        ("▁\ufffd", " \ufffd"),
+        ("\ufffd\ufffd", "\ufffd\ufffd"),
+        ("a\ufffd", "a\ufffd"),
+    ):
+        token = tokenizer.token_to_id(name)
+        assert vocabulary.tokens[token] == text.encode()
+        assert vocabulary.encode(text) == [token]
+        assert vocabulary.opening(token) == tokenizer.decode([token]).encode()
+    assert vocabulary.tokens[tokenizer.token_to_id("<0xEF>")] == b"\xef"
+    byte_level = Vocabulary.of(trained("byte-level"))
+    assert intersect(vocabulary, byte_level).size == 256, "single bytes"
+    for ids in itertools.product(range(250, vocabulary.size), repeat=2):
+        check_table(tokenizer, list(ids))
+
+
 def test_what_cannot_be_told_is_refused() -> None:
     with pytest.raises(LoadError, match="no tokenizer"):
         Vocabulary.of(None)
@@ -279,6 +316,11 @@ def test_tokens_in_less_than_characters_need_a_known_alphabet() -> None:
     strange = Tokenizer(models.WordLevel({"a": 0, "<0xE6>": 1}, unk_token="a"))
     strange.decoder = decoders.Sequence([decoders.Replace("<0xE6>", "\ufffd"), decoders.Fuse()])
     with pytest.raises(UnsupportedError, match="'<0xE6>', writes no whole character"):
+        Vocabulary.of(strange)
+    long = "<0xE6>" + 80 * " "
+    strange = Tokenizer(models.WordLevel({"a": 0, long: 1}, unk_token="a"))
+    strange.decoder = decoders.Sequence([decoders.Replace(long, "\ufffd"), decoders.Fuse()])
+    with pytest.raises(UnsupportedError, match=r"'<0xE6> +\.\.\. +', writes no whole"):
         Vocabulary.of(strange)
 
 

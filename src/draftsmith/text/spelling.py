@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,13 +69,14 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
     for i, text in enumerate(backend.decode_batch(between, skip_special_tokens=False)):
         if i in special or text == head + tail:
             tokens.append(None)
-        elif UNKNOWN in text:
-            tokens.append(_partial(backend, i, kinds))
+        # U+FFFD may also be a character of the token's own, alone or beside others.
+        elif UNKNOWN in text and (data := _partial(backend, i, kinds)) is not None:
+            tokens.append(data)
         elif text.startswith(head) and text.endswith(tail):
             tokens.append(text[len(head) : len(text) - len(tail)].encode())
         else:
             raise _depends(f"token {i} writes", kinds)
-    whole = [i for i, data in enumerate(tokens) if data is not None and _is_text(data)]
+    whole = [i for i, data in enumerate(tokens) if data is not None and is_text(data)]
     row = backend.decode([anchor, *whole, anchor], skip_special_tokens=False)
     if row != head + b"".join(tokens[i] or b"" for i in whole).decode() + tail:
         raise _depends("its tokens write", kinds)
@@ -139,8 +141,11 @@ def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, s
     )
 
 
-def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes:
-    """The bytes of an id that writes no whole characters, as the decoder takes them."""
+def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
+    """The bytes of an id that writes no whole characters, as the decoder takes them.
+
+    None where it does write them, and U+FFFD is one.
+    """
     name = backend.id_to_token(i) or ""
     if "ByteLevel" in kinds and all(character in _ALPHABET for character in name):
         return bytes(_ALPHABET[character] for character in name)
@@ -148,14 +153,14 @@ def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes:
     if byte is not None:
         return bytes.fromhex(byte[1])
     if UNKNOWN in name:
-        return name.encode()
+        return None
     raise UnsupportedError(
-        f"token {i}, {name!r}, writes no whole character, and a decoder of {_named(kinds)} does "
-        "not say which bytes it is"
+        f"token {i}, {reprlib.repr(name)}, writes no whole character, and a decoder of "
+        f"{_named(kinds)} does not say which bytes it is"
     )
 
 
-def _is_text(data: bytes) -> bool:
+def is_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

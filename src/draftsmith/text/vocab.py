@@ -93,7 +93,7 @@ class Vocabulary:
         if data is None or self.tokenizer is None:
             return data or b""
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return data if spelling.UNKNOWN in text else text.encode()
+        return text.encode() if spelling.is_text(data) else data
 
     def encode(self, text: str | bytes) -> list[int]:
         """Ids of the middle of a text: nothing is put before it or around it.

@@ -7,6 +7,7 @@ lays the algorithm beside both and derives why it is lossless.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,9 +38,10 @@ def rule_of(pair: Pair, bridge: Bridge) -> Rule:
         return rule
     longest = max((text for text in texts if text), key=len, default="")
     if len(longest) > 1:
+        shown = reprlib.repr(longest.encode("latin-1"))
         raise UnsupportedError(
-            f"slrs: psi='path' needs a drafter whose tokens are single bytes, and this one has "
-            f"{longest.encode('latin-1')!r}; use algorithm='tli' or 'slem'"
+            "slrs: psi='path' needs a drafter whose tokens are single bytes, and this one has "
+            f"{shown}, {len(longest)} bytes; use algorithm='tli' or 'slem'"
         )
     ids = {text: i for i, text in reversed(list(enumerate(texts))) if text}
     lexicon = Lexicon({text: i for text, i in tokens.items() if all(c in ids for c in text)})
