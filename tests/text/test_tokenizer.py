@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
 import tiny
-from draftsmith.text.tokenizer import opening
+from draftsmith.text.pieces import token_texts
+from draftsmith.text.tokenizer import (
+    MOST_HELD,
+    UNFINISHED,
+    StreamDecoder,
+    TextStream,
+    decode,
+    opening,
+)
+from draftsmith.text.vocab import Vocabulary
 
 
 def test_what_a_tokenizer_puts_first() -> None:
@@ -15,3 +34,124 @@ def test_what_a_tokenizer_puts_first() -> None:
 
     assert opening(Bos()) == (1,)
     assert opening(tiny.tokenizer()) == ()
+
+
+@cache
+def byte_fallback() -> Any:
+    """SentencePiece's kind: a space before the first word is dropped, other bytes are tokens."""
+    names = ["</s>", "▁", "a", "▁the", "日", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made = Tokenizer(models.BPE({n: i for i, n in enumerate(names)}, [], byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+
+
+class Counting:
+    """A tokenizer that counts what it decodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.decoded = tokenizer, 0
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        self.decoded += len(ids)
+        text: str = self.tokenizer.decode(ids, **options)
+        return text
+
+
+def plain(*data: int) -> list[int]:
+    """The ids of bytes in the tiny tokenizer."""
+    ids = Vocabulary.of(tiny.tokenizer()).ids
+    return [ids[bytes([byte])] for byte in data]
+
+
+def fallback(*data: int) -> list[int]:
+    """The ids of bytes in the other one."""
+    return [5 + byte for byte in data]
+
+
+BYTES = (0x61, 0x20, 0xE6, 0x97, 0xA5, 0xF0, 0x9F, 0xA6, 0x8A, 0xFF, 0x80)
+
+
+@given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_pieces_of_any_bytes_join_to_the_whole_text(chosen: list[int]) -> None:
+    tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
+    ids = [known[i] for i in chosen]
+    assert "".join(token_texts(tokenizer, ids)) == decode(tokenizer, ids)
+    assert "".join(token_texts(tokenizer, ids, special=True)) == tokenizer.decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [[0], [1], [2], [3], [4], fallback(*"日".encode()), fallback(*"🦊".encode())]
+        )
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_pieces_of_byte_tokens_join_to_the_whole_text(parts: list[list[int]]) -> None:
+    """Whole characters of one to four bytes, control tokens and spaces between them."""
+    tokenizer, ids = byte_fallback(), [i for part in parts for i in part]
+    assert "".join(token_texts(tokenizer, ids)) == decode(tokenizer, ids)
+
+
+@pytest.mark.parametrize(
+    ("make", "pattern"),
+    [
+        (tiny.tokenizer, plain(0xFF)),
+        (tiny.tokenizer, plain(0xE6, 0x97)),
+        (tiny.tokenizer, [0]),
+        (byte_fallback, fallback(0xFF)),
+        (byte_fallback, fallback(0x97, 0xA5, 0xE6)),
+        (byte_fallback, [0]),
+    ],
+    ids=["bad bytes", "cut characters", "control", "bad fallback", "shifted", "fallback control"],
+)
+@pytest.mark.parametrize("first", [[], [2]], ids=["at once", "behind text"])
+def test_what_becomes_no_character_is_streamed_in_linear_time(
+    make: Any, pattern: list[int], first: list[int]
+) -> None:
+    tokenizer = make()
+    costs = []
+    for length in (500, 1000):
+        counting = Counting(tokenizer)
+        decoder = StreamDecoder(counting)
+        ids = [*first, *(pattern * length)[:length]]
+        pieces = []
+        for token in ids:
+            pieces.append(decoder.push(token))
+            assert len(decoder._held) <= MOST_HELD
+            assert len(decoder.unfinished()) <= UNFINISHED
+        costs.append(counting.decoded)
+        text = "".join(pieces) + decoder.unfinished()
+        assert set(text) <= {*decode(tokenizer, ids), "\ufffd"}
+    assert costs[1] < 2.1 * costs[0]
+    assert costs[1] < 60 * 1000
+
+
+def test_text_behind_bytes_that_are_none_comes_at_once() -> None:
+    tokenizer = byte_fallback()
+    ids = [2, *fallback(0xFF) * 9, 3, 3]
+    assert token_texts(tokenizer, ids)[-2:] == ["\ufffd" * UNFINISHED + " the", " the"]
+    texts = token_texts(tiny.tokenizer(), plain(0xFF) * 9 + plain(*"🦊".encode()))
+    assert texts[-1] == "🦊"
+    assert "".join(texts) == "\ufffd" * 9 + "🦊"
+
+
+def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
+    class Session:
+        ids = plain(0xFF)
+
+    stream = TextStream(tiny.tokenizer(), stop=["stop"])
+    for _ in range(100):
+        assert stream(Session(), None) is None  # type: ignore[arg-type]
+    assert "".join(stream.take()) == "\ufffd" * (100 - UNFINISHED)
+    assert stream.held() == "\ufffd" * UNFINISHED

@@ -13,20 +13,8 @@ def token_texts(tokenizer: Any, ids: Sequence[int], *, special: bool = False) ->
 
     `special` shows special tokens too. Raises LoadError without a tokenizer.
     """
-    decoder = _Whole(tokenizer) if special else StreamDecoder(tokenizer)
+    decoder = StreamDecoder(tokenizer, special=special)
     texts = [decoder.push(token) for token in ids]
     if texts:
         texts[-1] += decoder.unfinished()
     return texts
-
-
-class _Whole(StreamDecoder):
-    """Shows special tokens."""
-
-    def _decode(self, end: int) -> str:
-        text: str = self.tokenizer.decode(
-            self._ids[self._window : end],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
-        return text

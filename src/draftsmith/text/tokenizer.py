@@ -149,42 +149,72 @@ def _hidden(tokenizer: Any, token: int) -> bool:
     return decode(tokenizer, [token]) == ""
 
 
+UNFINISHED = 3
+"""Tokens that the bytes of an unfinished character take at most."""
+
+MOST_HELD = 16
+"""Tokens held back where there seems to be no place between two of them that parts no character."""
+
+
 class StreamDecoder:
     """Text of a growing list of ids, piece by piece, holding back unfinished characters.
 
-    Decodes a short window only, so a token costs the same however long the answer is.
+    Decodes a short window only, so a token costs the same however long the answer is. Bytes that
+    become no character are U+FFFD, given out a few tokens later. `special` shows special tokens.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, special: bool = False) -> None:
         if tokenizer is None:
             raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         self.tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._window = 0  # where decoding starts
-        self._shown = 0  # ids whose text was already given out
+        self.special = special
+        self._given: list[int] = []
+        """The last ids whose text was given out: some ids are written otherwise at a beginning."""
+        self._held: list[int] = []
+        self._text = ""
+        """Of those held."""
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
-        self._ids.append(token)
-        before, now = self._decode(self._shown), self._decode(len(self._ids))
-        if len(now) <= len(before) or now.endswith("�"):
+        held = [*self._held, token]
+        text = self._behind(held)
+        if text == self._text and not self._decode([token, token]):
+            return ""  # a token that never writes anything
+        self._held, self._text = held, text
+        if text and not text.endswith("\ufffd"):
+            return self._give(len(held))
+        if len(held) <= UNFINISHED:
             return ""
-        self._window, self._shown = self._shown, len(self._ids)
-        return now[len(before) :]
+        # Too many tokens for one character, so some bytes are none. What two parts write that are
+        # decoded alone is the whole text only if no character is cut between them.
+        for count in range(1, len(held)):
+            if self._behind(held[:count]) + self._decode(held[count:]) == text:
+                return self._give(count)
+        return self._give(len(held)) if len(held) >= MOST_HELD else ""
 
     def unfinished(self) -> str:
         """What is left at the end, unfinished characters as U+FFFD."""
-        before, now = self._decode(self._shown), self._decode(len(self._ids))
-        return now[len(before) :]
+        return self._text
 
-    def _decode(self, end: int) -> str:
-        return decode(self.tokenizer, self._ids[self._window : end])
+    def _give(self, count: int) -> str:
+        """The text of the first `count` held ids, which are held no longer."""
+        text = self._behind(self._held[:count])
+        self._given, self._held = self._held[:count], self._held[count:]
+        self._text = self._behind(self._held)
+        return text
+
+    def _behind(self, ids: Sequence[int]) -> str:
+        """What `ids` write behind those given out."""
+        return self._decode([*self._given, *ids])[len(self._decode(self._given)) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return decode(self.tokenizer, ids, special=self.special)
 
 
-def decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of `ids` without special tokens, exactly as the model wrote it."""
+def decode(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> str:
+    """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`."""
     text: str = tokenizer.decode(
-        list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
     )
     return text
 
