@@ -131,6 +131,29 @@ def test_paths_that_do_not_exist_are_named(tmp_path: Path) -> None:
         find([tmp_path / "nowhere"])
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes")
+def test_pipes_are_not_waited_for(plan: Plan, model: LoadedModel, tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    some_texts(texts)
+    expected = find([texts])
+    os.mkfifo(texts / "never.txt")
+    assert find([texts]) == expected
+    with pytest.raises(LoadError, match=r"never\.txt is neither a regular file nor a folder"):
+        find([texts / "never.txt"])
+    header = make(replace(plan, texts=[texts]), tmp_path / "corpus", model)
+    assert header.settings["read"]["skipped as no regular file"] == 1
+    left = tmp_path / "left"
+    left.mkdir()
+    os.mkfifo(left / (files.TOKENS + files.NEW))
+    with pytest.raises(OptionError, match=r"holds something else already \(e.g. tokens.bin.new\)"):
+        make(plan, left, model)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    os.mkfifo(alone / "never.txt")
+    with pytest.raises(LoadError, match=r"has no \.txt.*never\.txt is no regular file"):
+        find([alone])
+
+
 def test_documents_come_once_and_long_ones_are_cut(plan: Plan, tmp_path: Path) -> None:
     pieces = pieces_of(plan, tmp_path / "w")
     assert pieces.facts == {"documents": 32, "repeated": 1, "too short": 0, "taken": 31}

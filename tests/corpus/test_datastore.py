@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import zlib
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -256,6 +259,50 @@ def test_a_changed_header_is_noticed(tmp_path: Path) -> None:
         header.write_text(text.replace(old, new))
         with pytest.raises(LoadError, match="is damaged"):
             Datastore.open(tmp_path)
+
+
+def with_header(folder: Path, **changed: object) -> Path:
+    """A corpus whose header was changed by somebody who knows how to sum it."""
+    path = built(folder) / files.HEADER
+    whole = json.loads(path.read_text())
+    body = {k: v for k, v in whole.items() if k not in ("format", "version", "sum")} | changed
+    total = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    path.write_text(json.dumps(whole | body | {"sum": total}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sums": {}},
+        {"sums": {files.TOKENS: 1}},
+        {"sums": {files.TOKENS: 1, files.SUFFIXES: "2"}},
+        {"sums": [1, 2]},
+        {"tokens": "24"},
+        {"tokens": -1},
+        {"largest": None},
+        {"vocabulary": 7},
+        {"settings": None},
+        {"new": 1},
+    ],
+    ids=str,
+)
+def test_a_header_that_lacks_something_is_refused(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    assert len(Datastore.open(with_header(tmp_path / "same"))) == 24
+    with pytest.raises(LoadError, match=r"corpus\.json does not say what a header must; build"):
+        Datastore.open(with_header(tmp_path / "other", **changed))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes")
+@pytest.mark.parametrize("name", [files.TOKENS, files.SUFFIXES, files.HEADER])
+def test_a_pipe_in_a_corpus_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = built(tmp_path) / name
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LoadError, match="is no regular file|has no corpus"):
+        Datastore.open(tmp_path)
 
 
 def test_nothing_to_index_is_refused(tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def build(
     done = _finished(folder, plan, vocabulary_print, name)
     if done is not None:
         return done
-    reading = Reading(tuple(find(plan.texts)), plan.fields, plan.piece, vocabulary_print)
+    skipped: list[Path] = []
+    found = tuple(find(plan.texts, skip=skipped.append))
+    reading = Reading(found, plan.fields, plan.piece, vocabulary_print)
     workshop = folder / files.BUILDING
     workshop.mkdir(parents=True, exist_ok=True)
     with show("reading texts", len(reading.paths)) as advance:
@@ -99,6 +101,9 @@ def build(
         journal = workshop / "scores.jsonl"
         ranks = score(pieces, model, opening(tokenizer), journal, reading.key, show)
         chosen, facts = lowest(ranks, plan.keep)
+    read = dict(pieces.facts)
+    if skipped:
+        read["skipped as no regular file"] = len(skipped)
     with show("sorting", 1) as advance:
         header = write_index(
             folder,
@@ -106,7 +111,7 @@ def build(
             vocabulary=vocabulary_print,
             examples=len(chosen),
             model=name,
-            settings=plan.settings() | {"read": pieces.facts, "pieces": len(pieces)},
+            settings=plan.settings() | {"read": read, "pieces": len(pieces)},
             perplexity=facts,
         )
         advance(1)
@@ -134,9 +139,7 @@ def _finished(folder: Path, plan: Plan, vocabulary_print: str, name: str) -> Hea
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
     if not (folder / files.HEADER).exists():
-        strange = (
-            [p.name for p in folder.iterdir() if p.name not in _OURS] if folder.exists() else []
-        )
+        strange = [p.name for p in folder.iterdir() if not _ours(p)] if folder.exists() else []
         if strange:
             raise OptionError(
                 f"{folder} holds something else already (e.g. {min(strange)}); give a new folder"
@@ -154,12 +157,17 @@ def _finished(folder: Path, plan: Plan, vocabulary_print: str, name: str) -> Hea
     return header
 
 
+def _ours(path: Path) -> bool:
+    """Whether an unfinished build may have left this: nothing that writing would wait for."""
+    return path.name in _OURS and (path.is_file() or path.is_dir())
+
+
 _OURS = {
     files.BUILDING,
     *(name + end for name in (files.TOKENS, files.SUFFIXES) for end in ("", files.NEW)),
     files.HEADER + files.NEW,
 }
-"""What an unfinished build may have left."""
+"""Names that an unfinished build may have left."""
 
 
 def score(

@@ -76,10 +76,10 @@ class Header:
             raise LoadError(
                 f"{path} has format version {version!r}, this draftsmith reads {VERSION}; {_AGAIN}"
             )
-        if whole.pop("sum", None) != _sum_of(whole) or whole.keys() != {
-            f.name for f in fields(cls)
-        }:
-            raise LoadError(f"{path} is damaged: its checksum does not fit; {_AGAIN}")
+        if whole.pop("sum", None) != _sum_of(whole):
+            raise damaged(path)
+        if not _is_sound(whole):
+            raise LoadError(f"{path} does not say what a header must; {_AGAIN}")
         return cls(**whole)
 
     def check_vocabulary(self, vocabulary: str, folder: Path) -> None:
@@ -115,6 +115,20 @@ def _no_header(folder: Path) -> str:
     return f"{folder} has no {HEADER}, so it is not a corpus; {_OURS}"
 
 
+def _is_sound(body: dict[str, Any]) -> bool:
+    """Whether a header, whoever wrote it, has all fields, of their kinds."""
+    if body.keys() != {f.name for f in fields(Header)}:
+        return False
+    counts = [body[name] for name in ("largest", "tokens", "documents", "examples")]
+    sums, names = body["sums"], [body["vocabulary"], body["model"]]
+    return (
+        all(isinstance(part, dict) for part in (sums, body["settings"], body["perplexity"]))
+        and all(isinstance(name, str) for name in names)
+        and sums.keys() == {TOKENS, SUFFIXES}
+        and all(type(count) is int and count >= 0 for count in (*counts, *sums.values()))
+    )
+
+
 def _sum_of(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
@@ -122,6 +136,8 @@ def _sum_of(body: dict[str, Any]) -> int:
 def map_file(folder: Path, name: str, tokens: int) -> mmap.mmap:
     """The file's bytes, mapped; raises LoadError unless it has 4 bytes for each token."""
     path = folder / name
+    if path.exists() and not path.is_file():
+        raise LoadError(f"{path} is no regular file; {_AGAIN}")
     try:
         with path.open("rb") as file:
             size, wanted = os.fstat(file.fileno()).st_size, 4 * tokens

@@ -16,24 +16,35 @@ PLAIN, LINES = (".txt", ".md"), (".jsonl",)
 _PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
-def find(paths: Sequence[Path], plain: Sequence[str] = PLAIN) -> list[Path]:
+def find(
+    paths: Sequence[Path],
+    plain: Sequence[str] = PLAIN,
+    skip: Callable[[Path], None] = lambda _: None,
+) -> list[Path]:
     """The files that are meant: a file as it is; of a folder all that we know to be texts, sorted.
 
-    Texts are JSON lines and files whose suffix is in `plain`.
+    Texts are JSON lines and files whose suffix is in `plain`; `skip` is told of those in folders
+    that are no regular files, such as pipes, from which one might wait for ever.
 
-    Raises LoadError for what does not exist and for a folder without any.
+    Raises LoadError for what does not exist or is no file, and for a folder without any.
     """
     found: list[Path] = []
     known = (*plain, *LINES)
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) in known)
+            named = sorted(p for p in path.rglob("*") if _kind(p) in known and not p.is_dir())
+            inside = [p for p in named if p.is_file()]
             if not inside:
                 listed = ", ".join(known)
-                raise LoadError(f"the folder {path} has no {listed} (or such with .gz or .xz)")
+                but = f"; {named[0]} is no regular file" if named else ""
+                raise LoadError(f"the folder {path} has no {listed} (or such with .gz or .xz){but}")
+            for strange in set(named).difference(inside):
+                skip(strange)
             found += inside
         elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise LoadError(f"{path} is neither a regular file nor a folder; copy it to a file")
         else:
             raise LoadError(f"there is no file or folder {path}")
     return found
