@@ -556,7 +556,7 @@ def test_options_come_from_the_dataclasses_that_they_fill() -> None:
         ("draftsmith.train.recipe:Recipe", ["train", "sdsat"]),
         ("draftsmith.train.sdsat:Options", ["train", "sdsat"]),
         ("draftsmith.train.texts:Texts", ["train", "sdsat"]),
-        ("draftsmith.corpus.build:Plan", ["corpus", "build"]),
+        ("draftsmith.corpus.build:CorpusPlan", ["corpus", "build"]),
     ):
         module, name = where.split(":")
         found = declared(where).fields

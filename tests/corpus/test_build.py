@@ -21,7 +21,7 @@ from test_perplexity import direct
 import tiny
 from draftsmith.corpus import build as building
 from draftsmith.corpus import files
-from draftsmith.corpus.build import LEAST_PIECE, Plan, build
+from draftsmith.corpus.build import LEAST_PIECE, CorpusPlan, build
 from draftsmith.corpus.datastore import Datastore
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.pieces import Pieces, Reading
@@ -51,8 +51,8 @@ def model() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    return Plan(texts=some_texts(tmp_path_factory.mktemp("texts")), piece=16, keep=9)
+def plan(tmp_path_factory: pytest.TempPathFactory) -> CorpusPlan:
+    return CorpusPlan(texts=some_texts(tmp_path_factory.mktemp("texts")), piece=16, keep=9)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def _short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftsmith.corpus.perplexity._POSITIONS", 256)
 
 
-def make(plan: Plan, folder: Path, model: LoadedModel | None) -> Header:
+def make(plan: CorpusPlan, folder: Path, model: LoadedModel | None) -> Header:
     return build(plan, folder, tiny.tokenizer(), model, "tiny")
 
 
@@ -71,7 +71,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def expected(
-    plan: Plan, model: LoadedModel, tmp_path_factory: pytest.TempPathFactory
+    plan: CorpusPlan, model: LoadedModel, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
     """What an undisturbed build leaves."""
     folder = tmp_path_factory.mktemp("whole") / "corpus"
@@ -81,7 +81,7 @@ def expected(
     return content(folder)
 
 
-def pieces_of(plan: Plan, folder: Path) -> Pieces:
+def pieces_of(plan: CorpusPlan, folder: Path) -> Pieces:
     folder.mkdir()
     reading = Reading(tuple(find(plan.texts)), plan.fields, plan.piece, "v")
     return reading.pieces(folder, tiny.tokenizer())
@@ -132,7 +132,7 @@ def test_paths_that_do_not_exist_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes")
-def test_pipes_are_not_waited_for(plan: Plan, model: LoadedModel, tmp_path: Path) -> None:
+def test_pipes_are_not_waited_for(plan: CorpusPlan, model: LoadedModel, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     some_texts(texts)
     expected = find([texts])
@@ -154,7 +154,7 @@ def test_pipes_are_not_waited_for(plan: Plan, model: LoadedModel, tmp_path: Path
         find([alone])
 
 
-def test_documents_come_once_and_long_ones_are_cut(plan: Plan, tmp_path: Path) -> None:
+def test_documents_come_once_and_long_ones_are_cut(plan: CorpusPlan, tmp_path: Path) -> None:
     pieces = pieces_of(plan, tmp_path / "w")
     assert pieces.facts == {"documents": 32, "repeated": 1, "too short": 0, "taken": 31}
     assert pieces.lengths.max() <= 16
@@ -170,13 +170,13 @@ def test_documents_come_once_and_long_ones_are_cut(plan: Plan, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("longest", [LEAST_PIECE, 5, 7])
-def test_no_piece_is_too_short_to_rank(plan: Plan, tmp_path: Path, longest: int) -> None:
+def test_no_piece_is_too_short_to_rank(plan: CorpusPlan, tmp_path: Path, longest: int) -> None:
     pieces = pieces_of(replace(plan, piece=longest), tmp_path / "w")
     assert pieces.lengths.min() >= 2
     assert pieces.lengths.max() <= longest
 
 
-def test_only_neighbours_are_joined(plan: Plan, tmp_path: Path) -> None:
+def test_only_neighbours_are_joined(plan: CorpusPlan, tmp_path: Path) -> None:
     pieces = pieces_of(plan, tmp_path / "w")
     number = int(np.flatnonzero(np.bincount(pieces.owners) >= 3)[0])
     one, two, three = np.flatnonzero(pieces.owners == number)[:3]
@@ -197,7 +197,7 @@ def kept_documents(folder: Path) -> list[list[int]]:
 
 
 def test_the_least_surprising_pieces_are_kept(
-    plan: Plan, model: LoadedModel, tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
     header = make(plan, tmp_path / "c", model)
     pieces = pieces_of(plan, tmp_path / "w")
@@ -210,8 +210,8 @@ def test_the_least_surprising_pieces_are_kept(
     assert header.perplexity["highest"] == pytest.approx(max(ranks), rel=1e-4)
 
 
-def test_without_ranking_everything_is_kept(plan: Plan, tmp_path: Path) -> None:
-    whole = Plan(texts=plan.texts, piece=16, keep=None)
+def test_without_ranking_everything_is_kept(plan: CorpusPlan, tmp_path: Path) -> None:
+    whole = CorpusPlan(texts=plan.texts, piece=16, keep=None)
     header = make(whole, tmp_path / "c", None)
     pieces = pieces_of(plan, tmp_path / "w")
     assert kept_documents(tmp_path / "c") == [
@@ -224,9 +224,9 @@ def test_without_ranking_everything_is_kept(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_keeping_more_than_there_is_keeps_all(
-    plan: Plan, model: LoadedModel, tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
-    header = make(Plan(texts=plan.texts, piece=16, keep=10_000), tmp_path / "c", model)
+    header = make(CorpusPlan(texts=plan.texts, piece=16, keep=10_000), tmp_path / "c", model)
     assert header.examples == header.settings["pieces"]
     assert header.perplexity["highest kept"] == header.perplexity["highest"]
 
@@ -235,7 +235,7 @@ def test_keeping_more_than_there_is_keeps_all(
 
 
 def test_twice_built_is_the_same(
-    plan: Plan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     make(plan, tmp_path / "c", model)
     assert content(tmp_path / "c") == expected
@@ -259,7 +259,7 @@ def kill_at(patch: pytest.MonkeyPatch, moment: int) -> None:
 
 
 def test_killed_anywhere_it_goes_on(
-    plan: Plan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     for moment in range(1, 100):
         folder = tmp_path / str(moment)
@@ -280,7 +280,7 @@ def test_killed_anywhere_it_goes_on(
 
 
 def test_a_torn_journal_is_mended(
-    plan: Plan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     """Cut anywhere, or with the zeros that a power failure may leave."""
     first = tmp_path / "first"
@@ -306,7 +306,9 @@ def _killed(*_args: Any, **_options: Any) -> Any:
     raise Killed
 
 
-def test_finished_passes_are_not_repeated(plan: Plan, model: LoadedModel, tmp_path: Path) -> None:
+def test_finished_passes_are_not_repeated(
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
+) -> None:
     done: list[int] = []
     real = building.log_likelihoods
 
@@ -328,7 +330,7 @@ def test_finished_passes_are_not_repeated(plan: Plan, model: LoadedModel, tmp_pa
 
 
 def test_killed_while_tidying_up(
-    plan: Plan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building.shutil, "rmtree", _killed)
@@ -349,7 +351,7 @@ from time import sleep
 import torch
 import tiny
 from draftsmith.corpus import perplexity
-from draftsmith.corpus.build import Plan, build
+from draftsmith.corpus.build import CorpusPlan, build
 from draftsmith.model.load import load
 
 torch.set_num_threads(1)
@@ -362,14 +364,16 @@ def slowly(what, total):
 
 model = load(tiny.model(), tokenizer=tiny.tokenizer())
 print("ready", flush=True)
-plan = Plan(texts=[Path({texts!r})], piece=16, keep=9)
+plan = CorpusPlan(texts=[Path({texts!r})], piece=16, keep=9)
 build(plan, Path({folder!r}), tiny.tokenizer(), model, "tiny", slowly)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL on Windows")
-def test_sigkill_at_random_moments(plan: Plan, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_sigkill_at_random_moments(
+    plan: CorpusPlan, expected: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = tmp_path / "c"
     code = CHILD.format(
         tests=str(Path(__file__).parents[1]), texts=str(plan.texts[0]), folder=str(folder)
@@ -397,7 +401,7 @@ def test_sigkill_at_random_moments(plan: Plan, expected: dict[str, bytes], tmp_p
 
 
 def test_another_build_in_the_same_folder_is_refused(
-    plan: Plan, model: LoadedModel, tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "write_index", _killed)
@@ -405,21 +409,23 @@ def test_another_build_in_the_same_folder_is_refused(
             make(plan, tmp_path / "c", model)
     texts = some_texts(tmp_path / "others", 7)
     with pytest.raises(OptionError, match="the beginning of another build"):
-        make(Plan(texts=texts, piece=16, keep=9), tmp_path / "c", model)
+        make(CorpusPlan(texts=texts, piece=16, keep=9), tmp_path / "c", model)
     other = load(tiny.model(layers=1), tokenizer=tiny.tokenizer())
     with pytest.raises(OptionError, match="the scores of another model"):
         make(plan, tmp_path / "c", other)
 
 
-def test_a_finished_corpus_is_left_alone(plan: Plan, model: LoadedModel, tmp_path: Path) -> None:
+def test_a_finished_corpus_is_left_alone(
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
+) -> None:
     first = make(plan, tmp_path / "c", model)
     assert make(plan, tmp_path / "c", model) == first
     with pytest.raises(OptionError, match="holds a corpus of tiny already"):
-        make(Plan(texts=plan.texts, piece=16, keep=8), tmp_path / "c", model)
+        make(CorpusPlan(texts=plan.texts, piece=16, keep=8), tmp_path / "c", model)
 
 
 def test_folders_with_something_else_are_left_alone(
-    plan: Plan, model: LoadedModel, tmp_path: Path
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
     (tmp_path / "thesis.tex").write_text("\\end")
     with pytest.raises(OptionError, match=r"holds something else already \(e.g. thesis.tex"):
@@ -428,11 +434,11 @@ def test_folders_with_something_else_are_left_alone(
         make(plan, tmp_path / "thesis.tex", model)
 
 
-def test_numbers_that_cannot_work_are_refused(plan: Plan, tmp_path: Path) -> None:
+def test_numbers_that_cannot_work_are_refused(plan: CorpusPlan, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="piece=3 cannot work"):
-        Plan(texts=[], piece=3)
+        CorpusPlan(texts=[], piece=3)
     with pytest.raises(OptionError, match="keep=0 cannot work"):
-        Plan(texts=[], keep=0)
+        CorpusPlan(texts=[], keep=0)
     small = load(tiny.model(context=8), tokenizer=tiny.tokenizer())
     with pytest.raises(OptionError, match="the context of LlamaForCausalLM is 8; give --piece"):
         make(plan, tmp_path / "c", small)
@@ -441,11 +447,11 @@ def test_numbers_that_cannot_work_are_refused(plan: Plan, tmp_path: Path) -> Non
 def test_no_text_is_refused(model: LoadedModel, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(" ")
     with pytest.raises(OptionError, match="there is no text"):
-        make(Plan(texts=[tmp_path / "a.txt"]), tmp_path / "c", model)
+        make(CorpusPlan(texts=[tmp_path / "a.txt"]), tmp_path / "c", model)
 
 
 def test_a_missing_sorter_is_named_at_once(
-    plan: Plan, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(OptionError, match=r"pip install 'draftsmith\[corpus\]'"):

@@ -301,7 +301,7 @@ def test_a_pipe_in_a_corpus_is_not_waited_for(tmp_path: Path, name: str) -> None
     path = built(tmp_path) / name
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(LoadError, match="is no regular file|has no corpus"):
+    with pytest.raises(LoadError, match=r"is no regular file|has no corpus"):
         Datastore.open(tmp_path)
 
 

@@ -37,7 +37,7 @@ corpus = group("Build and look into corpora: what the drafters retrieval and spe
 PlanOptions = Annotated[
     Given,
     Fields(
-        "draftsmith.corpus.build:Plan",
+        "draftsmith.corpus.build:CorpusPlan",
         {"Texts": "texts fields piece keep"},
         {"fields": "--field NAME"},
     ),
@@ -65,13 +65,13 @@ def build(
 
     draftsmith run -m Qwen/Qwen2.5-0.5B-Instruct -d "retrieval(corpus='chats.corpus')" "Hello"
     """
-    from draftsmith.corpus.build import Plan
+    from draftsmith.corpus.build import CorpusPlan
     from draftsmith.corpus.build import build as make
     from draftsmith.corpus.files import HEADER
 
     if no_filter and "keep" in chosen:
         raise OptionError("--keep and --no-filter were both given: choose one")
-    plan = Plan(**chosen | ({"keep": None} if no_filter else {}))
+    plan = CorpusPlan(**chosen | ({"keep": None} if no_filter else {}))
     loaded = None if no_filter else load_model(model, machine)
     tokenizer = load_tokenizer(model) if loaded is None else loaded.tokenizer
     there = (output / HEADER).exists()

@@ -44,7 +44,7 @@ def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CorpusPlan:
     """What becomes a corpus. Raises OptionError for numbers that cannot work."""
 
     texts: Sequence[Path]
@@ -68,7 +68,7 @@ class Plan:
 
 
 def build(
-    plan: Plan,
+    plan: CorpusPlan,
     folder: Path,
     tokenizer: Any,
     model: LoadedModel | None,
@@ -134,7 +134,7 @@ def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], di
     return chosen, facts
 
 
-def _finished(folder: Path, plan: Plan, vocabulary_print: str, name: str) -> Header | None:
+def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) -> Header | None:
     """The header if this very corpus is there already; None if the folder is free for it."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")

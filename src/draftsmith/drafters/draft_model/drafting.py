@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts, Needs, Row, RowOutput, Target
-from draftsmith.drafters.draft_model.foresight import Foresight
+from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
 
 
@@ -164,7 +164,7 @@ class _Sequence(DrafterState):
     def __init__(self, drafter: BoundDraftModel) -> None:
         self.drafter = drafter
         self.translation = drafter.translate()
-        self.foresight: Foresight | None = None
+        self.reading: ReadAhead | None = None
         self.ahead = EMPTY
         """Drafted tokens that a model which does not rewind reads again in every pass."""
         self.guess = EMPTY
@@ -187,10 +187,10 @@ class _Sequence(DrafterState):
         if not ids:
             return False
         runner, copier = self.drafter.runner, self.drafter.copier
-        if self.foresight is not None:
-            self.foresight.follow(ids)
+        if self.reading is not None:
+            self.reading.follow(ids)
         elif copier is not None:
-            self.foresight = Foresight(copier, runner.vocab_size, ids)
+            self.reading = ReadAhead(copier, runner.vocab_size, ids)
         if self._opened is None:
             self.row = runner.open(ids)
             # Not closed at once: a pass over the shared cache may be under way.
@@ -216,9 +216,9 @@ class _Sequence(DrafterState):
     def nodes(self) -> Draft:
         """What the next pass reads behind the text."""
         self.guess, self.written = EMPTY, []
-        if self.foresight is not None:
+        if self.reading is not None:
             room = self.drafter.runner.room(self.row) - len(self.ahead)
-            self.guess = self.foresight.guess(min(room, self.translation.limit - self.drafted - 1))
+            self.guess = self.reading.guess(min(room, self.translation.limit - self.drafted - 1))
         if not self.ahead.tokens:
             return self.guess
         return Draft.chain([*self.ahead.tokens, *self.guess.tokens], self.drafter.name)
@@ -244,8 +244,8 @@ class _Sequence(DrafterState):
         if not tokens:
             return
         self.drafted += len(tokens)
-        if self.foresight is not None:
-            self.foresight.learn(self.guess, tokens, output)
+        if self.reading is not None:
+            self.reading.learn(self.guess, tokens, output)
         if self.drafter.rewinds:
             # All but the last one were guessed, so they are nodes of the pass.
             self.drafter.runner.commit([self.row], [range(len(tokens) - 1)], [tokens])

@@ -32,7 +32,7 @@ def _assumed() -> CostCurve:
 COST = _assumed()
 
 
-class Foresight:
+class ReadAhead:
     """Guesses of one sequence's next drafted tokens, in the draft model's ids."""
 
     def __init__(self, copier: Drafter, vocab_size: int, ids: Sequence[int]) -> None:
