@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.drafters.ngrams import History, NgramIndex
+from draftsmith.drafters.ngrams import History
 from draftsmith.drafters.options import at_least
 
 BUCKETS = (1, 2, 3, 5, 9, 17, 33)
@@ -53,18 +53,13 @@ class Auto(Drafter):
 class _Matcher(DrafterState):
     def __init__(self, config: Auto, ctx: Context) -> None:
         self.config = config
-        self.history = History(ctx)
-        # Pairs first: they are rarer, so their recent occurrences reach further back.
-        self.indexes = [
-            NgramIndex(n, self.history.ids) for n in (config.min + 2, config.min + 1, config.min)
-        ]
+        # Longer ones first: they are rarer, so their recent occurrences reach further back.
+        self.history = History(ctx, (config.min + 2, config.min + 1, config.min))
         self.trust = [Trust(prior) for prior in (0.2, 0.5, 0.75, 0.85, 0.92, 0.95, 0.97)]
         self._bucket: int | None = None
 
     def draft(self, ctx: Context) -> Draft:
         self.history.extend(ctx.ids)
-        for index in self.indexes:
-            index.extend()
         match = self._longest(ctx)
         if match is None:
             return EMPTY
@@ -77,7 +72,7 @@ class _Matcher(DrafterState):
 
     def _longest(self, ctx: Context) -> tuple[int, int] | None:
         """(where to copy from, length of the common past) of the best match."""
-        for index in self.indexes:
+        for index in self.history.indexes:
             best: tuple[int, int] | None = None
             for occurrence in index.recent(index.latest, self.config.candidates):
                 start = occurrence + index.n
@@ -107,8 +102,6 @@ class _Matcher(DrafterState):
         self._bucket = None
 
     def truncate(self, length: int) -> None:
-        for index in self.indexes:
-            index.truncate(self.history.offset + length)
         self.history.truncate(length)
 
 
@@ -120,8 +113,8 @@ class Trust:
     """
 
     def __init__(self, prior: float) -> None:
-        self.first = Chance(prior)
-        self.next = Chance(max(prior, 0.75))
+        self.first = Frequency(prior)
+        self.next = Frequency(max(prior, 0.75))
 
     def width(self) -> int:
         """Tokens worth drafting: those still likely enough to be reached; 0: none."""
@@ -138,7 +131,7 @@ class Trust:
             self.next.record(depth < accepted)
 
 
-class Chance:
+class Frequency:
     """A smoothed frequency that forgets slowly and never claims certainty."""
 
     def __init__(self, prior: float, weight: float = 3.0, memory: float = 0.96) -> None:

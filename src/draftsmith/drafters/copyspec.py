@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.drafters.ngrams import History, NgramIndex
+from draftsmith.drafters.ngrams import Copier
 from draftsmith.drafters.options import at_least, one_of
 
 
@@ -40,31 +39,5 @@ class CopySpec(Drafter):
         return self.block
 
     def open(self, ctx: Context) -> DrafterState:
-        return _Copier(self, ctx)
-
-
-class _Copier(DrafterState):
-    def __init__(self, config: CopySpec, ctx: Context) -> None:
-        self.config = config
-        self.history = History(ctx)
-        self.index = NgramIndex(config.gamma, self.history.ids)
-
-    def draft(self, ctx: Context) -> Draft:
-        c = self.config
-        self.history.extend(ctx.ids)
-        self.index.extend()
-        # The query starts at len − γ; an occurrence of γ ids must end before it.
-        latest = len(self.history.ids) - c.gamma - (1 if c.overlap else c.gamma)
-        if c.match == "first":
-            start = self.index.first(latest)
-        else:
-            start = next(iter(self.index.recent(latest)), None)
-        if start is None:
-            return EMPTY
-        start += c.gamma
-        copied = self.history.copy(start, min(c.block, ctx.budget))
-        return Draft.chain(copied, c.name, origins=self.history.origins(start, len(copied)))
-
-    def truncate(self, length: int) -> None:
-        self.index.truncate(self.history.offset + length)
-        self.history.truncate(length)
+        sizes = (self.gamma,)
+        return Copier(ctx, self.name, sizes, self.block, self.match, overlap=self.overlap)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-from draftsmith.core.drafter import Context
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, DrafterState
 
 MODULUS = (1 << 61) - 1
 BASE = 1_000_003
@@ -15,21 +17,27 @@ SEAM = -1
 class History:
     """All text a copying drafter may copy from: the prediction, a seam, and the sequence itself.
 
-    `ids` follows the context's ids; `offset` is where they begin.
+    `ids` follows the context's ids; `offset` is where they begin; `indexes` are those of n-grams
+    of each of the `sizes`.
     """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, sizes: Iterable[int]) -> None:
         self.ids: list[int] = [*ctx.prediction, SEAM] if ctx.prediction else []
         self.offset = len(self.ids)
+        self.indexes = [NgramIndex(n, self.ids) for n in sizes]
         # Where the prompt holds the whole prediction, too: a file to edit stands in both.
         self._twin = find(ctx.prediction, ctx.ids) if ctx.prediction else None
 
     def extend(self, ids: Sequence[int]) -> None:
         """Take over what `ids` has gained."""
         self.ids.extend(ids[len(self.ids) - self.offset :])
+        for index in self.indexes:
+            index.extend()
 
     def truncate(self, length: int) -> None:
         """Forget the context's ids at and beyond `length`."""
+        for index in self.indexes:
+            index.truncate(self.offset + length)
         del self.ids[self.offset + length :]
         if self._twin is not None and self._twin + self.offset - 1 > length:
             self._twin = None
@@ -62,6 +70,46 @@ class History:
         if count <= period:
             return range(first, first + count)
         return [first + i % period for i in range(count)]
+
+
+class Copier(DrafterState):
+    """Drafts what followed an earlier occurrence of the last n ids, for the first n with one.
+
+    `match` says which occurrence. It may not reach into the last n ids themselves by more than
+    what `overlap` allows: by all of them but one, or not at all.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        source: str,
+        sizes: Iterable[int],
+        tokens: int,
+        match: Literal["first", "last"],
+        *,
+        overlap: bool,
+    ) -> None:
+        self.source, self.tokens, self.match, self.overlap = source, tokens, match, overlap
+        self.history = History(ctx, sizes)
+
+    def draft(self, ctx: Context) -> Draft:
+        history = self.history
+        history.extend(ctx.ids)
+        for index in history.indexes:
+            latest = len(history.ids) - index.n - (1 if self.overlap else index.n)
+            if self.match == "first":
+                start = index.first(latest)
+            else:
+                start = next(iter(index.recent(latest)), None)
+            if start is not None:
+                copied = history.copy(start + index.n, min(self.tokens, ctx.budget))
+                if copied:
+                    origins = history.origins(start + index.n, len(copied))
+                    return Draft.chain(copied, self.source, origins=origins)
+        return EMPTY
+
+    def truncate(self, length: int) -> None:
+        self.history.truncate(length)
 
 
 def find(part: Sequence[int], whole: Sequence[int]) -> int | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.drafters.ngrams import History, NgramIndex
+from draftsmith.drafters.ngrams import Copier
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.errors import OptionError
 
@@ -45,35 +44,5 @@ class PromptLookup(Drafter):
         return self.tokens
 
     def open(self, ctx: Context) -> DrafterState:
-        return _Lookup(self, ctx)
-
-
-class _Lookup(DrafterState):
-    def __init__(self, config: PromptLookup, ctx: Context) -> None:
-        self.config = config
-        self.history = History(ctx)
-        sizes = range(config.max, config.min - 1, -1)
-        self.indexes = [NgramIndex(n, self.history.ids) for n in sizes]
-
-    def draft(self, ctx: Context) -> Draft:
-        c = self.config
-        self.history.extend(ctx.ids)
-        for index in self.indexes:
-            index.extend()
-        for index in self.indexes:
-            if c.match == "first":
-                start = index.first(index.latest)
-            else:
-                start = next(iter(index.recent(index.latest)), None)
-            if start is not None:
-                start += index.n
-                copied = self.history.copy(start, min(c.tokens, ctx.budget))
-                if copied:
-                    origins = self.history.origins(start, len(copied))
-                    return Draft.chain(copied, c.name, origins=origins)
-        return EMPTY
-
-    def truncate(self, length: int) -> None:
-        for index in self.indexes:
-            index.truncate(self.history.offset + length)
-        self.history.truncate(length)
+        sizes = range(self.max, self.min - 1, -1)
+        return Copier(ctx, self.name, sizes, self.tokens, self.match, overlap=True)

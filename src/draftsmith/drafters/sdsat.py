@@ -24,7 +24,7 @@ from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.sampling import argmax, without
 from draftsmith.core.target import ModelFacts, Needs
-from draftsmith.drafters.auto import Chance as Frequency
+from draftsmith.drafters.auto import Frequency
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
 from draftsmith.model.adaptive import AdaptiveTokens
