@@ -114,8 +114,8 @@ def look_up(folder: Path, count: int) -> None:
     asked = list(queries(store, count))
     for name, ask in (
         ("find", store.find),
-        ("draft", lambda ids: store.draft(ids, 64, "retrieval")),
-        ("branches", lambda ids: store.branches(ids, 15)),
+        ("draft", lambda ids: (trie := store.follow(ids)) and trie.draft(64, "retrieval")),
+        ("branches", lambda ids: (trie := store.follow(ids)) and trie.branches(15)),
     ):
         times = []
         for ids in asked:

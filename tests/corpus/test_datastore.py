@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.draft import ROOT
+from draftsmith.core.draft import ROOT, Draft
 from draftsmith.corpus import files
 from draftsmith.corpus.datastore import Datastore
 from draftsmith.corpus.index import write_index
@@ -92,8 +92,7 @@ def test_a_look_up_finds_the_longest_match(case: tuple[Documents, list[int]]) ->
     match = store.find(query)
     if expected is None:
         assert match is None
-        assert store.branches(query, 5) == []
-        assert len(store.draft(query, 5, "r")) == 0
+        assert store.follow(query) is None
         return
     length, after = expected
     assert match is not None
@@ -118,7 +117,8 @@ def counted(trie: Trie) -> Counter[tuple[int, ...]]:
 def test_a_draft_holds_the_heaviest_nodes(case: tuple[Documents, list[int]], most: int) -> None:
     documents, query = case
     expected = longest_match(documents, query)
-    draft = opened(documents).draft(query, most, "r")
+    trie = opened(documents).follow(query)
+    draft = Draft() if trie is None else trie.draft(most, "r")
     draft.check(1 << 25, most)
     after = expected[1] if expected else []
     weights = Counter(tuple(one[: d + 1]) for one in after for d in range(len(one)))
@@ -128,6 +128,12 @@ def test_a_draft_holds_the_heaviest_nodes(case: tuple[Documents, list[int]], mos
     taken = [weights[prefix] for prefix in prefixes]
     assert taken == sorted(weights.values(), reverse=True)[:most]
     assert len(set(prefixes)) == len(prefixes)
+
+
+def continued(store: Datastore, ids: list[int], most: int, **options: int) -> list[list[int]]:
+    """The best continuations of a text."""
+    trie = store.follow(ids, **options)
+    return [] if trie is None else trie.branches(most)
 
 
 @given(queries(), st.integers(1, 12))
@@ -143,7 +149,7 @@ def test_branches_add_the_most_weight_first(case: tuple[Documents, list[int]], m
         prefixes = {tuple(one[: d + 1]) for d in range(len(one))}
         return sum(weights[prefix] for prefix in prefixes - covered)
 
-    branches = opened(documents).branches(query, most)
+    branches = continued(opened(documents), query, most)
     assert len(branches) <= most
     for branch in branches:
         assert branch in after
@@ -160,14 +166,14 @@ def test_of_many_occurrences_a_sample_keeps_the_shares() -> None:
     assert match.count == 801
     trie = store.trie(match, sample=40)
     assert dict(zip(trie.tokens.tolist(), trie.weights.tolist(), strict=True)) == {1: 30, 2: 10}
-    assert store.branches([5, 6], 2) == [[1], [2]]
+    assert continued(store, [5, 6], 2) == [[1], [2]]
 
 
 def test_no_match_spans_two_documents() -> None:
     store = opened(SOME)
     assert store.find([6, 9]) is None
-    assert store.branches([5, 6], 3) == []
-    assert store.branches([7, 7], 3) == [[7]]
+    assert continued(store, [5, 6], 3) == []
+    assert continued(store, [7, 7], 3) == [[7]]
 
 
 def test_the_length_of_matches_can_be_chosen() -> None:
@@ -179,7 +185,7 @@ def test_the_length_of_matches_can_be_chosen() -> None:
     match = store.find([0, 0, 4], shortest=1)
     assert match is not None
     assert match.length == 1
-    assert store.branches([1, 2, 3, 4], 9, depth=1, longest=3) == [[5], [7]]
+    assert continued(store, [1, 2, 3, 4], 9, depth=1, longest=3) == [[5], [7]]
 
 
 def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.exact_covers import PAPER, count, means, shortest, summary
+from benchmarks.exact_covers import PAPER, Covers, count, covers, means, shortest, summary
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from draftsmith.text.covers import Covers, covers
 from draftsmith.text.vocab import Vocabulary
 
 

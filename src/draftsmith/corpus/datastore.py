@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.corpus import files
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.suffixes import ID, POSITION
@@ -140,34 +139,17 @@ class Datastore:
         # The last id is a separator, so that nothing beyond the end is ever taken for a token.
         return Trie.of(self._ids[np.minimum(after, len(self._ids) - 1)].astype(np.int64))
 
-    def branches(
+    def follow(
         self,
         ids: Sequence[int],
-        most: int,
-        *,
         longest: int = LONGEST,
         shortest: int = SHORTEST,
         depth: int = DEPTH,
         sample: int = SAMPLE,
-    ) -> list[list[int]]:
-        """Up to `most` continuations of `ids`, best first (see `Trie.branches`)."""
+    ) -> Trie | None:
+        """What follows the longest suffix of `ids` that occurs (see `find`, `trie`); None: none."""
         match = self.find(ids, longest, shortest)
-        return [] if match is None else self.trie(match, depth, sample).branches(most)
-
-    def draft(
-        self,
-        ids: Sequence[int],
-        budget: int,
-        source: str,
-        *,
-        longest: int = LONGEST,
-        shortest: int = SHORTEST,
-        depth: int = DEPTH,
-        sample: int = SAMPLE,
-    ) -> Draft:
-        """The continuations of `ids` as a tree of at most `budget` nodes (see `Trie.draft`)."""
-        match = self.find(ids, longest, shortest) if budget and depth else None
-        return EMPTY if match is None else self.trie(match, depth, sample).draft(budget, source)
+        return None if match is None else self.trie(match, depth, sample)
 
 
 def shared(path: str) -> Datastore:

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftsmith.core.draft import Draft
+from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.corpus.datastore import DEPTH, LONGEST, SAMPLE, SHORTEST, Datastore, shared
@@ -80,13 +80,8 @@ class _Lookup(DrafterState):
         self.config, self.store = config, store
 
     def draft(self, ctx: Context) -> Draft:
-        c = self.config
-        return self.store.draft(
-            ctx.ids,
-            ctx.budget,
-            c.name,
-            longest=c.longest,
-            shortest=c.shortest,
-            depth=min(c.depth, ctx.depth),
-            sample=c.sample,
-        )
+        c, depth = self.config, min(self.config.depth, ctx.depth)
+        if not ctx.budget or not depth:
+            return EMPTY
+        found = self.store.follow(ctx.ids, c.longest, c.shortest, depth, c.sample)
+        return EMPTY if found is None else found.draft(ctx.budget, c.name)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import mul
 from typing import ClassVar
 
@@ -24,6 +24,7 @@ from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.sampling import argmax, without
 from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.core.tree import Continuation, merge
 from draftsmith.drafters.auto import Frequency
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
@@ -163,10 +164,12 @@ class _Questions(DrafterState):
         law = (laws.float() / (ctx.sampling.temperature or 1.0)).softmax(-1)
         p, ids = law.topk(min(max(widths), law.shape[-1]))
         most = min(c.tree, ctx.budget) if isinstance(c.tree, int) else ctx.budget
-        ranks, parents = likeliest(p.tolist(), widths, most)
         tokens = ids.tolist()
-        drafted = tuple(tokens[depth][rank] for depth, rank in ranks)
-        return Draft(drafted, parents, (name,) * len(drafted))
+        found = islice(likeliest(p.tolist(), widths), most)
+        return merge(
+            Continuation([tokens[depth][rank] for depth, rank in enumerate(ranks)], name)
+            for ranks in found
+        )
 
     def _ask(self, y: tuple[int, ...], ctx: Context) -> Draft:
         """A chain that begins as `y`, with questions after its prefixes, the empty one included."""
@@ -232,27 +235,22 @@ def questions(held: tuple[float, ...], found: int, nodes: int, depth: int) -> tu
     return asked
 
 
-def likeliest(
-    p: Sequence[Sequence[float]], widths: Sequence[int], nodes: int
-) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """At most `nodes` (depth, rank) nodes with their parents, the most probable prefixes first.
+def likeliest(p: Sequence[Sequence[float]], widths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The most probable prefixes first: of each the ranks of its candidates, depth by depth.
 
     p[depth] are the probabilities of its candidates, falling, of which a node tries widths[depth].
     """
-    found: list[tuple[int, int]] = []
-    parents: list[int] = []
-    heap: list[tuple[float, int, int, int, float]] = []
-    """(−probability of the prefix, depth, rank, parent, probability of the parent's prefix)"""
+    heap: list[tuple[float, int, tuple[int, ...], float]] = []
+    """(−probability, depth, ranks, probability of the prefix but for its last token)"""
 
-    def push(depth: int, rank: int, parent: int, reach: float) -> None:
+    def push(above: tuple[int, ...], rank: int, reach: float) -> None:
+        depth = len(above)
         if depth < len(p) and rank < min(widths[depth], len(p[depth])) and p[depth][rank] > 0:
-            heappush(heap, (-reach * p[depth][rank], depth, rank, parent, reach))
+            heappush(heap, (-reach * p[depth][rank], depth, (*above, rank), reach))
 
-    push(0, 0, ROOT, 1.0)
-    while heap and len(found) < nodes:
-        likely, depth, rank, parent, reach = heappop(heap)
-        push(depth + 1, 0, len(found), -likely)
-        push(depth, rank + 1, parent, reach)
-        found.append((depth, rank))
-        parents.append(parent)
-    return found, tuple(parents)
+    push((), 0, 1.0)
+    while heap:
+        likely, _, ranks, reach = heappop(heap)
+        yield ranks
+        push(ranks, 0, -likely)
+        push(ranks[:-1], ranks[-1] + 1, reach)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,13 +20,11 @@ from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.core.tree import Continuation, merge
+from draftsmith.corpus.datastore import Datastore
 from draftsmith.drafters.options import at_least, one_of
+from draftsmith.drafters.retrieval import Retrieval
 from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.errors import OptionError
-
-if TYPE_CHECKING:
-    from draftsmith.corpus.datastore import Datastore
-    from draftsmith.drafters.retrieval import Retrieval
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,32 +86,25 @@ class Spectra(Drafter):
                 "turn one of them on, or use retrieval"
             )
         if self.corpus is not None:  # a wrong folder is told now
-            object.__setattr__(self, "corpus", self.retrieval(self.corpus).corpus)
+            object.__setattr__(self, "corpus", Retrieval(self.corpus).corpus)
 
     def preferred_width(self) -> int:
         """The whole pool, and all guesses were they to share nothing."""
         sizes = [self.N] * self.backward + [self.N - 1] * (self.G * self.forward)
         if self.corpus is not None:
-            sizes = [max(self.N, self.retrieval(self.corpus).depth)] * self.G
+            sizes = [max(self.N, Retrieval(self.corpus).depth)] * self.G
         return self.W * (self.N - 1) + sum(sizes[: self.G])
 
     def needs_of(self, model: ModelFacts) -> Needs:
         """Logits; raises OptionError if the corpus was built for another vocabulary."""
         if self.corpus is not None:
-            self.retrieval(self.corpus).needs_of(model)
+            Retrieval(self.corpus).needs_of(model)
         return self.needs
-
-    @staticmethod
-    def retrieval(corpus: str) -> Retrieval:
-        """The drafter of the external guesses; raises LoadError or OptionError."""
-        from draftsmith.drafters.retrieval import Retrieval  # only a corpus needs numpy
-
-        return Retrieval(corpus)
 
     def open(self, ctx: Context) -> DrafterState:
         if self.corpus is None:
             return _Pool(self)
-        store = self.retrieval(self.corpus).datastore()
+        store = Retrieval(self.corpus).datastore()
         store.header.check_ids(ctx.vocab_size, store.folder)
         return _Pool(self, store=store)
 
@@ -216,8 +207,9 @@ class _Pool(DrafterState):
             more = [Continuation(guess, f"{self.name}.backward")] if guess else []
             found[place:place] = more
         if self.store is not None and len(found) <= c.G:  # the backward one may begin another
-            name = f"{self.name}.retrieval"
-            found += [Continuation(guess, name) for guess in self.store.branches(ids, c.G)]
+            name, trie = f"{self.name}.retrieval", self.store.follow(ids)
+            branches = [] if trie is None else trie.branches(c.G)
+            found += [Continuation(guess, name) for guess in branches]
         return found
 
     def _begin(self, ctx: Context) -> None:

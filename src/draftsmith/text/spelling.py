@@ -76,7 +76,7 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
             tokens.append(text[len(head) : len(text) - len(tail)].encode())
         else:
             raise _depends(f"token {i} writes", kinds)
-    whole = [i for i, data in enumerate(tokens) if data is not None and is_text(data)]
+    whole = [i for i, data in enumerate(tokens) if data is not None and _is_text(data)]
     row = backend.decode([anchor, *whole, anchor], skip_special_tokens=False)
     if row != head + b"".join(tokens[i] or b"" for i in whole).decode() + tail:
         raise _depends("its tokens write", kinds)
@@ -160,7 +160,7 @@ def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
     )
 
 
-def is_text(data: bytes) -> bool:
+def _is_text(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

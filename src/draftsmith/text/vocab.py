@@ -27,7 +27,7 @@ class Vocabulary:
     """The byte-exact table of a tokenizer; without one, of a toy, which cannot `encode`.
 
     A token's bytes are those that it writes in the middle of a text. Some tokenizers drop a space
-    at the very beginning (SentencePiece marks first words with one): see `opening`.
+    at the very beginning (SentencePiece marks first words with one).
     """
 
     tokens: Sequence[bytes | None]
@@ -86,14 +86,6 @@ class Vocabulary:
         """
         size = self.size
         return b"".join(self.tokens[i] or b"" for i in ids if i < size)
-
-    def opening(self, token: int) -> bytes:
-        """What an id writes at the very beginning of a text."""
-        data = self.tokens[token]
-        if data is None or self.tokenizer is None:
-            return data or b""
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text.encode() if spelling.is_text(data) else data
 
     def encode(self, text: str | bytes) -> list[int]:
         """Ids of the middle of a text: nothing is put before it or around it.
@@ -185,31 +177,6 @@ def _used(vocabulary: Vocabulary) -> list[bytes | str | None]:
     while table and table[-1] is None:
         table.pop()
     return table
-
-
-class ByteDecoder:
-    """Text of a growing list of ids, holding back the bytes of an unfinished character.
-
-    Bytes that can no longer become a character are U+FFFD. `begins`: the first id begins a text.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, begins: bool = True) -> None:
-        self._vocabulary = vocabulary
-        self._begins = begins
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is unfinished."""
-        data = self._vocabulary.tokens[token]
-        if data is None:
-            return ""
-        if self._begins:
-            data, self._begins = self._vocabulary.opening(token), False
-        return self._utf8.decode(data)
-
-    def unfinished(self) -> str:
-        """What is left at the end: nothing, or one U+FFFD."""
-        return self._utf8.decode(b"", True)
 
 
 def complete(data: bytes) -> bytes:
