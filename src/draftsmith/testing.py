@@ -20,7 +20,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
 from draftsmith.core.session import Session, StopRule
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, ModelFacts, Needs, RowOutput, Shape, Taps
 
@@ -328,15 +328,19 @@ def decode(
     seed: int = 0,
     budget: int = 16,
     stop_rules: Sequence[StopRule] = (),
+    chance: Chance | None = None,
 ) -> Session:
-    """A finished session of `drafter`, which is bound here, on the toy target."""
+    """A finished session of `drafter`, which is bound here, on the toy target.
+
+    With `chance` all draws are its own, the drafter's, too.
+    """
     drafter = drafter.bind(target.facts)
     session = Session(
         prompt,
         drafter=drafter,
         budget=FixedBudget(budget),
         law=Law((), greedy=greedy),
-        chance=Dice.seeded(seed),
+        chance=chance or Dice.seeded(seed),
         vocab_size=target.vocab_size,
         limit=length,
         stop_rules=stop_rules,
@@ -344,6 +348,8 @@ def decode(
         needs=drafter.needs_of(target.facts),
         draft_seed=seed + 1,
     )
+    if chance is not None:
+        session.context.chance = chance
     start(session, target)
     while not session.finished:
         step([session], target)
@@ -426,22 +432,8 @@ def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> 
 def _sampled_answer(
     target: ToyTarget, drafter: Drafter, prompt: Sequence[int], length: int, chance: Enumerated
 ) -> tuple[int, ...]:
-    session = Session(
-        prompt,
-        drafter=drafter,
-        budget=FixedBudget(3),
-        law=Law((), greedy=False),
-        chance=chance,
-        vocab_size=target.vocab_size,
-        limit=length,
-        sampling=SamplingParams(temperature=1.0, max_new_tokens=length),
-        needs=drafter.needs_of(target.facts),
-    )
-    session.context.chance = chance
-    start(session, target)
-    while not session.finished:
-        step([session], target)
-    return tuple(session.ids[len(prompt) :])
+    done = decode(target, drafter, prompt, length, greedy=False, budget=3, chance=chance)
+    return tuple(done.ids[len(prompt) :])
 
 
 def assert_same_law(ours: dict[T, float], exact: dict[T, float], tolerance: float = 1e-9) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -42,13 +41,6 @@ class Proposal:
     child: int | None
 
 
-def _no_proposals() -> Mapping[int, Proposal]:
-    return _NONE
-
-
-_NONE: Mapping[int, Proposal] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A token tree of `n` draft nodes followed by `m` probe nodes; parents precede children.
@@ -65,7 +57,7 @@ class Draft:
     """(n+m,) index of the parent node, ROOT for children of the last committed token."""
     source: tuple[str, ...] = ()
     """(n+m,) name of the drafter that made each node."""
-    proposals: Mapping[int, Proposal] = field(default_factory=_no_proposals)
+    proposals: Mapping[int, Proposal] = field(default_factory=dict)
     """Sampled draws by parent node; empty for a draft of guesses."""
     probes: int = 0
     """m: how many of the last nodes are probes."""

@@ -71,11 +71,8 @@ class Spectra(Drafter):
     needs: ClassVar[Needs] = Needs(logits=True)
 
     def __post_init__(self) -> None:
-        at_least(self, "N", 2)
-        for option in ("W", "G", "memory"):
-            at_least(self, option, 1)
-        at_least(self, "seed", 0)
-        one_of(self, "positions", ("own", "staggered"))
+        _check_pool(self)
+        at_least(self, "memory", 1)
         if not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:
             raise OptionError(
                 f"{self.name}: tau={self.tau!r} cannot work; give a share from 0 to 1"
@@ -128,11 +125,7 @@ class Lookahead(Drafter):
     needs: ClassVar[Needs] = Needs(logits=True)
 
     def __post_init__(self) -> None:
-        at_least(self, "N", 2)
-        for option in ("W", "G"):
-            at_least(self, option, 1)
-        at_least(self, "seed", 0)
-        one_of(self, "positions", ("own", "staggered"))
+        _check_pool(self)
 
     def preferred_width(self) -> int:
         return self.spectra().preferred_width()
@@ -146,6 +139,15 @@ class Lookahead(Drafter):
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         return _Pool(self.spectra(), self.name)
+
+
+def _check_pool(drafter: Spectra | Lookahead) -> None:
+    """Raise OptionError for options of both that cannot work."""
+    at_least(drafter, "N", 2)
+    for option in ("W", "G"):
+        at_least(drafter, option, 1)
+    at_least(drafter, "seed", 0)
+    one_of(drafter, "positions", ("own", "staggered"))
 
 
 class _Pool(DrafterState):
