@@ -10,6 +10,7 @@ import torch
 from architectures import ALL, VOCAB, build, prompt
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
+from draftsmith.core.tree import Continuation, merge
 from draftsmith.engine.engine import Engine
 from draftsmith.integrations.transformers import accelerate
 from draftsmith.model.load import load
@@ -46,7 +47,8 @@ def careless(answer: list[int], shape: str) -> Scripted:
             return Draft.chain(right[: ctx.budget], "careless")
         if shape == "chain":
             return Draft.chain([*right[: done % 3], BAD, *right[done % 3 : 5]], "careless")
-        return Draft.trie([[right[0], BAD], right[:4]], "careless")
+        branches = [right[0], BAD], right[:4]
+        return merge([Continuation(branch, "careless") for branch in branches])
 
     return Scripted(propose)
 
