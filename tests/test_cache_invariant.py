@@ -16,6 +16,7 @@ from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import Session
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import bare_names, parse
+from draftsmith.model import cache
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -24,6 +25,7 @@ from draftsmith.model.taps import needs_of
 from draftsmith.testing import random_trees
 
 SDSAT = ("sdsat(k=4)", "sdsat(k=2, passes=1)", "sdsat(k=3, tree=8)", "copyspec+sdsat(k=3)")
+WINDOW = 8
 PROMPTS = ([5, 6, 7, 8] * 3, [9], [20, 21, 22, 20, 21, 22, 20])
 
 
@@ -53,10 +55,24 @@ def drafters(folder: Path) -> list[Drafter]:
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3_text", "bloom"])
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 def test_cache_equals_a_fresh_prefill(architecture: str, greedy: bool, tmp_path: Path) -> None:
+    check_cache(architecture, greedy, tmp_path, rewinds=True)
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "gemma3_text"])
+def test_what_is_kept_equals_a_fresh_prefill(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_FIRST_SLOTS", 16)  # so that there is something to drop
+    assert check_cache(architecture, True, tmp_path, rewinds=False) > 0
+
+
+def check_cache(architecture: str, greedy: bool, folder: Path, rewinds: bool) -> int:
+    """Decode with every drafter; returns how many positions were dropped meanwhile."""
+    dropped = 0
     loaded = load(build(architecture))
     most = 3 if loaded.capabilities.batch else 1
-    for drafter in drafters(tmp_path):
-        runner: Any = Runner(loaded)
+    for drafter in drafters(folder):
+        runner: Any = Runner(loaded, rewinds=rewinds)
         sessions = [
             Session(
                 prompt,
@@ -80,5 +96,9 @@ def test_cache_equals_a_fresh_prefill(architecture: str, greedy: bool, tmp_path:
                 assert len(row.pending) == 1
                 ours = runner._memory.cache.contents(row.slot, row.cached)
                 for mine, theirs in zip(ours, fresh_cache(loaded, row.ids), strict=True):
+                    kept = mine[0].shape[1]
+                    assert kept == row.cached or (not rewinds and kept >= WINDOW - 1)
+                    dropped += row.cached - kept
                     for a, b in zip(mine, theirs, strict=True):
-                        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+                        torch.testing.assert_close(a, b[:, -kept:], atol=1e-5, rtol=0)
+    return dropped

@@ -110,7 +110,7 @@ class Engine:
         # One at a time where the model cannot run several sequences in a pass.
         together = self.max_batch if self.model.capabilities.batch else 1
         with partial_results(jobs):
-            for _ in run(jobs, Runner(self.model, rest=REST), self.cost, together):
+            for _ in run(jobs, Runner(self.model, rest=REST, rewinds=False), self.cost, together):
                 pass
         results = [job.result() for job in jobs]
         if n > 1:
@@ -122,7 +122,7 @@ class Engine:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
         asked = self.prepare(options)
         job = asked.job(asked.encode(prompt), streaming=True)
-        return Stream(job, run([job], Runner(self.model, rest=REST), self.cost))
+        return Stream(job, run([job], Runner(self.model, rest=REST, rewinds=False), self.cost))
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""

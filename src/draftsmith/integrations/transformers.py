@@ -234,7 +234,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         ]
         jobs = [Job(session, None) for session in sessions]
         try:
-            for _ in run(jobs, Runner(self._loaded, rest=REST), self.drafting.cost, len(jobs)):
+            for _ in run(
+                jobs, Runner(self._loaded, rest=REST, rewinds=False), self.drafting.cost, len(jobs)
+            ):
                 pass
         finally:
             self.stats = total([session.stats for session in sessions])

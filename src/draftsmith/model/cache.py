@@ -1,7 +1,7 @@
 """A key/value cache of several sequences that rewinds for free.
 
 Shapes: `R` rows allocated, `K` key heads, `C` slots allocated, `D` width; `B` rows of a pass,
-`Q` positions of a pass. Every layer keeps all positions: sliding windows are the masks' business.
+`Q` positions of a pass.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import Cache
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.windows import View, Views, Window
 
 _FIRST_SLOTS = 256
 
@@ -44,61 +45,78 @@ class KVLayer:
             buffer.narrow(1, target, len(source)).copy_(buffer.index_select(1, index))
 
 
-class KVCache(Cache):  # type: ignore[misc]
-    """Cache handed to the model: rows [first, first + B) of the buffers, each at its own length.
+class LayerGroup:
+    """Layers that look equally far back. Slot s of a row holds position s + `dropped[row]`."""
 
-    `begin` says which rows the next pass is about and how long they are; `update`, called by every
-    attention layer, writes the pass after each row's end and returns views. Nothing is kept until
-    the caller passes longer lengths to the next `begin`: rewinding is not writing a number.
-    """
-
-    def __init__(self, slots_limit: int | None = None) -> None:
-        super().__init__(layers=[])
+    def __init__(self, window: Window | None, slots_limit: int | None) -> None:
+        self.window = window
+        self.layers: list[KVLayer] = []
+        self.dropped: dict[int, int] = {}
+        """Positions of a row that are gone; none where it says nothing."""
+        self.view = View(0, 0, (0,))
+        """Of the pass that was announced last."""
         self._limit = slots_limit
         self._rows = 0
         self._slots = 0
-        self._first = 0
-        self._lengths: tuple[int, ...] = (0,)
-        self._index: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
+        self._rows_of_pass = range(1)
+        self._starts = [0]
+        """(B,) the slot where each row's new positions begin."""
+        self._index: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    # --- what the runner calls -----------------------------------------------------------------
+    def begin(self, first: int, lengths: Sequence[int], width: int, drop: bool) -> View:
+        """As `KVCache.begin`; returns what the pass reads."""
+        rows = range(first, first + len(lengths))
+        for row, length in zip(rows, lengths, strict=True):
+            if not length:
+                self.dropped.pop(row, None)
+            elif drop and length - self.dropped.get(row, 0) + width > self._slots:
+                self._drop(row, length)
+        gone = [self.dropped.get(row, 0) for row in rows]
+        self._rows_of_pass, self._index = rows, {}
+        self._starts = [length - d for length, d in zip(lengths, gone, strict=True)]
+        end = max(self._starts) + width
+        self._reserve(rows.stop, end)
+        # One slice serves all rows: it begins with the row whose window begins first in its slots.
+        start = min(self.sight(n) - d for n, d in zip(lengths, gone, strict=True))
+        self.view = View(start, end - start, tuple(start + d for d in gone))
+        return self.view
 
-    def begin(self, first: int, lengths: Sequence[int], width: int) -> None:
-        """Announce a pass of `width` positions over rows first … first + len(lengths) - 1."""
-        self._first, self._lengths = first, tuple(lengths)
-        self._index.clear()
-        self._reserve(first + len(lengths), max(lengths) + width)
+    def write(self, layer: KVLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put keys and values (B, K, Q, D) behind each row's; returns the (B, K, S, D) to read."""
+        rows, view, width = self._rows_of_pass, self.view, keys.shape[2]
+        if len(rows) == 1:
+            layer.keys[rows.start].narrow(1, self._starts[0], width).copy_(keys[0])
+            layer.values[rows.start].narrow(1, self._starts[0], width).copy_(values[0])
+        else:
+            index = self._scatter_index(keys.device, width)
+            layer.keys[index[0], :, index[1]] = keys.transpose(1, 2)
+            layer.values[index[0], :, index[1]] = values.transpose(1, 2)
+        read = slice(rows.start, rows.stop), slice(None), slice(view.start, view.start + view.slots)
+        return layer.keys[read], layer.values[read]
 
-    def keep(self, row: int, start: int, sources: Sequence[int]) -> None:
-        """Gather the slots `sources` of a row to `start` and after; those in place cost nothing."""
-        moved = 0
-        while moved < len(sources) and sources[moved] == start + moved:
-            moved += 1
-        if moved < len(sources):
-            index = torch.tensor(sources[moved:])
-            for layer in self._present():
-                layer.move(row, index, start + moved)
+    def _scatter_index(self, device: torch.device, width: int) -> tuple[Tensor, Tensor]:
+        """Rows (B, 1) and slots (B, Q) that a pass writes; made once per pass and device."""
+        if device not in self._index:
+            rows = torch.tensor(self._rows_of_pass)[:, None]
+            slots = torch.tensor(self._starts)[:, None] + torch.arange(width)
+            self._index[device] = rows.to(device), slots.to(device)
+        return self._index[device]
 
-    def clear(self, row: int, start: int) -> None:
-        """Zero the slots of a row from `start` on: a mask does not hide what is not finite."""
-        for layer in self._present():
-            layer.keys[row, :, start:] = layer.values[row, :, start:] = 0
+    def sight(self, position: int) -> int:
+        """The lowest position that a query at `position` may see."""
+        return 0 if self.window is None else self.window.first(position)
 
-    def replace(self, row: int, by: int, length: int) -> None:
-        """Move the first `length` positions of row `by` into `row`."""
-        for layer in self._present():
-            for buffer in (layer.keys, layer.values):
-                buffer[row, :, :length] = buffer[by, :, :length]
-
-    def contents(self, row: int, length: int) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values (K, length, D) of a row, one pair per layer that has any."""
-        return [
-            (layer.keys[row, :, :length], layer.values[row, :, :length])
-            for layer in self._present()
-        ]
-
-    def _present(self) -> list[KVLayer]:
-        return [layer for layer in self.layers if layer is not None]
+    def _drop(self, row: int, length: int) -> None:
+        """Forget positions that no query from `length` on sees, if it is half a window of them."""
+        if self.window is None:
+            return
+        sight, gone = self.sight(length), self.dropped.get(row, 0)
+        if sight - gone < self.window.size / 2:
+            return  # so that no position is moved more than twice
+        for layer in self.layers:
+            for buffer in (layer.keys[row], layer.values[row]):
+                buffer[:, : length - sight] = buffer[:, sight - gone : length - gone].clone()
+        self.dropped[row] = sight
 
     def _reserve(self, rows: int, slots: int) -> None:
         if rows <= self._rows and slots <= self._slots:
@@ -111,48 +129,107 @@ class KVCache(Cache):  # type: ignore[misc]
         self._slots = max(slots, self._slots)
         if rows > self._rows:
             self._rows = 1 << (rows - 1).bit_length()
-        for layer in self._present():
+        for layer in self.layers:
             layer.grow(self._rows, self._slots)
+
+    def add(self, keys: Tensor, values: Tensor) -> KVLayer:
+        """A new layer for keys and values of these shapes."""
+        self.layers.append(KVLayer(keys, values, self._rows, self._slots))
+        return self.layers[-1]
+
+
+class KVCache(Cache):  # type: ignore[misc]
+    """Cache handed to the model: rows [first, first + B) of the buffers, each at its own length.
+
+    `begin` says which rows the next pass is about and how long they are; `update`, called by every
+    attention layer, writes the pass after each row's end and returns what the layer may look at.
+    Nothing is kept until the caller passes longer lengths to the next `begin`: rewinding is not
+    writing a number.
+    """
+
+    def __init__(
+        self, slots_limit: int | None = None, windows: Sequence[Window | None] = (None,)
+    ) -> None:
+        """`windows`: one for all layers, or one per layer; None: it sees everything."""
+        super().__init__(layers=[])
+        groups = {window: LayerGroup(window, slots_limit) for window in windows}
+        self._groups = tuple(groups.values())
+        self._by_layer = tuple(groups[window] for window in windows)
+        self._longest = 0
+
+    # --- what the runner calls -----------------------------------------------------------------
+
+    def begin(self, first: int, lengths: Sequence[int], width: int, drop: bool = False) -> Views:
+        """Announce a pass of `width` positions over rows first … first + len(lengths) - 1.
+
+        `drop`: what lies behind these rows' windows may go for good. Returns what will be read.
+        """
+        self._longest = max(lengths)
+        return {group.window: group.begin(first, lengths, width, drop) for group in self._groups}
+
+    def serves(self, row: int, length: int) -> bool:
+        """Whether a row can go on from its first `length` positions."""
+        return all(group.dropped.get(row, 0) <= group.sight(length) for group in self._groups)
+
+    def keep(self, row: int, start: int, sources: Sequence[int]) -> None:
+        """Gather the positions `sources` of a row to `start` and after; in place costs nothing."""
+        moved = 0
+        while moved < len(sources) and sources[moved] == start + moved:
+            moved += 1
+        if moved < len(sources):
+            index = torch.tensor(sources[moved:])
+            for group in self._groups:
+                gone = group.dropped.get(row, 0)
+                for layer in group.layers:
+                    layer.move(row, index - gone, start + moved - gone)
+
+    def clear(self, row: int, start: int) -> None:
+        """Zero a row's positions from `start` on: a mask does not hide what is not finite."""
+        for group in self._groups:
+            slot = start - group.dropped.get(row, 0)
+            for layer in group.layers:
+                layer.keys[row, :, slot:] = layer.values[row, :, slot:] = 0
+
+    def replace(self, row: int, by: int, length: int) -> None:
+        """Move the first `length` positions of row `by` into `row`."""
+        for group in self._groups:
+            group.dropped[row] = gone = group.dropped.pop(by, 0)
+            for layer in group.layers:
+                for buffer in (layer.keys, layer.values):
+                    buffer[row, :, : length - gone] = buffer[by, :, : length - gone]
+
+    def contents(self, row: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values (K, n, D) of a row, one pair per layer: the last n of `length`."""
+        found = []
+        for index, layer in enumerate(self.layers):
+            if layer is not None:
+                n = length - self._group(index).dropped.get(row, 0)
+                found.append((layer.keys[row, :, :n], layer.values[row, :, :n]))
+        return found
+
+    def firsts(self, layer_idx: int) -> tuple[int, ...]:
+        """(B,) the position of the first key that a layer was last given, by row."""
+        return self._group(layer_idx).view.firsts
+
+    def _group(self, layer_idx: int) -> LayerGroup:
+        return self._by_layer[layer_idx if len(self._by_layer) > 1 else 0]
 
     # --- what the model calls --------------------------------------------------------------------
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values (B, K, Q, D) after each row's end; views over all its positions."""
-        layers = self.layers
-        while len(layers) <= layer_idx:
-            layers.append(None)
-        layer = layers[layer_idx]
-        if layer is None:
-            layer = layers[layer_idx] = KVLayer(key_states, value_states, self._rows, self._slots)
-        width = key_states.shape[2]
-        if len(self._lengths) == 1:
-            start, row = self._lengths[0], self._first
-            keys, values = layer.keys[row : row + 1], layer.values[row : row + 1]
-            keys.narrow(2, start, width).copy_(key_states)
-            values.narrow(2, start, width).copy_(value_states)
-            return keys.narrow(2, 0, start + width), values.narrow(2, 0, start + width)
-        rows, slots = self._scatter_index(key_states.device, width)
-        layer.keys[rows, :, slots] = key_states.transpose(1, 2)
-        layer.values[rows, :, slots] = value_states.transpose(1, 2)
-        last, end = self._first + len(self._lengths), max(self._lengths) + width
-        return layer.keys[self._first : last, :, :end], layer.values[self._first : last, :, :end]
-
-    def _scatter_index(self, device: torch.device, width: int) -> tuple[Tensor, Tensor]:
-        """Rows (B, 1) and slots (B, Q) that a pass writes; made once per pass and device."""
-        found = self._index.get((device, width))
-        if found is None:
-            lengths = torch.tensor(self._lengths)[:, None]
-            rows = torch.arange(len(self._lengths))[:, None] + self._first
-            slots = lengths + torch.arange(width)
-            found = self._index[device, width] = rows.to(device), slots.to(device)
-        return found
+        """Write keys and values (B, K, Q, D) after each row's end; views of all that are read."""
+        self.layers += [None] * (layer_idx + 1 - len(self.layers))
+        group = self._group(layer_idx)
+        if self.layers[layer_idx] is None:
+            self.layers[layer_idx] = group.add(key_states, value_states)
+        return group.write(self.layers[layer_idx], key_states, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions before this pass, of the longest row in it."""
         del layer_idx
-        return max(self._lengths)
+        return self._longest
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Same as `get_seq_length` (asked by transformers 5)."""
@@ -162,7 +239,7 @@ class KVCache(Cache):  # type: ignore[misc]
         """Keys in this pass and their offset; `query`: Q, or in transformers 4 its positions."""
         del layer_idx
         width = query if isinstance(query, int) else query.shape[0]
-        return max(self._lengths) + width, 0
+        return self._longest + width, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """No maximum (transformers 5's name)."""

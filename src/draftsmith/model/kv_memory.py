@@ -12,7 +12,8 @@ from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
 from draftsmith.model.rope import RopeBoundary
 from draftsmith.model.rows import SequenceRow, finite
-from draftsmith.model.taps import record
+from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.windows import Views
 
 
 class KVMemory:
@@ -21,18 +22,21 @@ class KVMemory:
     def __init__(
         self,
         forward: Forward,
+        cache: KVCache,
         masks: MaskBuilder | None,
         batch: bool,
         boundary: RopeBoundary | None = None,
-        slots_limit: int | None = None,
         blocks: Any = None,
+        rewinds: bool = True,
     ) -> None:
-        self.cache = KVCache(slots_limit)
+        """`rewinds`: rows may be cut back to any length; else old keys need not be kept."""
+        self.cache = cache
         self._forward = forward
         self._masks = masks
         self._batch = batch and masks is not None
         self._boundary = boundary
         self._blocks = blocks
+        self._rewinds = rewinds
         self._rows: list[SequenceRow] = []
 
     def open(self, row: SequenceRow) -> None:
@@ -54,9 +58,9 @@ class KVMemory:
     def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
         """One causal pass over tokens that follow the cached ones."""
         span = Span(row.cached, len(tokens))
-        mask = self._masks([span]) if self._masks is not None and row.cached else None
-        self.cache.begin(row.slot, [row.cached], span.width)
-        taps = record([row.taps], self._blocks, last_only=True)
+        views = self._begin([row], [span])
+        mask = self._masks([span], views) if self._masks is not None and row.cached else None
+        taps = self._record([row], last_only=True)
         self._forward([tokens], [span.positions], mask, self.cache, 1, taps)
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
@@ -77,9 +81,8 @@ class KVMemory:
         return len(row.pending) + len(path)
 
     def truncate(self, row: SequenceRow, length: int) -> int:
-        """Nothing to do: a shorter length is all it takes."""
-        del row
-        return length
+        """Nothing to do: a shorter length is all it takes, unless keys it needs were dropped."""
+        return length if self.cache.serves(row.slot, length) else 0
 
     def _groups(self, rows: Sequence[SequenceRow]) -> list[list[SequenceRow]]:
         """Runs of neighbours that may share a pass."""
@@ -107,9 +110,10 @@ class KVMemory:
         ]
         width = max(s.width for s in spans)
         last = width - min(s.pending for s in spans) + 1
+        views = self._begin(rows, spans)
         mask: Any = None
         if self._masks is not None and (spans[0].cached or len(spans) > 1 or len(drafts[0])):
-            mask = self._masks(spans)
+            mask = self._masks(spans, views)
         tokens, positions = [], []
         for row, draft, span in zip(rows, drafts, spans, strict=True):
             padding = width - span.width
@@ -117,8 +121,7 @@ class KVMemory:
             tokens.append([*row.pending, *draft.tokens] + row.pending[-1:] * padding)
             # Learned position tables have no entry beyond their end: padding stays at the start.
             positions.append(span.positions + [span.cached] * padding)
-        self.cache.begin(rows[0].slot, [s.cached for s in spans], width)
-        taps = record([row.taps for row in rows], self._blocks)
+        taps = self._record(rows)
         logits = self._forward(tokens, positions, mask, self.cache, last, taps).logits
         skipped = width - logits.shape[1]
         sound = finite(logits) if any(drafts) else [True] * len(rows)
@@ -131,3 +134,11 @@ class KVMemory:
             hidden = row.hidden_of_pass(s.pending - 1, s.width)
             outputs.append(RowOutput(own, hidden=hidden, finite=usable))
         return outputs
+
+    def _begin(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> Views:
+        width = max(s.width for s in spans)
+        lengths = [s.cached for s in spans]
+        return self.cache.begin(rows[0].slot, lengths, width, drop=not self._rewinds)
+
+    def _record(self, rows: Sequence[SequenceRow], last_only: bool = False) -> PassTaps | None:
+        return record([row.taps for row in rows], self._blocks, last_only, self.cache.firsts)

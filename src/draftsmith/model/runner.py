@@ -15,13 +15,15 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Row, RowOutput, Shape, Taps
 from draftsmith.errors import DrafterError, PromptError
+from draftsmith.model.cache import KVCache
 from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.masks import MaskBuilder, layer_windows
+from draftsmith.model.masks import MaskBuilder
 from draftsmith.model.replay_memory import NoMemory, ReplayMemory
 from draftsmith.model.rope import rope_boundary, scaled_by_slot
 from draftsmith.model.rows import Memory, SequenceRow
 from draftsmith.model.taps import RowTaps, check
+from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
@@ -37,11 +39,18 @@ _WIDEST = 256
 class Runner:
     """Runs one model over any number of sequences; cheap to make, shares nothing with others."""
 
-    def __init__(self, loaded: LoadedModel, chunk: int | None = None, rest: int = 1) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        chunk: int | None = None,
+        rest: int = 1,
+        rewinds: bool = True,
+    ) -> None:
         """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere).
 
         `rest`: as many prompt tokens may stay for the first step's pass, which saves a pass; 1
-        leaves only the root.
+        leaves only the root. `rewinds`: `extend` may cut rows back; False lets layers with a
+        sliding window forget what lies behind it, and a row cut back further is computed again.
         """
         self.loaded = loaded
         self._abilities = loaded.capabilities
@@ -52,10 +61,10 @@ class Runner:
         self._chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         # Only trees and batches have masks for a pass of several pending tokens and a draft.
         self._rest = rest if self._abilities.shape == "tree" else 1
-        self._memory = self._make_memory()
+        self._memory = self._make_memory(rewinds)
         self._vocab_size = loaded.vocab_size
 
-    def _make_memory(self) -> Memory:
+    def _make_memory(self, rewinds: bool) -> Memory:
         loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
         if abilities.cache == "none":
             return NoMemory(forward)
@@ -63,6 +72,7 @@ class Runner:
             undoes = abilities.shape == "chain"
             return ReplayMemory(forward, loaded.config, undoes, loaded.blocks)
         masks = None
+        windows: tuple[Window | None, ...] = (None,)  # a model that masks by itself sees all slots
         if abilities.shape == "tree":
             masks = MaskBuilder(
                 layer_windows(loaded.config),
@@ -70,8 +80,11 @@ class Runner:
                 additive=loaded.dtype if abilities.attention == "eager" else None,
                 broadcasts=abilities.attention == "draftsmith",
             )
-        batch, blocks = abilities.batch, loaded.blocks
-        return KVMemory(forward, masks, batch, self._boundary, self._context, blocks)
+            windows = windows_by_layer(loaded.config)
+        cache = KVCache(self._context, windows)
+        return KVMemory(
+            forward, cache, masks, abilities.batch, self._boundary, loaded.blocks, rewinds
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softmax
+from torch.nn.functional import pad, softmax
 
 Heads = Sequence[tuple[int, int]]
 """(layer, head), both from 0."""
@@ -32,11 +32,17 @@ class Seen:
     """(H,)"""
     totals: Tensor | None = None
     """(B, H, Q) logarithms of the sums of each query's exponents, where the kernel told them."""
+    firsts: tuple[int, ...] = ()
+    """(B,) the position of each row's first key; empty: 0."""
 
     def last(self) -> Seen:
         """The last query alone, without the memory of the others."""
         mask = None if self.mask is None else self.mask[:, :, -1:].clone()
         return replace(self, query=self.query[:, :, -1:].clone(), mask=mask, totals=None)
+
+    def first(self, row: int) -> int:
+        """The position of a row's first key: what lies before it gets no weight."""
+        return self.firsts[row] if self.firsts else 0
 
     def at(self, query: int) -> int:
         """Where that query is; the only one there is is the last."""
@@ -46,7 +52,7 @@ class Seen:
     def kind(self) -> Hashable:
         """Equal for layers whose weights may be computed in one go."""
         shape = self.query.shape[3], self.scale, self.softcap
-        return *shape, id(self.mask), self.query.shape[2], self.key.device
+        return *shape, id(self.mask), self.firsts, self.query.shape[2], self.key.device
 
     @property
     def groups(self) -> int:
@@ -121,16 +127,30 @@ def _scores(
     found = []
     for layers in alike.values():
         one = seen[layers[0]]
+        first = one.first(row)
+        own = _behind(slots, first)
         chosen = [(seen[layer], [heads[place][1] for place in places[layer]]) for layer in layers]
-        scores = _products(chosen, row, query, slots).float() * one.scale
+        scores = _products(chosen, row, query, own).float() * one.scale
         if one.softcap is not None:
             scores = torch.tanh(scores / one.softcap) * one.softcap
-        found.append((scores + one.bias(row, query, slots)).to(seen[heads[0][0]].key.device))
+        scores = scores + one.bias(row, query, own)
+        if first and isinstance(slots, slice):
+            scores = pad(scores, (first, 0), value=float("-inf"))
+        elif first and isinstance(slots, Tensor):
+            scores = scores.masked_fill((slots < first).to(scores.device), float("-inf"))
+        found.append(scores.to(seen[heads[0][0]].key.device))
     together = torch.cat(found)
     order = [place for layers in alike.values() for layer in layers for place in places[layer]]
     scores = torch.empty_like(together)
     scores[order] = together
     return scores
+
+
+def _behind(slots: slice | Tensor, first: int) -> slice | Tensor:
+    """Where positions are among keys that begin with the position `first`."""
+    if not first:
+        return slots
+    return slice(slots.stop - first) if isinstance(slots, slice) else (slots - first).clamp_min(0)
 
 
 def _products(

@@ -12,9 +12,9 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,14 +75,24 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
 class PassTaps:
     """Records, during one pass, what any of its rows asks for."""
 
-    def __init__(self, needs: Sequence[Needs], blocks: ModuleList, last_only: bool = False) -> None:
-        """`last_only`: attention is wanted of the last position alone (a prompt's chunk)."""
+    def __init__(
+        self,
+        needs: Sequence[Needs],
+        blocks: ModuleList,
+        last_only: bool = False,
+        firsts: Callable[[int], tuple[int, ...]] | None = None,
+    ) -> None:
+        """`last_only`: attention is wanted of the last position alone (a prompt's chunk).
+
+        `firsts`: layer → (B,) the position of the first key that it sees; None: 0.
+        """
         self.hidden: dict[int, Tensor] = {}
         """Layer, from 1 → (B, Q, D)."""
         self.seen: dict[int, Seen] = {}
         """Layer, from 0 → what its attention was computed from."""
         self._blocks = blocks
         self._last_only = last_only
+        self._firsts = firsts
         self._hidden_layers = {n.hidden_layer for n in needs if n.hidden_layer is not None}
         self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
 
@@ -124,6 +134,8 @@ class PassTaps:
         return keep
 
     def _look(self, layer: int, seen: Seen) -> None:
+        if self._firsts is not None:
+            seen = replace(seen, firsts=self._firsts(layer))
         self.seen[layer] = seen.last() if self._last_only else seen
 
 
@@ -215,12 +227,17 @@ class RowTaps:
         )
 
 
-def record(rows: Sequence[RowTaps | None], blocks: Any, last_only: bool = False) -> PassTaps | None:
+def record(
+    rows: Sequence[RowTaps | None],
+    blocks: Any,
+    last_only: bool = False,
+    firsts: Callable[[int], tuple[int, ...]] | None = None,
+) -> PassTaps | None:
     """The recorder of a pass over these rows; None if none of them asks for anything."""
     asking = [(i, row) for i, row in enumerate(rows) if row is not None]
     if not asking:
         return None
-    taps = PassTaps([row.needs for _, row in asking], blocks, last_only)
+    taps = PassTaps([row.needs for _, row in asking], blocks, last_only, firsts)
     for index, row in asking:
         row.joins(taps, index)
     return taps

@@ -1,0 +1,243 @@
+"""Sliding windows: equal to the bare model, reading little and keeping little."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from replica import accept, check_cache, check_logits, random_draft
+
+from architectures import build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.target import Needs
+from draftsmith.drafters.registry import parse
+from draftsmith.engine.engine import Engine
+from draftsmith.integrations.transformers import accelerate
+from draftsmith.model import cache
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.runner import Runner
+
+WINDOW = 8
+SLIDING: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "starcoder2": {},
+    "mixtral": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW},
+    "qwen2": {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "gemma2": {},
+    "gemma3_text": {},
+    "cohere2": {},
+    "gpt_oss": {},
+    "llama4_text": {},
+}
+"""One kind of layer, two kinds, capped scores, sinks, chunks."""
+
+
+@pytest.fixture(autouse=True)
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So little at first that tiny contexts fill it, and keys are dropped."""
+    monkeypatch.setattr(cache, "_FIRST_SLOTS", 16)
+
+
+def loaded(name: str, attention: str | None = None) -> LoadedModel:
+    return load(build(name, attention, **SLIDING[name]))
+
+
+def dropped(runner: Any, row: Any) -> int:
+    """The most positions that a layer has dropped."""
+    groups = runner._memory.cache._groups
+    return max(group.dropped.get(row.slot, 0) for group in groups)
+
+
+@pytest.mark.parametrize("name", SLIDING)
+@pytest.mark.parametrize("rewinds", [True, False], ids=["keeps", "drops"])
+def test_many_windows_of_chains_and_trees(name: str, rewinds: bool) -> None:
+    model = loaded(name)
+    assert model.capabilities.shape == "tree"
+    runner, rng, ids = Runner(model, chunk=11, rewinds=rewinds), random.Random(name), prompt(45)
+    row = runner.open(ids)
+    runner.prefill(row)
+    for step in range(12):
+        draft = random_draft(rng, ("tree", "chain", "plain")[step % 3], most=12)
+        output = runner.forward([row], [draft])[0]
+        check_logits(model.model, ids, draft, output.logits)
+        path, emitted = accept(rng, draft)
+        runner.commit([row], [path], [emitted])
+        ids = ids + emitted
+        check_cache(runner, row, ids)
+    assert (dropped(runner, row) > 4 * WINDOW) is not rewinds
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gemma2", "gpt_oss", "qwen2"])
+@pytest.mark.parametrize("rewinds", [True, False], ids=["keeps", "drops"])
+def test_ragged_rows_that_join_and_leave(name: str, rewinds: bool) -> None:
+    """A short row beside one of many windows, each with its own dropped keys; a long path."""
+    model, rng = loaded(name), random.Random(name)
+    runner = Runner(model, chunk=11, rewinds=rewinds)
+    ids = {i: prompt(n, seed=i) for i, n in enumerate((70, 5, 31, 14))}
+    rows: dict[int, Any] = {}
+    for step in range(9):
+        if step in ids:
+            rows[step] = runner.open(ids[step])
+            runner.prefill(rows[step])
+        if step == 6:
+            runner.close(rows.pop(0))
+        here = list(rows)
+        rng.shuffle(here)
+        drafts = [random_draft(rng, "tree", most=10) for _ in here]
+        outputs = runner.forward([rows[i] for i in here], drafts)
+        accepted = [accept(rng, draft) for draft in drafts]
+        for i, draft, output in zip(here, drafts, outputs, strict=True):
+            check_logits(model.model, ids[i], draft, output.logits)
+        runner.commit(
+            [rows[i] for i in here], [path for path, _ in accepted], [new for _, new in accepted]
+        )
+        for i, (_, emitted) in zip(here, accepted, strict=True):
+            ids[i] = ids[i] + emitted
+            check_cache(runner, rows[i], ids[i])
+    assert (dropped(runner, rows[2]) > 0) is not rewinds
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "llama4_text"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_functions_of_transformers_read_the_same_slots(name: str, attention: str) -> None:
+    model = loaded(name, attention)
+    model = replace(model, capabilities=replace(model.capabilities, attention=attention))
+    runner, rng, ids = Runner(model, chunk=11, rewinds=False), random.Random(1), prompt(50)
+    row = runner.open(ids)
+    runner.prefill(row)
+    for draft in (random_draft(rng, "tree", most=9), EMPTY):
+        output = runner.forward([row], [draft])[0]
+        check_logits(model.model, ids, draft, output.logits)
+    assert dropped(runner, row)
+
+
+def read_by_layer(runner: Any) -> dict[int, int]:
+    """Filled with the slots that each layer of a pass is given."""
+    read: dict[int, int] = {}
+    own = runner._memory.cache.update
+
+    def update(keys: Any, values: Any, layer: int, *rest: Any, **more: Any) -> Any:
+        found = own(keys, values, layer, *rest, **more)
+        read[layer] = found[0].shape[2]
+        return found
+
+    runner._memory.cache.update = update
+    return read
+
+
+@pytest.mark.parametrize("rewinds", [True, False], ids=["keeps", "drops"])
+def test_no_more_is_read_than_the_windows_of_the_pass(rewinds: bool) -> None:
+    runner = Runner(loaded("gemma3_text"), chunk=20, rewinds=rewinds)
+    read, ids = read_by_layer(runner), prompt(161)
+    row = runner.open(ids)
+    runner.prefill(row)
+    assert read == {0: WINDOW - 1 + 20, 1: 160}  # the last chunk
+    runner.forward([row], [EMPTY])
+    assert read == {0: WINDOW, 1: 161}
+    runner.forward([row], [Draft.chain([5, 6, 7], "test")])
+    assert read == {0: WINDOW + 3, 1: 164}
+
+
+def held(runner: Any) -> list[int]:
+    """Bytes of keys and values that each layer has allocated."""
+    return [one.keys.nbytes + one.values.nbytes for one in runner._memory.cache.layers]
+
+
+def test_what_nobody_will_see_again_takes_no_memory() -> None:
+    model = loaded("gemma3_text")
+    sizes = {}
+    for rewinds in (True, False):
+        runner = Runner(model, chunk=16, rewinds=rewinds)
+        rows = [runner.open(prompt(200, seed=i)) for i in range(2)]
+        for row in rows:
+            runner.prefill(row)
+        for _ in range(20):
+            runner.forward(rows, [Draft.chain([5], "test")] * 2)
+            runner.commit(rows, [[0]] * 2, [[5, 6]] * 2)
+        sizes[rewinds] = held(runner)
+    position = 2 * 2 * 2 * 16 * 4  # two rows of two heads' keys and values of 16 floats
+    assert sizes[True] == [256 * position] * 2
+    assert sizes[False] == [32 * position, 256 * position]
+
+
+def test_a_row_that_dropped_keys_is_cut_back_as_far_as_they_reach() -> None:
+    model = loaded("gemma3_text")
+    runner, ids = Runner(model, chunk=16, rewinds=False), prompt(60)
+    row: Any = runner.open(ids)
+    runner.prefill(row)
+    gone = dropped(runner, row)
+    assert 0 < gone < 59 - 10
+    near, far = [*ids[: gone + 10], 50], [*ids[:gone], 51]
+    for new, kept in ((near, gone + 10), (far, 0)):
+        assert runner.extend(row, new) == kept
+        runner.prefill(row)
+        check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+        check_cache(runner, row, new)
+
+
+def test_a_row_in_the_place_of_one_that_dropped_keys() -> None:
+    model = loaded("mistral")
+    runner = Runner(model, chunk=16, rewinds=False)
+    for ids in (prompt(60), prompt(9, seed=3), [5]):
+        row = runner.open(ids)
+        runner.prefill(row)
+        check_logits(model.model, ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+        check_cache(runner, row, ids)
+        runner.close(row)
+
+
+HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gemma2", "gpt_oss", "llama4_text"])
+def test_attention_rows_of_what_is_read(name: str) -> None:
+    """Positions before the view get no weight; all others what eager attention gives them."""
+    model, rng, needs = loaded(name), random.Random(name), Needs(1, HEADS)
+    eager = build(name, "eager", **SLIDING[name])
+    runner = Runner(model, chunk=11, rewinds=False)
+    batch = model.capabilities.batch
+    ids = [prompt(n, seed=n) for n in ((40, 9, 23) if batch else (40,))]
+    rows = [runner.open(one, needs) for one in ids]
+    for row in rows:
+        runner.prefill(row)
+    for _ in range(8):
+        drafts = [random_draft(rng, "tree", most=9) for _ in rows]
+        runner.forward(rows, drafts)
+        accepted = [accept(rng, draft) for draft in drafts]
+        runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
+        for row, own, (_, emitted) in zip(rows, ids, accepted, strict=True):
+            own += emitted
+            with torch.inference_mode():
+                found = eager(torch.tensor([own[:-1]]), output_attentions=True).attentions
+            wanted = torch.stack([found[layer][0, head, -1] for layer, head in HEADS])
+            taps = runner.taps(row)
+            assert taps.attention is not None
+            for positions in (torch.arange(len(own) - 1), torch.arange(len(own) - 2, -1, -3)):
+                seen = taps.attention(positions)
+                torch.testing.assert_close(seen, wanted[:, positions], rtol=0, atol=1e-5)
+    assert dropped(runner, rows[0]) > 0
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2", "gemma3_text", "gpt_oss", "qwen2"])
+def test_long_answers_are_transformers_own(name: str) -> None:
+    model = build(name, **SLIDING[name])
+    model.generation_config.eos_token_id = None
+    ids = prompt(30) * 2
+    tensor = torch.tensor([ids])
+    own = model.generate(tensor, max_new_tokens=120, do_sample=False)
+    engine = Engine.from_pretrained(model, drafter=parse("prompt_lookup"), budget=6)
+    batch = [ids, ids[:40], ids[:7]]
+    results = engine.generate(batch, max_new_tokens=120, temperature=0.0)
+    assert results[0].tokens == own[0, 60:].tolist()
+    assert results[0].stats.accepted > 0
+    for one, result in zip(batch[1:], results[1:], strict=True):
+        alone = model.generate(torch.tensor([one]), max_new_tokens=120, do_sample=False)
+        assert result.tokens == alone[0, len(one) :].tolist()
+    with accelerate(model, "prompt_lookup", budget=6):
+        again = model.generate(tensor, max_new_tokens=120, do_sample=False)
+    assert torch.equal(again, own)
