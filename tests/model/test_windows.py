@@ -195,18 +195,20 @@ HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gemma2", "gpt_oss", "llama4_text"])
-def test_attention_rows_of_what_is_read(name: str) -> None:
+@pytest.mark.parametrize("lengths", [(40,), (40, 9, 23)], ids=["alone", "ragged"])
+def test_attention_rows_of_what_is_read(name: str, lengths: tuple[int, ...]) -> None:
     """Positions before the view get no weight; all others what eager attention gives them."""
     model, rng, needs = loaded(name), random.Random(name), Needs(1, HEADS)
     eager = build(name, "eager", **SLIDING[name])
     runner = Runner(model, chunk=11, rewinds=False)
-    batch = model.capabilities.batch
-    ids = [prompt(n, seed=n) for n in ((40, 9, 23) if batch else (40,))]
+    if not model.capabilities.batch and len(lengths) > 1:
+        pytest.skip("it runs row by row")
+    ids = [prompt(n, seed=n) for n in lengths]
     rows = [runner.open(one, needs) for one in ids]
     for row in rows:
         runner.prefill(row)
-    for _ in range(8):
-        drafts = [random_draft(rng, "tree", most=9) for _ in rows]
+    for step in range(8):
+        drafts = [random_draft(rng, "tree" if step % 2 else "plain", most=9) for _ in rows]
         runner.forward(rows, drafts)
         accepted = [accept(rng, draft) for draft in drafts]
         runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
