@@ -121,14 +121,14 @@ class LayerGroup:
     def _reserve(self, rows: int, slots: int) -> None:
         if rows <= self._rows and slots <= self._slots:
             return
+        # A quarter to spare: positions and rows are moved seldom, and little lies idle.
         if slots > self._slots:
-            doubled = max(_FIRST_SLOTS, 1 << (slots - 1).bit_length())
+            self._slots = max(_FIRST_SLOTS, slots + slots // 4)
             # The model's context is a good last size, unless the caller goes beyond it.
-            beyond = self._limit is None or slots > self._limit
-            slots = doubled if beyond else max(slots, min(doubled, self._limit or doubled))
-        self._slots = max(slots, self._slots)
+            if self._limit is not None and slots <= self._limit:
+                self._slots = min(self._slots, self._limit)
         if rows > self._rows:
-            self._rows = 1 << (rows - 1).bit_length()
+            self._rows = rows + rows // 4
         for layer in self.layers:
             layer.grow(self._rows, self._slots)
 
