@@ -16,7 +16,7 @@ from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters import calibration
 from draftsmith.drafters.calibration import Calibration
-from draftsmith.drafters.pld_plus import PldPlus, state_before
+from draftsmith.drafters.pld_plus import AT_ONCE, PldPlus, state_before
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
@@ -124,6 +124,31 @@ def test_means_over_several_states() -> None:
 def test_states_that_overflowed_do_not_stop_it() -> None:
     hidden = torch.full((len(IDS) - 1, 2), float("inf"))
     assert drafted(PldPlus(K=1), context(IDS, hidden))[0] == [40]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("average", [1, 3])
+def test_many_candidates_are_ranked_as_if_compared_at_once(
+    dtype: torch.dtype, average: int
+) -> None:
+    """Against all cosines in one call, with copies of the best state so that there are ties."""
+    generator = torch.Generator().manual_seed(average)
+    for _ in range(4):
+        ids = torch.randint(5, 7, (1500,), generator=generator).tolist()
+        hidden = torch.randn(1499, 48, generator=generator).to(dtype)
+        places = [j for j in range(1, 1499) if ids[j] == ids[-1]]
+        assert len(places) > 2 * AT_ONCE
+        for place in (places[3], places[300], places[301], places[-40]):
+            for back in range(1, average + 1):
+                hidden[place - back] = hidden[1499 - back]
+        t = torch.tensor([1499])
+        cosines = torch.cosine_similarity(
+            state_before(hidden, torch.tensor(places), average), state_before(hidden, t, average)
+        )
+        best = max(range(len(places)), key=lambda i: (float(cosines[i]), places[i]))
+        assert (cosines == cosines.max()).sum() > 1
+        drafter = PldPlus(K=1, average=average)
+        assert drafted(drafter, context(ids, hidden))[1] == [places[best] + 1]
 
 
 def test_needs_follow_the_model() -> None:
