@@ -26,8 +26,8 @@ DEPTH = 0.28
 LAST = float("-inf")
 """The score of the first position, which nothing precedes."""
 
-AT_ONCE = 256
-"""Candidates compared at a time: few enough for a processor's caches, which is ten times faster."""
+AT_ONCE = 64
+"""Candidates compared at a time: what fits a processor's cache is compared several times faster."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,7 +168,7 @@ class _Places(DrafterState):
         c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P)
         if c.rank == "hidden" and ctx.hidden is not None:
             own = state_before(ctx.hidden, torch.tensor([t]), c.average)
-            states = (state_before(ctx.hidden, some, c.average) for some in j.split(AT_ONCE))
+            states = (state_before(ctx.hidden, some, c.average) for some in torch.split(j, AT_ONCE))
             scores = torch.cat([torch.cosine_similarity(H, own, dim=-1) for H in states])
         elif c.rank == "attention" and ctx.attention is not None:
             A = ctx.attention(j)  # noqa: N806

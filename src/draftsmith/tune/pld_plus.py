@@ -60,14 +60,9 @@ class Plan:
     @property
     def key(self) -> list[Any]:
         """What every result depends on beside its prompt."""
-        facts = self.engine.model.facts
-        return [
-            facts.name,
-            facts.layers,
-            facts.heads,
-            str(self.engine.model.dtype),
-            self.max_new_tokens,
-        ]
+        model = self.engine.model
+        facts = model.facts
+        return [facts.name, facts.layers, facts.heads, str(model.dtype), self.max_new_tokens]
 
     @property
     def attends(self) -> bool:
@@ -82,77 +77,55 @@ class Plan:
 
 def calibrate(plan: Plan, notebook: Notebook, advance: Callable[[int], None]) -> Calibration:
     """Find heads, layer and K; what the notebook already holds is not computed again."""
-    facts = plan.engine.model.facts
-    answers, heads = _answers_and_heads(plan, notebook, advance)
+
+    def for_each(compute: Callable[..., Any], kind: list[Any], *given: Sequence[Any]) -> list[Any]:
+        """What `compute` finds for every prompt, and what is given with it."""
+        found = []
+        for prompt, *rest in zip(plan.prompts, *given, strict=True):
+            key = [kind[0], plan.key, *kind[1:], *prompt]
+            found.append(notebook.recall(key, partial(compute, plan, prompt, *rest)))
+            advance(1)
+        return found
+
+    decoded = for_each(answer_and_peaks, ["answer"])
+    answers = [one["answer"] for one in decoded]
     tokens = sum(map(len, answers))
-    by_layer = _by_layer(plan, answers, notebook, advance)
-    layers = {layer: tokens / passes[LAYER_K] for layer, passes in by_layer.items()}
-    layer = best_layer(layers)
-    by_rank = {"hidden": by_layer[layer]}
-    if heads:
-        best = tuple((layer, head) for layer, head, _ in heads[:HEADS])
-        by_rank["attention"] = _by_heads(plan, answers, best, notebook, advance)
-    lengths = {r: {K: tokens / n for K, n in passes.items()} for r, passes in by_rank.items()}
-    accepted = {"layer": {str(n): length for n, length in layers.items()}}
-    for rank, found in lengths.items():
-        accepted[rank] = {str(K): length for K, length in found.items()}
-    return Calibration(
-        facts.name,
-        facts.layers,
-        facts.heads,
-        layer,
-        heads,
-        {rank: shortest_good(found) for rank, found in lengths.items()},
-        accepted,
-        len(answers),
-        tokens,
-    )
-
-
-def _answers_and_heads(
-    plan: Plan, notebook: Notebook, advance: Callable[[int], None]
-) -> tuple[list[list[int]], tuple[tuple[int, int, int], ...]]:
-    answers: list[list[int]] = []
     peaks: Counter[tuple[int, int]] = Counter()
-    for prompt in plan.prompts:
-        key = ["answer", plan.key, *prompt]
-        found = notebook.recall(key, partial(answer_and_peaks, plan, prompt))
-        answers.append(found["answer"])
-        peaks.update({(layer, head): count for layer, head, count in found["peaks"]})
-        advance(1)
-    return answers, tuple((*head, count) for head, count in ranked(peaks))
+    for one in decoded:
+        peaks.update({(layer, head): count for layer, head, count in one["peaks"]})
+    heads = ranked(peaks)
 
+    # Passes of all answers: by layer and K, then by rank and K.
+    by_layer = torch.tensor(for_each(passes_by_layer, ["layers"], answers)).sum(0).tolist()
+    at = LENGTHS.index(LAYER_K)
+    layers = {n: tokens / counts[at] for n, counts in enumerate(by_layer, start=1)}
+    layer = best_layer(layers)
+    by_rank = {"hidden": by_layer[layer - 1]}
+    if heads:
+        best = [head for head, _ in heads[:HEADS]]
+        compute = partial(passes_by_attention, heads=tuple(best))
+        found = for_each(compute, ["heads", best], answers)
+        by_rank["attention"] = torch.tensor(found).sum(0).tolist()
 
-def _by_layer(
-    plan: Plan, answers: Sequence[list[int]], notebook: Notebook, advance: Callable[[int], None]
-) -> dict[int, Counter[int]]:
-    """Layer → K → passes for all answers."""
-    layers = range(1, plan.engine.model.facts.layers + 1)
-    total: dict[int, Counter[int]] = {layer: Counter() for layer in layers}
-    for prompt, answer in zip(plan.prompts, answers, strict=True):
-        key = ["layers", plan.key, *prompt]
-        found = notebook.recall(key, partial(passes_by_layer, plan, prompt, answer))
-        for layer, counts in zip(layers, found, strict=True):
-            total[layer].update(dict(zip(LENGTHS, counts, strict=True)))
-        advance(1)
-    return total
-
-
-def _by_heads(
-    plan: Plan,
-    answers: Sequence[list[int]],
-    heads: tuple[tuple[int, int], ...],
-    notebook: Notebook,
-    advance: Callable[[int], None],
-) -> Counter[int]:
-    """K → passes for all answers."""
-    total: Counter[int] = Counter()
-    for prompt, answer in zip(plan.prompts, answers, strict=True):
-        key = ["heads", plan.key, heads, *prompt]
-        found = notebook.recall(key, partial(passes_by_attention, plan, prompt, answer, heads))
-        total.update(dict(zip(LENGTHS, found, strict=True)))
-        advance(1)
-    return total
+    lengths = {
+        rank: {K: tokens / n for K, n in zip(LENGTHS, counts, strict=True)}
+        for rank, counts in by_rank.items()
+    }
+    facts = plan.engine.model.facts
+    return Calibration(
+        model=facts.name,
+        layers=facts.layers,
+        heads_per_layer=facts.heads,
+        layer=layer,
+        heads=tuple((*head, count) for head, count in heads),
+        K={rank: shortest_good(by_K) for rank, by_K in lengths.items()},
+        accepted={
+            kind: {str(n): length for n, length in by_number.items()}
+            for kind, by_number in {"layer": layers, **lengths}.items()
+        },
+        prompts=len(answers),
+        tokens=tokens,
+    )
 
 
 # ------------------------------------------------------------------------------------ choices
