@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 from typing import Any
@@ -199,6 +200,27 @@ def test_a_row_in_the_place_of_one_that_dropped_keys() -> None:
         check_logits(model.model, ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
         check_cache(runner, row, ids)
         runner.close(row)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
+def test_a_token_that_overflows_behind_dropped_keys(name: str) -> None:
+    """What is cleared are the slots where its keys are, not those where they would have been."""
+    model, bad = loaded(name), 5
+    embeddings = model.model.get_input_embeddings()
+    model.model.set_output_embeddings(copy.deepcopy(model.model.get_output_embeddings()))
+    model.model.get_output_embeddings().weight = torch.nn.Parameter(embeddings.weight.clone())
+    with torch.no_grad():
+        embeddings.weight[bad] = torch.nan
+    ids = [i for i in prompt(70) if i != bad]
+    runner: Any = Runner(model, chunk=16, rewinds=False)
+    row = runner.open(ids)
+    runner.prefill(row)
+    assert dropped(runner, row)
+    assert not runner.forward([row], [Draft.chain([6, bad, 7], "test")])[0].finite
+    for buffer in (b for pair in runner._memory.cache.layers for b in (pair.keys, pair.values)):
+        assert buffer.isfinite().all()
+    draft = Draft.chain([6, 8, 9, 7], "test")
+    check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)
 
 
 HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
