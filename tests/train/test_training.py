@@ -105,7 +105,7 @@ def test_a_killed_training_ends_as_an_unbroken_one(
     model: Path, texts: Texts, unbroken: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    for step in sorted(random.Random().sample(range(1, 12), 3)):
+    for step in sorted(random.Random(3).sample(range(1, 12), 3)):
         with pytest.raises(Killed):
             train(str(model), RECIPE, texts, out, OPTIONS, follow=killer(step))
         assert not (out / "config.json").exists()
@@ -137,9 +137,9 @@ def test_sigkill_at_random_moments(
     dice = random.Random(7)
     for _ in range(3):  # the first step ends after about 8,900 lines, every further one takes 720
         dies = DIES.format(lines=dice.randrange(9_000, 11_000), part="/draftsmith/train/")
-        killed = subprocess.run([sys.executable, "-c", dies + code], capture_output=True, text=True)
+        killed = subprocess.run([sys.executable, "-c", dies + code])
         assert killed.returncode == -signal.SIGKILL
-        assert "step" in killed.stderr, "too early to kill it"
+        assert any(out.glob("*")), "too early to kill it"
         assert not (out / "config.json").exists(), "too late to kill it"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert_same(out, unbroken)
