@@ -110,7 +110,7 @@ def test_a_state_that_is_not_continued_is_seen_for_any_weights(
 @pytest.mark.parametrize("scale", [0.08, 0.35, 1.0])
 @pytest.mark.parametrize("name", ["nemotron_h", "bamba"])
 def test_steps_that_differ_from_wider_passes_get_no_drafts(name: str, scale: float) -> None:
-    """nemotron_h limits its time step in wider passes only: with large weights the logits differ."""
+    """nemotron_h limits its time step in wider passes only, which large weights show."""
     engine = Engine.from_pretrained(build(name, scale=scale), drafter="copyspec(gamma=1)")
     if name == "nemotron_h":
         found = engine.model.capabilities
