@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from architectures import VOCAB, build, prompt
+from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
@@ -94,6 +95,33 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match="configuration"):
         load(tmp_path)
+
+
+def test_weights_cut_in_half_are_named(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(LoadError, match=r"the weights in .* cannot be read: .*incomplete"):
+        load(tmp_path)
+
+
+def test_what_can_be_told_here_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr("draftsmith.model.load.AutoConfig.from_pretrained", ask)
+    monkeypatch.setattr("draftsmith.model.load.AutoTokenizer.from_pretrained", ask)
+    for name in ("edit7m", "edit-7n", "Edit-7m"):
+        with pytest.raises(LoadError, match=r"did you mean 'edit-7m'\?"):
+            load(name)
+        with pytest.raises(LoadError, match=r"did you mean 'edit-7m'\?"):
+            load(build("llama"), tokenizer=name)
+    for path in ("./no/such/tokenizer", "/no/such", "no/such/tokenizer"):
+        with pytest.raises(LoadError, match="there is no folder"):
+            load(build("llama"), tokenizer=path)
+    for name in ("gpt2", "distilgpt2", "someone/edit-7m"):
+        assert builtin.resolve(name) == name
 
 
 def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
