@@ -181,7 +181,7 @@ def test_a_draft_model_that_gives_nan_is_no_error(engine: Engine) -> None:
         return output * torch.nan
 
     drafter = DraftModel(broken, tokenizer=tiny.tokenizer(), confidence=0, tokens=4)
-    engine.bind(drafter)
+    engine.generate(PROMPTS[0], drafter=drafter, max_new_tokens=1)  # loads it while it is sound
     broken.lm_head.register_forward_hook(poison)
     found = engine.generate(PROMPTS[0], drafter=drafter, budget=4, **options)
     assert len(found.tokens) == len(wanted)
@@ -259,8 +259,8 @@ def test_a_steps_work_does_not_depend_on_the_context(name: str) -> None:
     )
 
     def least(tokens: int) -> int:
-        call, params = engine.prepare({"budget": 4, "temperature": 0.0, "max_new_tokens": 100})
-        session = call.job([5 + i % 300 for i in range(tokens)], params).session
+        request = engine.prepare({"budget": 4, "temperature": 0.0, "max_new_tokens": 100})
+        session = request.job([5 + i % 300 for i in range(tokens)]).session
         runner = Runner(engine.model)
         start(session, runner)
         for _ in range(3):
