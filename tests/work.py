@@ -40,6 +40,22 @@ def lines(call: Callable[[], object]) -> int:
     return count
 
 
+def calls(call: Callable[[], object]) -> int:
+    """Functions, of Python and of C, that a call calls."""
+    count, before = 0, sys.getprofile()
+
+    def profile(_frame: FrameType, event: str, _arg: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
 def peak_bytes(call: Callable[[], object]) -> int:
     """Most bytes of Python's that a call holds at a time: a copied list is eight for each item."""
     tracemalloc.start()
