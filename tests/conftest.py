@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
+
+# The same examples everywhere, however slow the machine is at the moment.
+settings.register_profile(
+    "anywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("anywhere")
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,7 @@ def test_importing_touches_no_global_state() -> None:
         "import draftsmith, draftsmith.integrations.transformers, draftsmith.cli; "
         "assert (a, s) == (torch.get_num_threads(), torch.initial_seed())"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
 def test_the_old_name_of_the_transformers_integration_still_works() -> None:
@@ -125,4 +125,4 @@ def test_the_old_name_of_the_transformers_integration_still_works() -> None:
         "assert accelerate is draftsmith.accelerate and restore is draftsmith.restore\n"
         "assert any('integrations.transformers' in str(w.message) for w in said), said\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -913,7 +913,7 @@ def test_pipeline(llama: Any, tokenizer: Any) -> None:
 
 def test_iterator_streamer(llama: Any, tokenizer: Any) -> None:
     def pieces() -> list[str]:
-        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=3000)
         options = {"max_new_tokens": 25, "streamer": streamer}
         thread = threading.Thread(target=llama.generate, args=(PROMPT,), kwargs=options)
         thread.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from draftsmith.core.drafter import Context, Drafter, sync
 from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.drafters.ngrams import NgramIndex
 from draftsmith.drafters.registry import parse
+from work import lines, peak_bytes
 
 
 def context(ids: list[int], prediction: tuple[int, ...] = (), budget: int = 64) -> Context:
@@ -193,18 +193,42 @@ def test_origins_carry_the_tokens_they_claim(
 
 @pytest.mark.parametrize("spec", ["copyspec", "copyspec(match=last)", "prompt_lookup", "auto"])
 def test_a_constant_context_stays_fast(spec: str) -> None:
-    """100,000 equal tokens: the worst case for chains of equal n-grams."""
-    ids = [7] * 100_000
-    ctx = context(ids)
-    state = parse(spec).open(ctx)
-    state.draft(ctx)
-    rounds = []
-    for _ in range(200):
-        ids.append(7)
-        begin = perf_counter()
+    """The worst case for chains of equal n-grams: 100,000 of them are no more work than 1,000.
+
+    Counted are lines run, bytes allocated and tokens compared.
+    """
+    compared = 0
+
+    class Token(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int.__eq__(self, other)  # type: ignore[arg-type]
+
+    def work(length: int) -> list[int]:
+        nonlocal compared
+        ids: list[int] = [Token(7) for _ in range(length)]
+        ctx = context(ids)
+        state = parse(spec).open(ctx)
         state.draft(ctx)
-        rounds.append(perf_counter() - begin)
-    assert sorted(rounds)[len(rounds) // 2] < 200e-6
+        rounds = []
+        for count in [lines] * 9 + [peak_bytes] * 9:
+            ids.append(Token(7))
+            compared = 0
+            rounds.append((count(lambda: state.draft(ctx)), compared))
+        # Lists grow by a share of their length, once in a while: the least is what every step pays.
+        return [
+            min(found for found, _ in rounds[:9]),
+            min(found for found, _ in rounds[9:]),
+            min(found for _, found in rounds),
+        ]
+
+    few, many = work(1_000), work(100_000)
+    assert many[0] <= 1.1 * few[0]
+    assert many[1] <= few[1] + 2_000
+    assert many[2] <= few[2] + 10
 
 
 def test_a_host_with_nothing_but_ids_can_drive_a_state() -> None:

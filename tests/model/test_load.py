@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 from threading import Thread
@@ -21,6 +22,7 @@ from transformers import (
 )
 
 from architectures import VOCAB, build, prompt
+from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
@@ -94,6 +96,33 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError, match="configuration"):
         load(tmp_path)
+
+
+def test_weights_cut_in_half_are_named(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(LoadError, match=r"the weights in .* cannot be read: .*incomplete"):
+        load(tmp_path)
+
+
+def test_what_can_be_told_here_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr("draftsmith.model.load.AutoConfig.from_pretrained", ask)
+    monkeypatch.setattr("draftsmith.model.load.AutoTokenizer.from_pretrained", ask)
+    for name in ("edit7m", "edit-7n", "Edit-7m"):
+        with pytest.raises(LoadError, match=r"did you mean 'edit-7m'\?"):
+            load(name)
+        with pytest.raises(LoadError, match=r"did you mean 'edit-7m'\?"):
+            load(build("llama"), tokenizer=name)
+    for path in ("./no/such/tokenizer", "/no/such", "no/such/tokenizer"):
+        with pytest.raises(LoadError, match="there is no folder"):
+            load(build("llama"), tokenizer=path)
+    for name in ("gpt2", "distilgpt2", "someone/edit-7m"):
+        assert builtin.resolve(name) == name
 
 
 def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,10 +296,12 @@ def test_dynamic_quantization_decodes_plainly_and_says_why() -> None:
         assert decode_plainly(Runner(loaded), prompt(12), 8) == generate(model, prompt(12), 8)
 
 
-def test_costs_are_measured_by_width() -> None:
+def test_costs_are_measured_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr("draftsmith.model.measure.time.perf_counter", lambda: 0.5 * next(ticks))
     costs = pass_cost(load(build("llama")), widths=(1, 4), context=16, repeats=2)
     assert list(costs) == [1, 4]
-    assert all(0 < seconds < 1 for seconds in costs.values())
+    assert all(seconds == 0.5 for seconds in costs.values())
     assert list(pass_cost(load(build("mamba")), widths=(1, 4), context=9, repeats=1)) == [1]
 
 

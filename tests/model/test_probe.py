@@ -8,20 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import build
+from architectures import build, prompt
+from draftsmith import builtin
+from draftsmith.engine.engine import Engine
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.load import load
+from test_lossless import reference
 
 
 def ignoring_masks() -> Any:
     """A model that drops every mask it is given and attends causally by slot."""
     model = build("llama")
-
-    def drop(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, kwargs | {"attention_mask": None}
-
-    model.model.register_forward_pre_hook(drop, with_kwargs=True)
+    model.model.register_forward_pre_hook(without_mask, with_kwargs=True)
     return model
+
+
+def without_mask(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, kwargs | {"attention_mask": None}
 
 
 def disturbed(strength: float) -> Any:
@@ -89,6 +92,42 @@ def test_half_precision_is_judged_by_its_own_noise(dtype: torch.dtype, name: str
     found = load(build(name).to(dtype)).capabilities
     assert (found.shape, found.attention, found.batch) == ("tree", "draftsmith", True)
     wrong = ignoring_masks().to(dtype)
+    assert load(wrong).capabilities.shape == "chain"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.02, 0.08, 0.35, 1.0])
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_state_that_is_not_continued_is_seen_for_any_weights(
+    name: str, scale: float, dtype: torch.dtype
+) -> None:
+    """Small weights, or few digits, hide it from the logits."""
+    found = load(build(name, scale=scale).to(dtype)).capabilities
+    assert (found.shape, found.cache) == ("plain", "replay")
+    assert any(reason.startswith("chains: ") for reason in found.reasons)
+
+
+@pytest.mark.parametrize("scale", [0.08, 0.35, 1.0])
+@pytest.mark.parametrize("name", ["nemotron_h", "bamba"])
+def test_steps_that_differ_from_wider_passes_get_no_drafts(name: str, scale: float) -> None:
+    """nemotron_h limits its time step in wider passes only, which large weights show."""
+    engine = Engine.from_pretrained(build(name, scale=scale), drafter="copyspec(gamma=1)")
+    if name == "nemotron_h":
+        found = engine.model.capabilities
+        assert (found.shape, found.cache) == ("plain", "replay")
+    ids = [*prompt(12), *prompt(12)]
+    answer = engine.generate(ids, max_new_tokens=24, budget=6).tokens
+    assert answer == reference(engine.model.model, ids, 24)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", builtin.names())
+def test_the_built_in_models_can_do_everything(name: str, dtype: torch.dtype) -> None:
+    """Some positions of the test are so sensitive that a last bit shows; those judge mildly."""
+    found = load(builtin.path(name), dtype=dtype).capabilities
+    assert (found.shape, found.attention, found.batch) == ("tree", "draftsmith", True)
+    wrong = load(builtin.path(name), dtype=dtype).model
+    wrong.model.register_forward_pre_hook(without_mask, with_kwargs=True)
     assert load(wrong).capabilities.shape == "chain"
 
 

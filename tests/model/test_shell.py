@@ -95,13 +95,13 @@ def test_those_who_switch_wait_for_each_other() -> None:
     def other() -> None:
         with second.switched():
             entered.set()
-            leave.wait(10)
+            leave.wait(3000)
 
     thread = threading.Thread(target=other)
     with first.switched():
         thread.start()
         assert not entered.wait(0.2), "the second pass began inside the first"
-    assert entered.wait(10)
+    assert entered.wait(3000)
     leave.set()
     thread.join()
     assert model.config._attn_implementation == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from draftsmith.errors import LoadError
@@ -29,7 +30,8 @@ def path(name: str = DEFAULT) -> Path:
 def resolve(model: str) -> str:
     """The folder of a built-in model by its name; any other hub id or folder as it is.
 
-    Raises LoadError for what can only be a folder, and is none.
+    Raises LoadError, without asking the hub, for what can only be a folder, and is none, and for a
+    built-in model's name misspelt.
     """
     if Path(model).expanduser().exists():
         return model
@@ -37,6 +39,12 @@ def resolve(model: str) -> str:
         return str(path(model))
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model:
         raise LoadError(f"there is no folder {model}; give the folder that has config.json")
+    near = difflib.get_close_matches(model, names(), n=1, cutoff=0.7)
+    if near:
+        raise LoadError(
+            f"there is no built-in model and no folder {model!r}; did you mean {near[0]!r}? "
+            f"The built-in models are {', '.join(names())}"
+        )
     return model
 
 

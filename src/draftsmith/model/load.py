@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -134,7 +135,7 @@ def read_model(
             use_safetensors=True,
             **options,
         )
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedError(
                 f"{source} ({config.model_type}) is no causal language model"
@@ -173,7 +174,8 @@ def _check_folder(source: str) -> None:
 
 
 def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
-    """The tokenizer of a hub id or a folder; raises LoadError."""
+    """The tokenizer of a hub id, a folder or a built-in model; raises LoadError."""
+    source = builtin.resolve(source)
     try:
         try:
             return AutoTokenizer.from_pretrained(source, **options)

@@ -36,6 +36,18 @@ def recurrent_cache(config: Any) -> Any | None:
     return cache if any(hasattr(layer, "recurrent_states") for layer in layers) else None
 
 
+def first_recurrent_state(cache: Any) -> Tensor | None:
+    """A copy of the state of the first layer that has one; None where no layer of ours has.
+
+    It depends on the embeddings alone, so that no other layer's rounding is in it.
+    """
+    for layer in getattr(cache, "layers", ()):
+        for state in getattr(layer, "recurrent_states", {}).values():
+            if isinstance(state, Tensor):
+                return state.clone()
+    return None
+
+
 class ReplayMemory:
     """One cache per sequence: of `config`'s kind if it is to be undone, else the model's own."""
 
