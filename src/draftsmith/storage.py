@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
-from draftsmith.errors import LoadError, WriteError
+from draftsmith.errors import DraftsmithError, LoadError, WriteError
 
 T = TypeVar("T")
 
@@ -170,6 +170,8 @@ def read_lines(
             if line.strip():
                 try:
                     entries.append(_entry(line, read))
+                except DraftsmithError:  # Said by `read`; some are ValueErrors, too.
+                    raise
                 except ValueError as error:
                     if hint is None or _interrupted(line, begins.encode()):
                         return Lines(entries, size, True)

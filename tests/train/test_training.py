@@ -21,7 +21,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import tiny
-from draftsmith.errors import LoadError, OptionError, TrainingError, UnsupportedError
+from draftsmith.errors import (
+    LoadError,
+    OptionError,
+    TrainingError,
+    UnsupportedError,
+    WriteError,
+)
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.train import curves
 from draftsmith.train.curves import Row
@@ -334,7 +340,7 @@ def test_a_full_disk_keeps_what_there_was(
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
 
     try:
-        with pytest.raises(LoadError, match=r"cannot be written .* give the same command again"):
+        with pytest.raises(WriteError, match=r"cannot be written .* give the same command again"):
             train(str(model), RECIPE, texts, out, OPTIONS, follow=follow)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
