@@ -226,7 +226,7 @@ class JsonLines(Generic[T]):
 
     def add(self, item: dict[str, Any]) -> None:
         """Append one object as a line, wholly or not at all; raises WriteError."""
-        left = memoryview(json.dumps(item, ensure_ascii=False).encode("utf-8") + b"\n")
+        left = memoryview(_line(item))
         with writing(self.path), self.path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
@@ -237,3 +237,11 @@ class JsonLines(Generic[T]):
             except BaseException:
                 file.truncate(size)
                 raise
+
+    def rewrite(self, items: Iterable[dict[str, Any]]) -> None:
+        """Write all lines anew; the old ones stay until that is done. Raises WriteError."""
+        write_chunks(self.path, map(_line, items))
+
+
+def _line(item: dict[str, Any]) -> bytes:
+    return json.dumps(item, ensure_ascii=False).encode("utf-8") + b"\n"

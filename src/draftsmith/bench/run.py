@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 
-from draftsmith.bench.arms import Answer, Arm, Ask
-from draftsmith.bench.generations import Generation, ResultFile, first_difference
-from draftsmith.bench.memory import PeakMemory
+from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.generations import Generation, ResultFile
+from draftsmith.bench.machine import PeakMemory, load_per_core
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.request import encode
 from draftsmith.errors import DraftsmithError, LoadError, PromptError, UnsupportedError
+from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
 
@@ -80,9 +82,11 @@ def measure(
                 if (run, record.id, arm.name) in known:
                     continue
                 peak.reset()
+                began, load = datetime.now(UTC), load_per_core()
                 answer = answered(arm, ask)
                 row = _row(plan, record, run, arm, ask, answer, settings)
                 row.peak_bytes = peak.read()
+                row.began, row.load = began.isoformat(timespec="seconds"), load
                 file.add(row)
                 if arm is plan.baseline:
                     written[run, record.id] = row.text
@@ -230,11 +234,3 @@ def compare(plan: Plan, rows: Sequence[Generation]) -> bool:
                 gaps[row.id, at] = top_two_gap(plan.model, ids)
             row.gap = gaps[row.id, at]
     return added
-
-
-def top_two_gap(model: LoadedModel, ids: Sequence[int]) -> float:
-    """How far the two best logits after `ids` are apart, by the model's own forward."""
-    with torch.inference_mode():
-        inputs = torch.tensor([list(ids)], device=model.device)
-        best = model.model(inputs).logits[0, -1].float().topk(2).values
-    return float(best[0] - best[1])
