@@ -23,7 +23,8 @@ from transformers import DynamicCache
 from benchmarks.live_prompts import prompts as held_out
 from benchmarks.shared import in_turn_from
 from draftsmith import builtin
-from draftsmith.bench.arms import Answer, Arm, Ask, build, parse_arm
+from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.paired import bootstrap, ratio
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
