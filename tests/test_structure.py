@@ -15,7 +15,7 @@ SOURCE = Path(draftsmith.__file__).parent
 
 ORDER = [
     {"errors"},
-    {"storage", "page"},
+    {"storage", "html"},
     {"core", "builtin"},
     {"text"},
     {"model"},
