@@ -8,7 +8,7 @@ from typing import Protocol
 
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.stats import Stats
-from draftsmith.engine.engine import BudgetSpec
+from draftsmith.engine.request import BudgetSpec
 
 
 @dataclass(frozen=True, slots=True)
