@@ -356,7 +356,7 @@ def test_a_full_disk_while_the_model_is_written(
     with monkeypatch.context() as patch:
         full = OSError(28, "No space left on device")
         patch.setattr(AdaptiveTokens, "save", lambda *_: (_ for _ in ()).throw(full))
-        with pytest.raises(LoadError, match="No space left on device"):
+        with pytest.raises(WriteError, match="No space left on device"):
             train(str(model), RECIPE, texts, out, OPTIONS)
     assert {path.name for path in out.iterdir()} == {"training"}
     assert not (out / "training" / "model.new").exists()

@@ -52,7 +52,7 @@ def page(answers: Sequence[Answer], model: str, drafter: str) -> str:
 <p class="note">{escape(model)} · {escape(drafter)}</p>
 {sections}
 <p class="note">Point at a coloured passage of the answer to see its source, or at a source to see
-what was made of it. A colour is a place in the prompt; grey is the answer's own words.</p>"""
+what was made of it. A colour is a place in the prompt; grey was copied from the answer.</p>"""
     return html.page(title, body, _STYLE, _SCRIPT)
 
 
