@@ -21,11 +21,12 @@ import torch
 from transformers import DynamicCache
 
 from benchmarks.live_prompts import prompts as held_out
+from benchmarks.paired import ratio
 from benchmarks.shared import in_turn_from
 from draftsmith import builtin
 from draftsmith.bench.answer import Answer, Arm, Ask
 from draftsmith.bench.arms import build, parse_arm
-from draftsmith.bench.paired import bootstrap, ratio
+from draftsmith.bench.summary import bootstrap
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams

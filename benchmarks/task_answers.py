@@ -1,6 +1,6 @@
 """What recorded answers are worth: GSM8K's are scored, HumanEval's and MBPP's exported.
 
-    python benchmarks/task_answers.py results.jsonl --output answers/
+    python -m benchmarks.task_answers results.jsonl --output answers/
 
 Nothing that a model wrote is ever executed here: programs are exported in their publishers' format,
 for their own sandboxes. ROUGE is left out: `rouge-score`, the reference implementation, has had no

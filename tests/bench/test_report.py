@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.paired import ratio
 from benchmarks.task_answers import export, final_number, program, score, scores
 from typer.testing import CliRunner
 
 from draftsmith.bench import generations
 from draftsmith.bench.generations import Generation
 from draftsmith.bench.page import page
-from draftsmith.bench.paired import bootstrap, ratio
 from draftsmith.bench.plots import Plots
 from draftsmith.bench.report import Report, markdown
-from draftsmith.bench.summary import Section, paces, sections
+from draftsmith.bench.summary import Section, bootstrap, paces, sections
 from draftsmith.bench.versus import compare_files
 from draftsmith.cli import app
 from draftsmith.cli.bench_report import text_table

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from draftsmith.bench.generations import Generation
-from draftsmith.bench.paired import bootstrap
 from draftsmith.bench.run import PLAIN
 from draftsmith.core.stats import Stats, total
 from draftsmith.errors import UnknownName
 
 RESAMPLES = 1000
+T = TypeVar("T")
 Pace = tuple[float, float]
 """Tokens and seconds of one prompt, medians over its runs."""
 
@@ -183,6 +184,18 @@ def paces(rows: Iterable[Generation]) -> dict[str, Pace]:
 def rate(units: Sequence[Pace]) -> float:
     """Total tokens over total time."""
     return sum(unit[0] for unit in units) / sum(unit[1] for unit in units)
+
+
+def bootstrap(
+    units: Sequence[T],
+    statistic: Callable[[Sequence[T]], float],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The 95 % percentile interval of a statistic when the units are drawn anew."""
+    dice = random.Random(seed)
+    found = sorted(statistic(dice.choices(units, k=len(units))) for _ in range(resamples))
+    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
 
 
 def interval(units: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval:
