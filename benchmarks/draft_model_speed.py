@@ -22,10 +22,10 @@ from transformers import DynamicCache
 
 from benchmarks.live_prompts import prompts as held_out
 from benchmarks.paired import ratio
-from benchmarks.shared import in_turn_from
 from draftsmith import builtin
 from draftsmith.bench.answer import Answer, Arm, Ask
 from draftsmith.bench.arms import build, parse_arm
+from draftsmith.bench.run import in_turn
 from draftsmith.bench.summary import bootstrap
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
@@ -132,7 +132,7 @@ def live(options: argparse.Namespace) -> None:
     answers: dict[str, list[Answer]] = {name: [] for name in arms}
     for number, (ids, longest) in enumerate([edits[0], *edits]):
         ask = Ask(ids, longest, SamplingParams())
-        for name in in_turn_from(list(arms), number):
+        for name in in_turn(list(arms), number):
             answer = arms[name].answer(ask)
             if number:  # the first one warms up
                 answers[name].append(answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
 
+T = TypeVar("T")
 DEFAULT_LIMIT = 256
 WARMUP_TOKENS = 64
 PLAIN = ("none()", "transformers.generate()")
@@ -98,7 +99,7 @@ def measure(
     return wrong
 
 
-def in_turn(arms: Sequence[Arm], turn: int) -> list[Arm]:
+def in_turn(arms: Sequence[T], turn: int) -> list[T]:
     """The arms, beginning with another one every time, so that none always goes first."""
     first = turn % len(arms)
     return [*arms[first:], *arms[:first]]
