@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.paired import in_turn, ratio
 from draftsmith import builtin
 from draftsmith.bench import suites
 from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.generations import ResultFile
-from draftsmith.bench.paired import in_turn, ratio
 from draftsmith.bench.run import Plan, asks, encoded, measure
 from draftsmith.bench.settings import settings
 from draftsmith.core.sampling import SamplingParams
@@ -47,8 +47,7 @@ def main() -> None:
     def with_bench() -> None:
         with tempfile.TemporaryDirectory() as folder:
             common = settings(model, plan.arms, records)
-            with ResultFile(Path(folder) / "results.jsonl", common) as file:
-                measure(plan, file, common)
+            measure(plan, ResultFile(Path(folder) / "results.jsonl", common), common)
 
     # From the same prompts: tokenizing them is no part of the bench's own share.
     prompts = [(record, ask.limit) for record, ask in asks(plan)]

@@ -21,10 +21,12 @@ import torch
 from transformers import DynamicCache
 
 from benchmarks.live_prompts import prompts as held_out
-from benchmarks.shared import in_turn_from
+from benchmarks.paired import ratio
 from draftsmith import builtin
-from draftsmith.bench.arms import Answer, Arm, Ask, build, parse_arm
-from draftsmith.bench.paired import bootstrap, ratio
+from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.arms import build, parse_arm
+from draftsmith.bench.run import in_turn
+from draftsmith.bench.summary import bootstrap
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Dice, SamplingParams
@@ -130,7 +132,7 @@ def live(options: argparse.Namespace) -> None:
     answers: dict[str, list[Answer]] = {name: [] for name in arms}
     for number, (ids, longest) in enumerate([edits[0], *edits]):
         ask = Ask(ids, longest, SamplingParams())
-        for name in in_turn_from(list(arms), number):
+        for name in in_turn(list(arms), number):
             answer = arms[name].answer(ask)
             if number:  # the first one warms up
                 answers[name].append(answer)

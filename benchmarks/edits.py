@@ -30,8 +30,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from benchmarks import shared
+from benchmarks.paired import ratio
 from draftsmith import builtin
-from draftsmith.bench.paired import ratio
 from draftsmith.engine.engine import Engine
 from draftsmith.text.tokenizer import encode
 

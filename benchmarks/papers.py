@@ -15,9 +15,10 @@ from statistics import mean
 
 from tokenizers import Tokenizer
 
+from benchmarks.named_suites import recorded
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.rows import Row, summarize
-from draftsmith.bench.suites import recorded, sample, task
+from draftsmith.bench.suites import sample, task
 from draftsmith.bench.sweep import Done, Replayer, sweep
 from draftsmith.drafters.registry import names, parse
 from draftsmith.text.vocab import Vocabulary, intersect
@@ -91,7 +92,7 @@ class Replays:
         self.encoding = Encoding((data / "tokenizers",))
 
     def __call__(self, suite: str, drafter: str) -> list[Done]:
-        records = sample(recorded(suite, self.data).records, self.limit)
+        records = sample(recorded(suite, self.data), self.limit)
         return sweep(records, [parse(drafter)], Replayer(self.encoding)).done
 
 

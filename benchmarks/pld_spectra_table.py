@@ -149,7 +149,8 @@ def main() -> None:
     arms = build(model, [parse_arm(spec) for spec in names])
     plan = Plan(model, arms, records, SamplingParams(), warmup=0)
     common = settings(model, arms, records)
-    with ResultFile(args.output, common, resume=True) as file, Progress() as progress:
+    file = ResultFile(args.output, common, resume=True)
+    with Progress() as progress:
         task = progress.add_task("answering", total=plan.size)
         try:
             measure(plan, file, common, lambda by: progress.advance(task, by))

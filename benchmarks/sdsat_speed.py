@@ -90,11 +90,11 @@ def answered(
         print(f"\r{path.stem}: {done[0]} of {plan.size} answers", end="", file=sys.stderr)
 
     done = [0]
-    with ResultFile(path, common, resume=True) as file:
-        for line in measure(plan, file, common, advance):
-            print(f"\n{line}", file=sys.stderr)
-        print(file=sys.stderr)
-        return sections([file.rows])[0]
+    file = ResultFile(path, common, resume=True)
+    for line in measure(plan, file, common, advance):
+        print(f"\n{line}", file=sys.stderr)
+    print(file=sys.stderr)
+    return sections([file.rows])[0]
 
 
 def table(section: Section) -> str:

@@ -105,9 +105,3 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(10, 30_000, (count,), generator=generator).tolist()
     return ids
-
-
-def in_turn_from(names: Sequence[str], first: int) -> list[str]:
-    """The names, another one first in every turn: no arm always goes first."""
-    turn = first % len(names)
-    return [*names[turn:], *names[:turn]]

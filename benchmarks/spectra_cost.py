@@ -20,7 +20,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.shared import context
-from draftsmith.bench.paired import bootstrap
+from draftsmith.bench.summary import bootstrap
 from draftsmith.core.draft import EMPTY
 from draftsmith.core.drafter import DrafterState, Outcome
 from draftsmith.core.target import RowOutput

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from benchmarks.paired import Ratio, in_turn, ratio
 from benchmarks.shared import context, random_ids, random_llama, started
 from draftsmith import builtin
-from draftsmith.bench.paired import Ratio, in_turn, ratio
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import step

@@ -17,8 +17,8 @@ from time import perf_counter
 import torch
 
 from benchmarks import shared
+from benchmarks.paired import in_turn, ratio
 from benchmarks.shared import random_ids, random_llama, started
-from draftsmith.bench.paired import in_turn, ratio
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import step

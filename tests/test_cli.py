@@ -25,7 +25,7 @@ from draftsmith import builtin
 from draftsmith.cli import app
 from draftsmith.cli import drafters as cli_drafters
 from draftsmith.cli.declared import REQUIRED, declared
-from draftsmith.cli.demo import Race, first_difference
+from draftsmith.cli.demo import Race
 from draftsmith.cli.doctor import recommend
 from draftsmith.cli.options import as_typed
 from draftsmith.cli.remarks import looping, lost_lines
@@ -660,11 +660,6 @@ def test_demo_reports_a_difference(
     assert "differs from token 4" in result.stdout
     assert "best logits are" in result.stdout
     assert own_builtin.exists()
-
-
-def test_first_difference() -> None:
-    assert first_difference([1, 2, 3], [1, 2, 4]) == 2
-    assert first_difference([1, 2], [1, 2, 4]) == 2
 
 
 @pytest.mark.skipif(not BUILTIN_THERE, reason="the built-in model is not in this tree")

@@ -15,6 +15,7 @@ SOURCE = Path(draftsmith.__file__).parent
 
 ORDER = [
     {"errors"},
+    {"storage", "html"},
     {"core", "builtin"},
     {"text"},
     {"model"},

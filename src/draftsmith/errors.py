@@ -5,6 +5,7 @@ DraftsmithError
 │   └── UnknownName               … an unknown drafter or option; names the nearest known one
 ├── PromptError (ValueError)      the prompt is empty, too long, or of the wrong type
 ├── LoadError                     a model, tokenizer or file cannot be read
+├── WriteError (OSError)          a file cannot be written: no room, no permission, no folder
 ├── UnsupportedError              the model cannot do what was asked, and why
 ├── DrafterError                  a drafter broke its contract
 ├── TrainingError                 a training cannot go on: its loss is no number any more
@@ -27,6 +28,7 @@ __all__ = [
     "TrainingError",
     "UnknownName",
     "UnsupportedError",
+    "WriteError",
 ]
 
 
@@ -60,6 +62,10 @@ class PromptError(DraftsmithError, ValueError):
 
 class LoadError(DraftsmithError):
     """A model, a tokenizer or a file could not be read."""
+
+
+class WriteError(DraftsmithError, OSError):
+    """A file could not be written; the message names it and says why."""
 
 
 class UnsupportedError(DraftsmithError):

@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 import tiny
 from draftsmith import builtin
-from draftsmith.bench.cost import CostTable, Point, Slope, parse_cost
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.estimate import automatic, estimate, plain_seconds, predict
-from draftsmith.bench.measure_cost import Grid, measure_cost
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.bench.sweep import Replayer, sweep
@@ -23,8 +21,18 @@ from draftsmith.cli import app
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
 from draftsmith.model.load import load
+from draftsmith.model.measure import (
+    CostTable,
+    Grid,
+    Point,
+    Slope,
+    measure_cost,
+    parse_cost,
+    pass_cost,
+)
+from draftsmith.model.runner import Runner
 
 
 def table(**milliseconds: float) -> CostTable:
@@ -73,7 +81,7 @@ def test_tables_are_saved_and_read(tmp_path: Path) -> None:
         parse_cost(str(tmp_path / "no.json"))
     with pytest.raises(OptionError, match="a slope is at least 0"):
         parse_cost("-1")
-    with pytest.raises(LoadError, match="cannot be written"):
+    with pytest.raises(WriteError, match="cannot be written"):
         COST.save(tmp_path / "no" / "cost.json")
 
 
@@ -89,6 +97,24 @@ def test_the_estimate_is_the_sum_over_passes() -> None:
     assert found.drafter_share == pytest.approx(0.001 / (prompt + passes + 0.001))
     # A slope without seconds knows nothing that the drafter's time could be compared with.
     assert predict([replay_], Slope(0.1), None, "d").speedup == pytest.approx(6 / (1 + 1.4))
+
+
+@pytest.mark.parametrize("plain_ms", [1, 1000])
+def test_the_drafters_time_counts_beside_a_plain_pass_of_any_length(plain_ms: float) -> None:
+    stats = Stats(prompt_tokens=101, passes=2, tokens=6, drafted=4, accepted=4)
+    stats.seconds.draft = 2.4 * plain_ms / 1e3
+    passes = Replay(stats, Counter({(64, 1): 1, (64, 5): 1}))
+    found = predict([passes], parse_cost("0.1", plain_ms), None, "d")
+    assert found.drafter_share == pytest.approx(0.5)
+    assert found.speedup == pytest.approx(6 / 4.8)
+
+
+def test_the_time_of_a_plain_pass_is_checked() -> None:
+    for plain_ms in (0.0, -1.0, float("nan")):
+        with pytest.raises(OptionError, match=r"plain_ms=.* give milliseconds above 0"):
+            parse_cost("0.1", plain_ms)
+    with pytest.raises(OptionError, match=r"cost\.json says what a plain pass takes"):
+        parse_cost("cost.json", 20)
 
 
 def test_plain_decoding_pays_for_every_token_at_its_context() -> None:
@@ -144,6 +170,20 @@ def test_costs_of_a_tiny_model() -> None:
         measure_cost(loaded, Grid(positions=(1, 600)))
 
 
+def test_costs_by_width_alone() -> None:
+    loaded = load(tiny.model(), tokenizer=tiny.tokenizer())
+    assert list(pass_cost(loaded, repeats=1)) == [1, 2, 4, 8, 16, 32, 64]
+    assert list(pass_cost(loaded, widths=(1, 16, 600), repeats=1)) == [1, 16]  # of 512 positions
+
+
+def test_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every kind of device: `Runner.wait` knows how."""
+    waits: list[int] = []
+    monkeypatch.setattr(Runner, "wait", lambda _: waits.append(1))
+    pass_cost(load(tiny.model()), widths=(1, 4), context=8, repeats=2)
+    assert len(waits) >= 1 + 2 * (1 + 2)  # after the prompt, and after every step
+
+
 def call(*args: object) -> Any:
     return CliRunner().invoke(app, ["bench", *map(str, args)])
 
@@ -170,6 +210,8 @@ def test_the_commands(tmp_path: Path) -> None:
         assert rows[0]["drafter"].startswith("prompt_lookup")
     for args, reason in (
         (("cost", model, "--contexts", "x"), "--contexts 'x' cannot work"),
+        (("cost", "no/such/model", "-o", tmp_path), "cannot be written: it is a folder"),
+        (("cost", "no/such/model", "-o", tmp_path / "no" / "c"), "No such file or directory"),
         (("estimate", log, "-t", model, "--cost", tmp_path / "no"), "No such file"),
         (("estimate", log, "-t", model, "--cost", "0.1", "--budget", "few"), "budget='few'"),
     ):

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tiny
+from draftsmith import builtin
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.journal import Journal
 from draftsmith.bench.records import Record
@@ -25,7 +26,7 @@ from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import end_ids
-from draftsmith.errors import LoadError, OptionError, PromptError, UnsupportedError
+from draftsmith.errors import LoadError, OptionError, PromptError, UnsupportedError, WriteError
 
 DRAFTERS = [
     "none",
@@ -239,7 +240,7 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
     assert len(lines) == 48
     journal.write_text("".join(lines[:20]) + lines[20][:40])  # killed while writing
     assert counts(rows(log, "-d", "auto", "--resume", journal)) == whole
-    assert len(journal.read_text().splitlines()) == 49
+    assert len(journal.read_text().splitlines()) == 48
     before = journal.read_text()
     assert counts(rows(log, "-d", "auto", "--resume", journal)) == whole
     assert journal.read_text() == before
@@ -257,8 +258,8 @@ def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
     before = log.read_text()
     fails(2, "not written by --resume", "replay", log, "--resume", log)
     assert log.read_text() == before
-    with pytest.raises(LoadError, match="cannot be written"), Journal(folder / "no" / "x"):
-        pass
+    with pytest.raises(WriteError, match="cannot be written"):
+        Journal(folder / "no" / "x")
 
 
 def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
@@ -300,6 +301,34 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     asked.write_text('{"prompt": "x", "output": ""}\n')
     fails(2, "unknown template", "replay", asked, "-t", folder / "tokenizers/tiny",
           "--template", "qwen3")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("[" * 100_000, "line 1: not usable JSON (nested too deeply)"),
+        ('{"messages": ' + "[" * 100_000, "line 1: not usable JSON (nested too deeply)"),
+        (r'{"prompt": "a\ud800b", "output": "c"}', r"line 1: not usable text (\ud800 is half"),
+        (r'{"id": "\udfff", "prompt": "a", "output": "c"}', r"line 1: not usable text (\udfff"),
+    ],
+)
+def test_hostile_lines_are_named(folder: Path, tmp_path: Path, line: str, reason: str) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(line + "\n")
+    fails(2, reason, "replay", log, "-t", folder / "tokenizers/tiny")
+    fails(2, reason, "run", log, "-m", "no/such/model", "-o", tmp_path / "r.jsonl")
+    array = tmp_path / "log.json"
+    array.write_text(f"[{line}]")
+    fails(2, reason.removeprefix("line 1: "), "replay", array, "-t", folder / "tokenizers/tiny")
+
+
+@pytest.mark.skipif("edit-7m" not in builtin.names(), reason="the built-in model is not there")
+def test_built_in_models_have_tokenizers_by_name(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "def foo(x): return x", "output": "def foo(y): return y"}\n')
+    assert rows(log, "-t", "edit-7m")[0]["tokens"] > 3
+    shown = call("estimate", log, "-t", "edit-7m", "--cost", "0.02")
+    assert shown.exit_code == 0, shown.output
 
 
 def test_a_tokenizer_that_does_not_match(folder: Path, tmp_path: Path) -> None:

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.half_precision import difference, half
 from typer.testing import CliRunner
 
 import tiny
 from draftsmith import builtin
 from draftsmith.bench import generations, suites
-from draftsmith.bench.arms import Answer, Arm, Ask, Ours, build, parse_arm
+from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.arms import Ours, build, parse_arm
 from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.generations import Generation, ResultFile, first_difference
-from draftsmith.bench.half import difference, half
+from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.records import Record, conversation
 from draftsmith.bench.replay import ReplayBudget
-from draftsmith.bench.run import Plan, in_turn, measure, top_two_gap
+from draftsmith.bench.run import Plan, in_turn, measure
 from draftsmith.bench.settings import differences, settings
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import Needs
 from draftsmith.drafters import registry
-from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError
+from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, WriteError
+from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 
-TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases"}
+TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}
 ARMS = ("none", "hf:generate", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
 
 
@@ -58,13 +62,13 @@ def common(plan: Plan) -> dict[str, Any]:
 
 
 def go(plan: Plan, path: Path | None = None, resume: bool = False) -> list[Generation]:
-    with ResultFile(path, common(plan), resume) as file:
-        measure(plan, file, common(plan))
-        return file.rows
+    file = ResultFile(path, common(plan), resume)
+    measure(plan, file, common(plan))
+    return file.rows
 
 
 def timeless(row: Generation) -> dict[str, Any]:
-    return {k: v for k, v in json.loads(row.line()).items() if k not in TIMES}
+    return {k: v for k, v in row.as_dict().items() if k not in TIMES}
 
 
 def test_every_prompt_by_every_arm(model: LoadedModel) -> None:
@@ -99,7 +103,9 @@ def test_arms_take_turns(model: LoadedModel) -> None:
 def test_a_row_can_be_read_again_and_replayed(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     rows = go(plan_of(model), path)
-    assert [timeless(row) for row in generations.read(path)] == [timeless(row) for row in rows]
+    assert [timeless(row) for row in generations.read(path).entries] == [
+        timeless(row) for row in rows
+    ]
     again = suites.read(path).records
     assert [list(r.output_ids or ()) for r in again] == [row.output_ids for row in rows]
     assert str(Path.home()) not in path.read_text()
@@ -186,13 +192,15 @@ def test_a_run_goes_on_where_it_was_stopped(
     first, second, third = plan.arms
     with pytest.raises(KeyboardInterrupt):
         go(replace(plan, arms=[first, Stopping(second, after), third]), path)
-    kept = generations.read(path)
+    kept = generations.read(path).entries
     assert 0 < len(kept) < len(whole)
     if torn:
-        path.write_text(path.read_text() + kept[0].line()[:50])
+        path.write_text(path.read_text() + json.dumps(kept[0].as_dict())[:50])
     rows = go(plan, path, resume=True)
     assert [timeless(row) for row in rows] == [timeless(row) for row in whole]
-    assert [timeless(row) for row in generations.read(path)] == [timeless(row) for row in whole]
+    assert [timeless(row) for row in generations.read(path).entries] == [
+        timeless(row) for row in whole
+    ]
     assert len(go(plan, path, resume=True)) == len(whole)  # Nothing is left to do.
 
 
@@ -235,8 +243,8 @@ def test_the_context_limits_the_answer(model: LoadedModel) -> None:
     long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
     over = Record("over", "t", prompt_ids=(5,) * 600)
     plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
-    with ResultFile(None) as file:
-        wrong = measure(plan, file, common(plan))
+    file = ResultFile(None)
+    wrong = measure(plan, file, common(plan))
     assert {row.max_new_tokens for row in file.rows} == {12}
     assert {len(row.output_ids) for row in file.rows} == {12}
     assert wrong == ["over: the prompt has 600 tokens, but this model's context is 512, answer "
@@ -287,6 +295,7 @@ def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
     assert wrong.gap == pytest.approx(float(best[0] - best[1]), abs=1e-5)
     assert top_two_gap(model, ids[0].tolist()) == pytest.approx(wrong.gap)
     assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 2, 4]) == 2
     assert first_difference([1, 2], [1, 2, 3]) == 2
     assert first_difference([], [1]) == 0
 
@@ -309,7 +318,7 @@ def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
     assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
     assert all(r.divergence is None for r in rows)
     assert all(r.passes < 24 for r in rows if r.arm != "none")
-    assert str(tmp_path) not in "".join(r.line() for r in rows)
+    assert str(tmp_path) not in json.dumps([r.as_dict() for r in rows])
 
 
 def test_an_assistant_with_another_tokenizer(model: LoadedModel, tmp_path: Path) -> None:
@@ -399,20 +408,44 @@ def test_the_command_line(tmp_path: Path) -> None:
     (section,) = json.loads(done.stdout)["sections"]
     assert [row["arm"] for row in section["rows"]] == ["none", "hf:generate", "copyspec@drafter"]
     assert section["rows"][2]["identical"] == 3
-    assert len(generations.read(out)) == 9
+    assert len(generations.read(out).entries) == 9
     again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
     assert (again.exit_code, "--resume" in again.stderr) == (2, True)
     more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
     assert more.exit_code == 0
-    assert len(generations.read(out)) == 18
+    assert len(generations.read(out).entries) == 18
     bad = CliRunner().invoke(app, [*base, "-a", "copyspek", "-o", str(tmp_path / "x")])
     assert (bad.exit_code, "Did you mean 'copyspec'" in bad.stderr) == (2, True)
-    half_ = ["bench", "half", str(prompts), "-m", str(folder), "--max-new-tokens", "8"]
-    shown = CliRunner().invoke(app, half_)
-    assert shown.exit_code == 0
-    assert "plain, bfloat16" in shown.stdout
-    none = CliRunner().invoke(app, [*half_, "-d", "none"])
-    assert (none.exit_code, "does not draft" in none.stderr) == (2, True)
+
+
+def test_a_full_disk_names_the_file_and_keeps_what_there_is(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plan = tmp_path / "r.jsonl", plan_of(model, "none", "copyspec@4")
+    whole = go(plan, tmp_path / "whole.jsonl")
+    real, count = os.fsync, iter(range(100))
+
+    def full_after_three(number: int) -> None:
+        if next(count) >= 3:
+            raise OSError(28, "No space left on device")
+        real(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_three)
+        with pytest.raises(
+            WriteError, match=r"r\.jsonl cannot be written: No space left on device"
+        ):
+            go(plan, path)
+    assert {p.name for p in tmp_path.iterdir()} == {"r.jsonl", "whole.jsonl"}
+    assert len(generations.read(path).entries) == 3
+    assert [timeless(row) for row in go(plan, path, resume=True)] == [timeless(r) for r in whole]
+
+
+def test_rows_say_when_and_under_which_load(model: LoadedModel) -> None:
+    row = go(plan_of(model, "none", records=records(1)))[0]
+    assert row.began is not None
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(row.began)).seconds) < 600
+    assert row.load is None or row.load >= 0
 
 
 def test_the_peak_is_put_back(model: LoadedModel) -> None:

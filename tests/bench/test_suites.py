@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.named_suites import NAMED, prompts, recorded
 
 from draftsmith.bench.records import Record
-from draftsmith.bench.suites import NAMED, TASKS, evenly, prompts, read, recorded, sample, task
+from draftsmith.bench.suites import TASKS, evenly, read, sample, task
 from draftsmith.errors import LoadError, UnknownName
 
 
@@ -184,13 +185,13 @@ def test_all_named_suites_are_counted() -> None:
 
 def test_recorded_suites_match_their_questions(shared_data: Path) -> None:
     for name in ("mt-bench", "mt-redundant", "spec-bench", "humaneval"):
-        answers = {(r.conversation, r.turn): r for r in recorded(name, shared_data).records}
+        answers = {(r.conversation, r.turn): r for r in recorded(name, shared_data)}
         questions = {(r.conversation, r.turn): r for r in prompts(name, shared_data)}
         assert answers.keys() == questions.keys()
         for place, question in questions.items():
             asked = answers[place].messages[-1]["content"]
             assert asked.split() == question.messages[-1]["content"].split()
-    assert len(recorded("spec-bench/qa", shared_data).records) == 80
+    assert len(recorded("spec-bench/qa", shared_data)) == 80
 
 
 def test_unknown_suites(shared_data: Path) -> None:

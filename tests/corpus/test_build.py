@@ -145,7 +145,7 @@ def test_pipes_are_not_waited_for(plan: CorpusPlan, model: LoadedModel, tmp_path
     assert header.settings["read"]["skipped as no regular file"] == 1
     left = tmp_path / "left"
     left.mkdir()
-    os.mkfifo(left / (files.TOKENS + files.NEW))
+    os.mkfifo(left / (files.TOKENS + NEW))
     with pytest.raises(OptionError, match=r"holds something else already \(e.g. tokens.bin.new\)"):
         make(plan, left, model)
     alone = tmp_path / "alone"
@@ -352,6 +352,7 @@ import tiny
 from draftsmith.corpus import perplexity
 from draftsmith.corpus.build import CorpusPlan, build
 from draftsmith.model.load import load
+from draftsmith.storage import NEW
 
 torch.set_num_threads(1)
 perplexity._POSITIONS = 256

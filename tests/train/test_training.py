@@ -20,7 +20,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import tiny
-from draftsmith.errors import LoadError, OptionError, TrainingError, UnsupportedError
+from draftsmith.errors import (
+    LoadError,
+    OptionError,
+    TrainingError,
+    UnsupportedError,
+    WriteError,
+)
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.train import curves
 from draftsmith.train.curves import Row
@@ -329,7 +335,7 @@ def test_a_full_disk_keeps_what_there_was(
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
 
     try:
-        with pytest.raises(LoadError, match=r"cannot be written .* give the same command again"):
+        with pytest.raises(WriteError, match=r"cannot be written .* give the same command again"):
             train(str(model), RECIPE, texts, out, OPTIONS, follow=follow)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -345,7 +351,7 @@ def test_a_full_disk_while_the_model_is_written(
     with monkeypatch.context() as patch:
         full = OSError(28, "No space left on device")
         patch.setattr(AdaptiveTokens, "save", lambda *_: (_ for _ in ()).throw(full))
-        with pytest.raises(LoadError, match="No space left on device"):
+        with pytest.raises(WriteError, match="No space left on device"):
             train(str(model), RECIPE, texts, out, OPTIONS)
     assert {path.name for path in out.iterdir()} == {"training"}
     assert not (out / "training" / "model.new").exists()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from draftsmith.bench.records import Record
+from draftsmith import builtin
+from draftsmith.bench.records import Message, Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
 
@@ -28,20 +28,32 @@ class Encoded:
     vocab_size: int
 
 
-class Encoder(Protocol):
+@dataclass(frozen=True, slots=True)
+class Encoder:
     """A tokenizer with its chat template."""
 
-    @property
-    def vocab_size(self) -> int: ...
+    encode: Callable[[str, bool], list[int]]
+    """Ids of a text; True: with what the tokenizer puts around a whole text."""
+    decode: Callable[[list[int]], str]
+    chat: Callable[[Sequence[Message]], list[int]]
+    """Ids of a chat up to where the assistant's answer begins."""
+    end: list[int]
+    """What ends an answer."""
+    vocab_size: int
 
     def prompt(self, record: Record) -> list[int]:
         """Ids of what was asked."""
+        if record.messages:
+            return self.chat(record.messages)
+        return self.encode(record.prompt or "", True)
 
     def answer(self, record: Record) -> list[int]:
         """Ids of what was answered, with the end of the turn."""
+        return [*self.encode(record.output or "", False), *self.end]
 
     def returns(self, text: str) -> bool:
         """Whether the text survives being tokenized, but for spaces at its ends."""
+        return self.decode(self.encode(text, False)).strip() == text.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,101 +134,76 @@ def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder
         raise UnknownName("template", template, TEMPLATES)
     folder = _find(name, folders)
     if folder is not None and not (folder / "tokenizer_config.json").is_file():
-        return _BareTokenizer(folder, TEMPLATES.get(template or folder.name))
+        return _bare(folder, TEMPLATES.get(template or folder.name))
     if folder is None and "/" not in name:
         known = sorted({p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir()})
         listed = f" (there: {', '.join(known)})" if known else ""
         places = ", ".join(map(str, folders)) or "any folder"
         raise LoadError(
             f"there is no tokenizer {name!r} in {places}{listed}; give --tokenizer with a model's "
-            "folder or hub id, or --data with the folder that holds tokenizers/"
+            "folder or hub id, or put its folder into tokenizers/ beside the records"
         )
-    return _ModelTokenizer(str(folder or name), TEMPLATES[template] if template else None)
+    return _own(str(folder or name), TEMPLATES[template] if template else None)
 
 
 def _find(name: str, folders: Iterable[Path]) -> Path | None:
     places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    places.append(Path(builtin.resolve(name)))
     return next((p for p in places if p.is_dir()), None)
 
 
-class _BareTokenizer:
+def _bare(folder: Path, template: Template | None) -> Encoder:
     """A lone tokenizer.json, with one of our templates."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises nothing more special.
+        raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
-    def __init__(self, folder: Path, template: Template | None) -> None:
-        self.name, self.template = folder.name, template
-        path = folder / "tokenizer.json"
-        try:
-            self.tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # The library raises nothing more special.
-            raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
-
-    @property
-    def vocab_size(self) -> int:
-        least = self.template.vocab_size if self.template else 0
-        return max(self.tokenizer.get_vocab_size(), least)
-
-    def prompt(self, record: Record) -> list[int]:
-        if not record.messages:
-            ids: list[int] = self.tokenizer.encode(record.prompt or "").ids
-            return ids
-        return [i for piece in self._chat().render(record.messages) for i in self._ids(piece)]
-
-    def answer(self, record: Record) -> list[int]:
-        ends = self._ids(self.template.end) if self.template else []
-        return [*self._ids(record.output or ""), *ends]
-
-    def returns(self, text: str) -> bool:
-        back: str = self.tokenizer.decode(self._ids(text), skip_special_tokens=False)
-        return back.strip() == text.strip()
-
-    def _chat(self) -> Template:
-        if self.template is None:
-            raise OptionError(
-                f"the tokenizer {self.name} comes without a chat template; give --template "
-                f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
-            )
-        return self.template
-
-    def _ids(self, piece: Piece) -> list[int]:
-        if isinstance(piece, int):
-            return [piece]
-        ids: list[int] = self.tokenizer.encode(piece, add_special_tokens=False).ids
+    def encode(text: str, special: bool) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
+    def decode(ids: list[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
-class _ModelTokenizer:
+    def chat(messages: Sequence[Message]) -> list[int]:
+        if template is None:
+            raise OptionError(
+                f"the tokenizer {folder.name} comes without a chat template; give --template "
+                f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
+            )
+        return _ids(template.render(messages), encode)
+
+    end = [] if template is None else _ids([template.end], encode)
+    least = 0 if template is None else template.vocab_size
+    return Encoder(encode, decode, chat, end, max(tokenizer.get_vocab_size(), least))
+
+
+def _own(source: str, template: Template | None) -> Encoder:
     """A model's own tokenizer and chat template, as the engine uses them."""
+    # Imports transformers, which takes seconds and is not needed for bare files.
+    from draftsmith.model.load import read_tokenizer
+    from draftsmith.text import tokenizer as text
 
-    def __init__(self, source: str, template: Template | None) -> None:
-        # Imports transformers, which takes seconds and is not needed for bare files.
-        from draftsmith.model.load import read_tokenizer
+    tokenizer = read_tokenizer(source, {})
 
-        self.tokenizer = read_tokenizer(source, {})
-        self.template = template
+    def encode(content: str, special: bool) -> list[int]:
+        return text.encode(tokenizer, content, special=special)
 
-    @property
-    def vocab_size(self) -> int:
-        return len(self.tokenizer)
+    def decode(ids: list[int]) -> str:
+        content: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return content
 
-    def prompt(self, record: Record) -> list[int]:
-        from draftsmith.text.tokenizer import encode, render_chat
+    def chat(messages: Sequence[Message]) -> list[int]:
+        if template is None:
+            return text.render_chat(tokenizer, messages)
+        return _ids(template.render(messages), encode)
 
-        if not record.messages:
-            return encode(self.tokenizer, record.prompt or "", special=True)
-        if self.template is None:
-            return render_chat(self.tokenizer, record.messages)
-        pieces = self.template.render(record.messages)
-        return [i for p in pieces for i in ([p] if isinstance(p, int) else self._plain(p))]
+    end = tokenizer.eos_token_id
+    return Encoder(encode, decode, chat, [] if end is None else [end], len(tokenizer))
 
-    def answer(self, record: Record) -> list[int]:
-        end = self.tokenizer.eos_token_id
-        return [*self._plain(record.output or ""), *([] if end is None else [end])]
 
-    def returns(self, text: str) -> bool:
-        back: str = self.tokenizer.decode(self._plain(text), clean_up_tokenization_spaces=False)
-        return back.strip() == text.strip()
-
-    def _plain(self, text: str) -> list[int]:
-        from draftsmith.text.tokenizer import encode
-
-        return encode(self.tokenizer, text)
+def _ids(pieces: Sequence[Piece], encode: Callable[[str, bool], list[int]]) -> list[int]:
+    return [i for p in pieces for i in ([p] if isinstance(p, int) else encode(p, False))]

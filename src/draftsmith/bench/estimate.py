@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftsmith.bench.cost import Cost, CostTable, Slope
 from draftsmith.bench.replay import CONTEXT_BUCKET, Replay, ReplayBudget, bucket
 from draftsmith.bench.sweep import Done
 from draftsmith.core.budget import LADDER
 from draftsmith.core.stats import total
+from draftsmith.model.measure import Cost, CostTable, Slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,8 @@ def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: s
         for replay in replays
         for (context, _), count in replay.passes.items()
     )
-    # An assumed curve without seconds has nothing that the drafter's time could be weighed with.
-    weighable = not (isinstance(cost, Slope) and cost.plain_seconds == 1.0)
-    drafting = stats.seconds.draft if weighable else 0.0
+    # Without seconds there is nothing that the drafter's time could be weighed with.
+    drafting = stats.seconds.draft if cost.in_seconds else 0.0
     return Estimate(
         suite=suite,
         drafter=drafter,

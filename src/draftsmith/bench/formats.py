@@ -44,7 +44,7 @@ def parse(item: Any, suite: str, number: int) -> list[Record]:
         if keys <= item.keys():
             try:
                 return reader(item, suite, number)
-            except (TypeError, ValueError, AttributeError) as error:
+            except (TypeError, ValueError, AttributeError, LookupError) as error:
                 raise Wrong(f"not what its keys promise ({error})") from error
     found = ", ".join(map(repr, list(item)[:6])) or "none"
     raise Wrong(f"neither 'messages' nor 'prompt' nor a known benchmark's keys; found {found}")

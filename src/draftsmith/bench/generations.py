@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from types import NoneType
+from typing import Any
 
 from draftsmith.bench.settings import differences
-from draftsmith.bench.suites import open_text
 from draftsmith.core.stats import Seconds, SourceStats, Stats
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.storage import JsonLines, Lines, read_lines
 
 FORMAT = 1
 
@@ -63,6 +60,10 @@ class Generation:
     """The first token that is not plain decoding's; None if all are, or if not compared."""
     gap: float | None = None
     """How far the model's two best logits are apart there."""
+    began: str | None = None
+    """When it was asked: date and time in UTC."""
+    load: float | None = None
+    """What the machine did then: processes that want to run, per core, mean of a minute."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,57 +91,51 @@ class Generation:
             first_token_seconds=self.first_token_seconds,
         )
 
-    def line(self) -> str:
+    def as_dict(self) -> dict[str, Any]:
         """The row as it is written."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False) + "\n"
+        return {"format": FORMAT, **asdict(self)}
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "id": str, "suite": str, "turn": int, "run": int, "arm": str, "output_ids": list,
     "prompt_ids": list, "seconds": (int, float), "first_token_seconds": (int, float),
     "passes": int, "accepted": int, "settings": dict, "text": str, "by_source": dict,
-    "drafted_by_depth": list, "accepted_by_depth": list,
+    "drafted_by_depth": list, "accepted_by_depth": list, "began": (str, NoneType),
+    "load": (int, float, NoneType),
 }  # fmt: skip
 
 
-def parse(text: str, place: str) -> Generation:
-    """One line again; raises LoadError that names `place`."""
-    try:
-        item = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise LoadError(f"{place}: not JSON ({error})") from error
-    known = {f.name for f in fields(Generation)}
-    if not isinstance(item, dict) or "arm" not in item or "output_ids" not in item:
-        raise LoadError(f"{place}: no result of `draftsmith bench run`")
+def parse(item: dict[str, Any]) -> Generation:
+    """The row that a line holds; raises ValueError that says why there is none."""
+    if "arm" not in item or "output_ids" not in item:
+        raise ValueError("no result of `draftsmith bench run`")
     if item.get("format") != FORMAT:
-        raise LoadError(f"{place}: written in format {item.get('format')}, not {FORMAT}")
+        raise ValueError(f"written in format {item.get('format')}, not {FORMAT}")
+    known = {f.name for f in fields(Generation)}
     try:
         row = Generation(**{name: value for name, value in item.items() if name in known})
     except TypeError as error:
         missing = str(error).split("argument", 1)[-1].lstrip("s: ")
-        raise LoadError(f"{place}: incomplete, it has no {missing}") from error
+        raise ValueError(f"incomplete, it has no {missing}") from error
     for name, kind in _TYPES.items():
         if not isinstance(getattr(row, name), kind):
-            raise LoadError(f"{place}: {name!r} is a {type(getattr(row, name)).__name__}")
+            raise ValueError(f"{name!r} is a {type(getattr(row, name)).__name__}")
     return row
 
 
-def read(path: str | Path) -> list[Generation]:
-    """All rows of a file of results; raises LoadError with file and line."""
-    path = Path(path)
-    try:
-        with open_text(path) as lines:
-            rows = [
-                parse(text, f"{path}, line {number}")
-                for number, text in enumerate(lines, 1)
-                if text.strip()
-            ]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise LoadError(f"{path} cannot be read: {reason}") from error
-    if not rows:
+_FILE: dict[str, Any] = {
+    "read": parse,
+    "begins": '{"format"',
+    "hint": "give a file that `draftsmith bench run` wrote",
+}
+
+
+def read(path: str | Path) -> Lines[Generation]:
+    """All rows of a file of results, up to where it is torn; LoadError names file and line."""
+    found: Lines[Generation] = read_lines(Path(path), **_FILE)
+    if not found.entries:
         raise LoadError(f"{path} is empty: it has no results")
-    return rows
+    return found
 
 
 class ResultFile:
@@ -149,31 +144,21 @@ class ResultFile:
     def __init__(
         self, path: Path | None, settings: dict[str, Any] | None = None, resume: bool = False
     ) -> None:
-        self.path, self.settings, self.resume = path, settings, resume
+        """Raises OptionError for other settings, and without `resume` for a file with rows."""
         self.rows: list[Generation] = []
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> ResultFile:
-        if self.path is None:
-            return self
-        if self.path.exists() and self.path.stat().st_size:
-            if not self.resume:
-                raise OptionError(f"{self.path} exists; go on with --resume, or give another --out")
-            self._load(self.path)
-        try:
-            self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise LoadError(f"{self.path} cannot be written: {error.strerror}") from error
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._lines: JsonLines[Generation] | None = None
+        if path is None:
+            return
+        if path.is_file() and path.stat().st_size and not resume:
+            raise OptionError(f"{path} exists; go on with --resume, or give another --out")
+        self._lines = JsonLines(path, **_FILE)
+        self.rows = self._lines.entries
+        for row in self.rows if settings is not None else ():
+            if found := differences(row.settings, settings or {}):
+                raise OptionError(
+                    f"{path} was measured with other settings ({'; '.join(found)}); give the same, "
+                    "or another --out"
+                )
 
     @property
     def known(self) -> set[Key]:
@@ -182,50 +167,10 @@ class ResultFile:
     def add(self, row: Generation) -> None:
         """Keep a row, at once on disk."""
         self.rows.append(row)
-        if self._file is not None:
-            self._file.write(row.line())
-            self._file.flush()
+        if self._lines is not None:
+            self._lines.add(row.as_dict())
 
     def rewrite(self) -> None:
         """Write all rows anew, after they were completed; the old file stays until that is done."""
-        if self.path is None or self._file is None:
-            return
-        self._file.close()
-        fresh = self.path.with_name(self.path.name + ".new")
-        fresh.write_text("".join(row.line() for row in self.rows), encoding="utf-8")
-        os.replace(fresh, self.path)
-        self._file = self.path.open("a", encoding="utf-8")
-
-    def _load(self, path: Path) -> None:
-        """Rows of the earlier run; a line torn by its end is cut off."""
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        try:
-            lines = whole.decode("utf-8").split("\n")
-        except UnicodeDecodeError as error:
-            raise LoadError(f"{path} cannot be read: {error}") from error
-        self.rows = _parsed(lines, path)
-        self._check(path)
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
-
-    def _check(self, path: Path) -> None:
-        if self.settings is None:
-            return
-        for row in self.rows:
-            if found := differences(row.settings, self.settings):
-                raise OptionError(
-                    f"{path} was measured with other settings ({'; '.join(found)}); give the same, "
-                    "or another --out"
-                )
-
-
-def _parsed(lines: Iterable[str], path: Path) -> list[Generation]:
-    return [parse(text, f"{path}, line {n}") for n, text in enumerate(lines, 1) if text.strip()]
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """The first position where two answers differ; None if they are the same."""
-    pairs = enumerate(zip(a, b, strict=False))
-    at = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
-    return None if at == len(a) == len(b) else at
+        if self._lines is not None:
+            self._lines.rewrite(row.as_dict() for row in self.rows)

@@ -7,13 +7,12 @@ import json
 from collections import Counter
 from dataclasses import asdict, fields
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay
 from draftsmith.core.stats import Seconds, SourceStats, Stats
-from draftsmith.errors import LoadError
+from draftsmith.storage import JsonLines
 
 
 def key_of(record: Record, settings: str) -> str:
@@ -24,72 +23,30 @@ def key_of(record: Record, settings: str) -> str:
 
 
 class Journal:
-    """Finished replays by (fingerprint, drafter); one JSON line each."""
+    """Finished replays by (fingerprint, drafter); with a path, one JSON line each."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
+        """Raises LoadError for a file that is no journal, WriteError where none can be."""
         self.known: dict[tuple[str, str], Replay] = {}
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> Journal:
-        if self.path is None:
-            return self
-        torn = self._load() if self.path.exists() else False
-        try:
-            self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise LoadError(f"{self.path} cannot be written: {error.strerror}") from error
-        if torn:  # The line that was being written when the earlier run was killed.
-            self._file.write("\n")
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._lines: JsonLines[None] | None = None
+        if path is not None:
+            hint = "it was not written by --resume; give another file"
+            self._lines = JsonLines(path, self._read, begins='{"key"', hint=hint, sync=False)
 
     def add(self, key: str, drafter: str, replay: Replay) -> None:
         """Remember one replay, at once on disk."""
         self.known[key, drafter] = replay
-        if self._file is not None:
+        if self._lines is not None:
             passes = [[*place, count] for place, count in sorted(replay.passes.items())]
             entry = {"key": key, "drafter": drafter, "passes": passes}
-            self._file.write(json.dumps(entry | {"stats": asdict(replay.stats)}) + "\n")
-            self._file.flush()
+            self._lines.add(entry | {"stats": asdict(replay.stats)})
 
-    def _load(self) -> bool:
-        """Read what is there; whether the last line is torn. Raises LoadError for other files."""
-        assert self.path is not None
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LoadError(f"{self.path} cannot be read: {error}") from error
-        lines = text.split("\n")
-        for number, line in enumerate(lines, 1):
-            if not line:
-                continue
-            try:
-                entry = json.loads(line)
-                replay = Replay(_stats(entry["stats"]), _passes(entry["passes"]))
-                self.known[entry["key"], entry["drafter"]] = replay
-            except (ValueError, KeyError, TypeError) as error:
-                # A torn line ends at the end of the file, or where a later run went on below it.
-                if line.startswith('{"key"'):
-                    continue
-                raise LoadError(
-                    f"{self.path}, line {number}: not written by --resume; give another file"
-                ) from error
-        return bool(lines[-1])
-
-
-def _stats(entry: dict[str, Any]) -> Stats:
-    sources = {name: SourceStats(**value) for name, value in entry["by_source"].items()}
-    return Stats(**{**entry, "by_source": sources, "seconds": Seconds(**entry["seconds"])})
-
-
-def _passes(entries: list[list[int]]) -> Counter[tuple[int, int]]:
-    return Counter({(context, positions): count for context, positions, count in entries})
+    def _read(self, entry: dict[str, Any]) -> None:
+        stats = entry["stats"]
+        sources = {name: SourceStats(**value) for name, value in stats["by_source"].items()}
+        seconds = Seconds(**stats["seconds"])
+        passes = {(context, positions): n for context, positions, n in entry["passes"]}
+        replay = Replay(
+            Stats(**{**stats, "by_source": sources, "seconds": seconds}), Counter(passes)
+        )
+        self.known[entry["key"], entry["drafter"]] = replay

@@ -1,13 +1,14 @@
-"""The report as one HTML file: nothing is loaded from anywhere."""
+"""The report as one HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
-from draftsmith.bench.cost import CostTable
-from draftsmith.bench.plots import COLOURS, PHASES, Plots, cost_curve, legend
+from draftsmith import html
+from draftsmith.bench.plots import PHASES, STYLE, Plots, cost_colours, cost_curve, legend
 from draftsmith.bench.report import (
+    HEADS,
     NOTE,
     VERSUS_HEADS,
     Report,
@@ -15,36 +16,17 @@ from draftsmith.bench.report import (
     differing,
     facts,
     headline,
-    heads,
     versus_cells,
 )
-from draftsmith.bench.style import CSS
 from draftsmith.bench.summary import Section, Summary
+from draftsmith.model.measure import CostTable
 
 _LONG = 12
 """Characters from which a figure takes a phone's whole width."""
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{css}
-</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
-
 
 def page(report: Report, cost: CostTable | None = None) -> str:
-    """The whole page."""
+    """The whole page; raises OptionError if matplotlib is not installed."""
     several = len(report.sections) > 1
     parts = []
     for number, section in enumerate(report.sections):
@@ -56,72 +38,65 @@ def page(report: Report, cost: CostTable | None = None) -> str:
     if len(report.sections) == 1:
         title += f": {report.sections[0].title}"
     body = f"<h1>{escape(title)}</h1>\n" + "\n".join(parts)
-    return _PAGE.format(title=escape(f"draftsmith bench: {title}"), css=CSS, body=body)
+    return html.page(f"draftsmith bench: {title}", body, _STYLE + STYLE)
 
 
 def _section(section: Section, cost: CostTable | None) -> str:
     plots = Plots(section)
     said = headline(section)
-    arms = legend([(plots.style(s.arm), s.arm) for s in section.whole])
-    suites = "".join(
-        f"<h3>{escape(str(suite))}</h3>"
-        + _table(section, [s for s in section.suites if s.suite == suite])
-        for suite in dict.fromkeys(s.suite for s in section.suites)
-    )
+    note = NOTE.format(baseline=section.baseline)
+    arms = [(s.arm, plots.variable[s.arm], not s.ours) for s in section.whole]
+    tables = [
+        (f"<h3>{escape(suite)}</h3>" if suite is not None else "") + _table(section, summaries)
+        for suite, summaries in section.tables()
+    ]
+    rows = "".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in facts(section))
     return "\n".join(
         (
             f'<p class="headline">{escape(said)}</p>' if said else "",
-            _table(section, section.whole),
-            f'<p class="note" style="margin-top:10px">{escape(_note(section))}.</p>',
-            arms,
+            tables[0],
+            f'<p class="note">{escape(note[0].upper() + note[1:])}.</p>',
+            legend(arms),
             f'<div class="cards">{"".join(_cards(section, plots, cost))}</div>',
-            suites,
-            _facts(section),
+            *tables[1:],
+            f"<h3>Setup</h3><dl>{rows}</dl>",
         )
     )
 
 
-def _note(section: Section) -> str:
-    note = NOTE.format(baseline=section.baseline)
-    return note[0].upper() + note[1:]
-
-
-def _cards(section: Section, plots: Plots, cost: CostTable | None) -> list[str]:
-    phases = [(f"p{i}", title) for i, (_, title) in enumerate(PHASES)]
+def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[str]:
+    phases = [(title, name, False) for name, title in PHASES.items()]
     if not all(plots.ours.values()):
-        phases.append(("p5", "not told apart"))
-    base = section.baseline
+        phases.append(("not told apart", "unknown", False))
     found = [
-        ("Speed-up", f"Tokens per second over {base}; bars: 95 % intervals.", plots.speedups(), ""),
+        ("Speed-up", f"Tokens per second over {section.baseline}; bars: 95 % intervals.",
+         plots.speedups(), ""),
         ("Where the time goes", "Milliseconds per token.", plots.time(), legend(phases)),
-        ("Tokens per pass", "Against draft tokens sent along with a pass.", plots.width(), ""),
+        ("Tokens per pass", "Against draft tokens sent along with a pass; dashed: transformers, "
+         "which does not tell how many it drafts.", plots.width(), ""),
         ("Accepted by position", "Share of the drafts that reached a position and were accepted "
          "that far.", plots.depth(), ""),
         ("Accepted by source", "Of the tokens that each source drafted.", plots.source(), ""),
-        ("Accepted against passes", "One dot per answer.", plots.passes(), ""),
+        ("Accepted against passes", "One dot per answer; many passes are a long answer.",
+         plots.passes(), ""),
     ]  # fmt: skip
     if cost is not None:
-        contexts = [(f"a{1 + i % (COLOURS - 1)}", f"{c} cached tokens")
-                    for i, c in enumerate(cost.contexts)]  # fmt: skip
+        contexts = [(f"{c} cached tokens", n, False) for c, n in cost_colours(cost).items()]
         name = cost.model.rstrip("/").rsplit("/", 1)[-1]
         note = f"{name}, {cost.dtype}, threads: {cost.threads}."
         found.append(("Cost of a pass", note, cost_curve(cost), legend(contexts)))
-    return [
-        f'<section class="card"><h3>{escape(title)}</h3><p class="note">{escape(note)}</p>'
-        f"{drawing}{key}</section>"
-        for title, note, drawing, key in found
-        if drawing
-    ]
+    for title, note, drawing, key in found:
+        if drawing:
+            yield (
+                f'<section class="card"><h3>{escape(title)}</h3><p class="note">{escape(note)}</p>'
+                f"{drawing}{key}</section>"
+            )
 
 
 def _table(section: Section, summaries: Sequence[Summary]) -> str:
-    columns = heads(summaries)
     rows = [cells(s, section.baseline) for s in summaries]
-    used = [i for i in range(len(columns)) if any(i < len(row) and row[i] for row in rows)]
-    return _html_table(
-        [columns[i] for i in used],
-        [[row[i] if i < len(row) else "" for i in used] for row in rows],
-    )
+    used = [i for i in range(len(HEADS)) if any(row[i] for row in rows)]
+    return _html_table([HEADS[i] for i in used], [[row[i] for i in used] for row in rows])
 
 
 def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -135,16 +110,13 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cells(columns: Sequence[str], row: Sequence[str]) -> str:
     first, *rest = row
-    shown = [f'<td class="arm">{_breakable(first)}</td>']
+    # A name may be broken behind its brackets and commas.
+    name = escape(first).replace("(", "(<wbr>").replace(",", ",<wbr>")
+    shown = [f'<td class="arm">{name}</td>']
     for column, content in zip(columns[1:], rest, strict=True):
         long = ' class="long"' if len(content) > _LONG else ""
         shown.append(f'<td{long} data-head="{escape(column)}">{_small_interval(content)}</td>')
     return "".join(shown)
-
-
-def _breakable(name: str) -> str:
-    """A name that may be broken behind its brackets and commas."""
-    return escape(name).replace("(", "(<wbr>").replace(",", ",<wbr>")
 
 
 def _small_interval(content: str) -> str:
@@ -157,11 +129,6 @@ def _small_interval(content: str) -> str:
     return f"<span>{escape(figure)} <small>{escape(bracket.strip() + remark)}</small></span>"
 
 
-def _facts(section: Section) -> str:
-    rows = "".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in facts(section))
-    return f"<h3>Setup</h3><dl>{rows}</dl>"
-
-
 def _comparison(report: Report) -> str:
     found = report.comparison
     assert found is not None
@@ -169,3 +136,42 @@ def _comparison(report: Report) -> str:
         f"<h2>B over A</h2><p>A is {escape(found.a)}, B is {escape(found.b)}. "
         f"{escape(differing(found))}</p>" + _html_table(VERSUS_HEADS, versus_cells(found))
     )
+
+
+_STYLE = """
+p { margin: 0 0 12px; max-width: 74ch; }
+.headline { font-size: 1.1rem; margin: 14px 0 16px; max-width: none; }
+.cards { columns: 3 340px; column-gap: 20px; margin: 20px 0; }
+.card { padding: 16px 18px; margin: 0 0 20px; break-inside: avoid; }
+.card svg { display: block; width: 100%; height: auto; max-width: 430px; }
+.table { overflow-x: auto; margin: 16px 0 10px; }
+table { border-collapse: collapse; width: 100%; font-size: 0.9rem; }
+th, td { text-align: right; padding: 7px 0 7px 11px; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--rule);
+  vertical-align: bottom; }
+td { border-bottom: 1px solid var(--rule); font-variant-numeric: tabular-nums; }
+td small { color: var(--soft); font-size: 0.75rem; }
+td.arm { font-weight: 600; white-space: normal; }
+.key { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; padding: 0; margin: 8px 0;
+  font-size: 0.85rem; }
+.key li { display: flex; align-items: center; gap: 6px; }
+.key i { width: 11px; height: 11px; border: 2px solid; border-radius: 50%; flex: none; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 18px; font-size: 0.85rem;
+  margin: 10px 0; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 700px) {
+  .card { padding: 14px; }
+  .table { overflow: visible; }
+  table, tbody { display: block; }
+  thead { display: none; }
+  tr { display: grid; grid-template-columns: 1fr 1fr; column-gap: 22px; padding: 8px 0;
+    border-bottom: 1px solid var(--rule); }
+  td, td:first-child { border: 0; padding: 1px 0; display: flex; justify-content: space-between;
+    gap: 10px; text-align: right; white-space: normal; }
+  td.arm, td.long { grid-column: 1 / -1; }
+  td.arm { display: block; text-align: left; padding-bottom: 2px; overflow-wrap: anywhere; }
+  td:not(.arm)::before { content: attr(data-head); color: var(--soft); text-align: left; }
+  td:not(.arm):empty { display: none; }
+}
+"""

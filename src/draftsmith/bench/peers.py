@@ -7,15 +7,127 @@ told in docs/measuring.md.
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from draftsmith.bench.arms import Answer, Ask, Spec
+from draftsmith.bench.answer import Answer, Ask
 from draftsmith.engine.request import BudgetSpec, end_ids
+from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+
+PREFIX = "hf:"
+"""What the specs of transformers' own generation begin with."""
+
+
+@dataclass(frozen=True)
+class Generate:
+    """`model.generate` as it is."""
+
+    def __str__(self) -> str:
+        given = {f.name: _short(getattr(self, f.name)) for f in fields(self)}
+        listed = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
+        name = next(name for name, kind in PEERS.items() if kind is type(self))
+        return f"transformers.{name}({listed})"
+
+    def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
+        """What `generate` is called with."""
+        return {}
+
+
+@dataclass(frozen=True)
+class PromptLookup(Generate):
+    """transformers' prompt lookup, with the ten tokens that its author recommends."""
+
+    tokens: int = 10
+    ngram: int = 2
+
+    def __post_init__(self) -> None:
+        _check_counts(tokens=self.tokens, ngram=self.ngram)
+
+    def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
+        return {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.ngram}
+
+
+@dataclass(frozen=True)
+class Assisted(Generate):
+    """transformers' assisted generation; None leaves what transformers chooses."""
+
+    model: str | None = None
+    tokens: int | None = None
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is None:
+            raise OptionError(f"give the assistant, e.g. {PREFIX}assisted(model=FOLDER)")
+        _check_counts(tokens=self.tokens)
+
+    def options(self, model: LoadedModel) -> dict[str, Any]:
+        assistant = load(self.model, dtype=model.dtype, device=model.device)
+        config = assistant.model.generation_config
+        if self.tokens is not None:
+            config.num_assistant_tokens = self.tokens
+        if self.threshold is not None:
+            config.assistant_confidence_threshold = self.threshold
+        options = {"assistant_model": assistant.model}
+        # The test that transformers itself makes: given or missing tokenizers are an error
+        # otherwise.
+        if assistant.config.vocab_size != model.config.vocab_size:
+            options |= {"tokenizer": model.tokenizer, "assistant_tokenizer": assistant.tokenizer}
+        return options
+
+
+PEERS: dict[str, type[Generate]] = {
+    "generate": Generate,
+    "prompt_lookup": PromptLookup,
+    "assisted": Assisted,
+}
+
+
+def parse(text: str, known: Iterable[str]) -> tuple[str, Generate]:
+    """`hf:name(key=value)` → its name in tables, and how it generates.
+
+    Values may be bare words and paths. Raises UnknownName with a suggestion from the `known` arms
+    or the options, or OptionError.
+    """
+    name, opened, rest = text.removeprefix(PREFIX).partition("(")
+    if opened and not rest.endswith(")"):
+        raise OptionError(f"arm {text!r} cannot be read; write it like hf:prompt_lookup(tokens=10)")
+    if name not in PEERS:
+        raise UnknownName("arm", PREFIX + name, known)
+    options: dict[str, Any] = {}
+    for part in filter(None, rest[:-1].split(",")):
+        key, given, value = (piece.strip() for piece in part.partition("="))
+        if not given:
+            raise OptionError(f"arm {text!r}: name the options, e.g. hf:prompt_lookup(tokens=10)")
+        if key not in (names := [f.name for f in fields(PEERS[name])]):
+            raise UnknownName(f"option of {PREFIX}{name}", key, names)
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    try:
+        way = PEERS[name](**options)
+    except OptionError as error:
+        raise OptionError(f"{text}: {error}") from error
+    listed = ",".join(f"{key}={_short(value)}" for key, value in options.items())
+    return PREFIX + name + (f"({listed})" if listed else ""), way
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or count < 1):
+            raise OptionError(f"{name} must be a number of at least 1, got {count!r}")
+
+
+def _short(value: Any) -> Any:
+    """A path on this machine says nothing to a reader elsewhere: folders by their name."""
+    return value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else value
 
 
 class Clock:
@@ -40,12 +152,9 @@ class Peer:
     budget: BudgetSpec | None = None
     seeded = False
 
-    def __init__(self, model: LoadedModel, spec: Spec) -> None:
-        assert spec.peer is not None
-        self.model, self.name = model, spec.name
-        given = dict(spec.options or {})
-        self.options = _READERS[spec.peer](model, given)
-        self.drafter = _described(spec.peer, given)
+    def __init__(self, model: LoadedModel, name: str, way: Generate) -> None:
+        self.model, self.name, self.drafter = model, name, str(way)
+        self.options = way.options(model)
         ends = end_ids(model)
         pad = getattr(model.tokenizer, "pad_token_id", None)
         if pad is None and ends:
@@ -94,40 +203,3 @@ def _law(ask: Ask) -> dict[str, Any]:
     if params.min_new_tokens:
         law["min_new_tokens"] = params.min_new_tokens
     return law
-
-
-def _generate(model: LoadedModel, given: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    return {}
-
-
-def _prompt_lookup(model: LoadedModel, given: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001
-    options = {"prompt_lookup_num_tokens": given.get("tokens", 10)}
-    if given.get("ngram") is not None:
-        options["max_matching_ngram_size"] = given["ngram"]
-    return options
-
-
-def _assisted(model: LoadedModel, given: dict[str, Any]) -> dict[str, Any]:
-    assistant = load(given["model"], dtype=model.dtype, device=model.device)
-    config = assistant.model.generation_config
-    if given.get("tokens") is not None:
-        config.num_assistant_tokens = given["tokens"]
-    if given.get("threshold") is not None:
-        config.assistant_confidence_threshold = given["threshold"]
-    options = {"assistant_model": assistant.model}
-    # The test that transformers itself makes: given or missing tokenizers are an error otherwise.
-    if assistant.config.vocab_size != model.config.vocab_size:
-        options |= {"tokenizer": model.tokenizer, "assistant_tokenizer": assistant.tokenizer}
-    return options
-
-
-_READERS = {"generate": _generate, "prompt_lookup": _prompt_lookup, "assisted": _assisted}
-
-
-def _described(peer: str, given: dict[str, Any]) -> str:
-    """The peer with all its settings, defaults included; folders by their name."""
-    if peer == "prompt_lookup":
-        given = {"tokens": 10, "ngram": 2} | given
-    elif peer == "assisted":
-        given = given | {"model": str(given["model"]).rstrip("/").rsplit("/", 1)[-1]}
-    return f"transformers.{peer}({', '.join(f'{k}={v!r}' for k, v in given.items())})"

@@ -1,18 +1,119 @@
-"""The plots of a report, each from one section's summaries."""
+"""The plots of a report, each from one section's summaries, as SVG in the page's colours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
 
-from draftsmith.bench import charts
-from draftsmith.bench.charts import Bar, Frame, Mark
-from draftsmith.bench.cost import CostTable
+from draftsmith import html
 from draftsmith.bench.summary import Section, Summary
+from draftsmith.errors import OptionError
+from draftsmith.model.measure import CostTable
 
-PHASES = (("prefill", "prompt"), ("draft", "draft"), ("target", "target pass"),
-          ("verify", "verify"), ("other", "other"))  # fmt: skip
-COLOURS = 10
-_DOUBLING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PHASES = {
+    "prefill": "prompt", "draft": "draft", "target": "target pass", "verify": "verify",
+    "other": "other",
+}  # fmt: skip
+"""The loop's phases and what they are called."""
+
+LIGHT = {
+    **html.LIGHT,
+    "a0": "#6d7278", "a1": "#1f66d1", "a2": "#d0590b", "a3": "#14855c", "a4": "#a3348a",
+    "a5": "#6a4bd0", "a6": "#0b7f92", "a7": "#94690a", "a8": "#c0304a", "a9": "#4d6b16",
+    "prefill": "#8a9099", "draft": "#d9902f", "target": "#2f6fce", "verify": "#8b5bd0",
+    "other": "#c4c8ce", "unknown": "#aab0b8",
+}  # fmt: skip
+DARK = {
+    **html.DARK,
+    "a0": "#a3a8b0", "a1": "#6ea8ff", "a2": "#ff9a56", "a3": "#4fcf9c", "a4": "#ef86d6",
+    "a5": "#b19cff", "a6": "#4fc9dd", "a7": "#e0b54a", "a8": "#ff8093", "a9": "#a9cf5c",
+    "prefill": "#7d848e", "draft": "#f0a94e", "target": "#6ea8ff", "verify": "#b19cff",
+    "other": "#4a4f57", "unknown": "#5d636c",
+}  # fmt: skip
+STYLE = html.colours(LIGHT, DARK) + "\nsvg text { font-family: inherit !important; }"
+_ARMS = [name for name in LIGHT if re.fullmatch(r"a\d", name)]
+
+_LOOK: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 11,
+    "text.color": LIGHT["ink"],
+    "axes.labelcolor": LIGHT["soft"],
+    "xtick.color": LIGHT["soft"],
+    "ytick.color": LIGHT["soft"],
+    "xtick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT["rule"],
+    "lines.linewidth": 2,
+}
+_WIDTH, _HEIGHT = 5.0, 3.4
+"""Inches of 72 points, one of the page's pixels each: a column of a phone's width."""
+_LABEL = 36
+"""Characters of a name that fit above its bar, beside the figures."""
+
+
+def check() -> None:
+    """Raise OptionError if matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise OptionError(
+            "a report's plots need matplotlib; install it with: pip install 'draftsmith[bench]'"
+        ) from error
+
+
+def draw(label: str, paint: Callable[[Axes], None], height: float = _HEIGHT) -> str:
+    """What `paint` draws, with `label` for those who cannot see it; the same SVG every time."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    written = io.StringIO()
+    with matplotlib.rc_context({**_LOOK, "svg.hashsalt": label}):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        paint(figure.subplots())
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    found = re.sub(r"<metadata>.*?</metadata>", "", written.getvalue(), flags=re.DOTALL)
+    found = re.sub(r' id="[A-Za-z2.]+_\d+"', "", found)  # Numbers that every drawing begins at 1.
+    for name, colour in LIGHT.items():
+        found = found.replace(colour, f"var(--{name})")
+    body = found[found.index(">", found.index("<svg")) + 1 :].replace("xlink:href", "href")
+    box = f"0 0 {72 * _WIDTH:g} {72 * height:g}"
+    return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{body.strip()}'
+
+
+Row = tuple[str, str]
+"""A name and its figures; without figures it is a heading."""
+
+
+def draw_rows(label: str, rows: Sequence[Row], paint: Callable[[Axes], None]) -> str:
+    """Horizontal bars, number n at y=n, each below its name and figures."""
+
+    def whole(axes: Axes) -> None:
+        across = axes.get_yaxis_transform()
+        for y, (name, said) in enumerate(rows):
+            shown = name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
+            weight = "normal" if said else "bold"
+            axes.text(0, y - 0.28, shown, transform=across, fontweight=weight)
+            axes.text(1, y - 0.28, said, transform=across, ha="right")
+        paint(axes)
+        axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
+
+    return draw(label, whole, 0.5 + 0.52 * len(rows))
 
 
 class Plots:
@@ -21,152 +122,205 @@ class Plots:
     def __init__(self, section: Section) -> None:
         self.section = section
         others = [s.arm for s in section.whole if s.arm != section.baseline]
-        self.colour = {arm: f"a{1 + i % (COLOURS - 1)}" for i, arm in enumerate(others)}
-        self.colour[section.baseline] = "a0"
+        first, *rest = _ARMS
+        self.variable = {arm: rest[i % len(rest)] for i, arm in enumerate(others)}
+        self.variable[section.baseline] = first
+        self.colour = {arm: LIGHT[name] for arm, name in self.variable.items()}
         self.ours = {summary.arm: summary.ours for summary in section.whole}
 
-    def style(self, arm: str) -> str:
-        return self.colour[arm] + ("" if self.ours[arm] else " hollow")
+    def fill(self, arm: str) -> str:
+        """The inside of an arm's dots."""
+        return self.colour[arm] if self.ours[arm] else LIGHT["card"]
 
     def speedups(self) -> str:
         """Speed-up over the baseline, by suite."""
-        groups: list[tuple[str, list[Mark]]] = []
-        several = bool(self.section.suites)
+        rows: list[Row] = []
+        marks: dict[int, Summary] = {}
+        title = None
         for summary in (*self.section.whole, *self.section.suites):
-            if summary.arm == self.section.baseline or summary.speedup.value != (
-                summary.speedup.value
-            ):
-                continue
-            title = (summary.suite or "all suites") if several else ""
-            if not groups or groups[-1][0] != title:
-                groups.append((title, []))
             found = summary.speedup
-            style = self.style(summary.arm)
-            groups[-1][1].append(Mark(summary.arm, style, found.value, found.low, found.high))
-        return charts.intervals(groups, f"speed over {self.section.baseline}") if groups else ""
+            if summary.arm == self.section.baseline or math.isnan(found.value):
+                continue
+            if self.section.suites and (summary.suite or "all suites") != title:
+                title = summary.suite or "all suites"
+                rows.append((title, ""))
+            marks[len(rows)] = summary
+            said = f"{found.value:.2f}×  [{found.low:.2f}, {found.high:.2f}]"
+            rows.append((summary.arm, said))
+        if not marks:
+            return ""
+
+        def paint(axes: Axes) -> None:
+            axes.vlines([1.0] * len(marks), [y - 0.2 for y in marks], [y + 0.2 for y in marks],
+                        color=LIGHT["soft"], linewidth=1.2)  # fmt: skip
+            for y, summary in marks.items():
+                found, colour = summary.speedup, self.colour[summary.arm]
+                axes.plot([found.low, found.high], [y, y], color=colour, linewidth=3, alpha=0.45)
+                axes.plot(found.value, y, "o", color=colour, mfc=self.fill(summary.arm), mew=2)
+            axes.set_xlim(left=0)
+            axes.xaxis.set_major_formatter("{x:g}×")
+
+        return draw_rows(f"speed over {self.section.baseline}", rows, paint)
 
     def width(self) -> str:
         """Tokens per pass against draft nodes per pass; a line joins one drafter's budgets."""
-        shown = [s for s in self.section.whole if s.drafted_per_pass is not None]
-        if not any(s.drafted_per_pass for s in shown):
+        drafting = [s for s in self.section.whole if s.drafted_per_pass is not None]
+        peers = [s for s in self.section.whole if s.drafted_per_pass is None and s.accepted_share]
+        if not any(s.drafted_per_pass for s in drafting) and not peers:
             return ""
-        x_top = max(s.drafted_per_pass or 0 for s in shown)
-        y_top = max(s.tokens_per_pass for s in shown)
-        frame = Frame("draft tokens per pass", "tokens per pass",
-                      charts.ticks(x_top), charts.ticks(y_top))  # fmt: skip
         by_drafter: dict[str, list[Summary]] = {}
-        for s in shown:
+        for s in drafting:
             by_drafter.setdefault(s.drafter, []).append(s)
-        for same in by_drafter.values():
-            if len(same) > 1:
+
+        def paint(axes: Axes) -> None:
+            for s in peers:  # How much they drafted is not known.
+                axes.axhline(s.tokens_per_pass, color=self.colour[s.arm], linestyle="--")
+            for same in by_drafter.values():
                 at = sorted((s.drafted_per_pass or 0.0, s.tokens_per_pass) for s in same)
-                frame.path(at, self.colour[same[0].arm])
-        for s in shown:
-            hint = f"{s.arm}, budget {s.budget}: {s.tokens_per_pass:.2f} tokens per pass"
-            frame.dot(s.drafted_per_pass or 0.0, s.tokens_per_pass, self.style(s.arm), hint=hint)
-        return frame.draw("tokens per pass against draft tokens per pass")
+                axes.plot(*zip(*at, strict=True), color=self.colour[same[0].arm])
+                for s in same:
+                    dot = (s.drafted_per_pass or 0.0, s.tokens_per_pass)
+                    axes.plot(*dot, "o", color=self.colour[s.arm], clip_on=False)
+            axes.set(xlabel="draft tokens per pass", ylabel="tokens per pass")
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+
+        return draw("tokens per pass against draft tokens per pass", paint)
 
     def depth(self) -> str:
         """Share of the drafts accepted down to each depth."""
         drafting = [s for s in self.section.whole if s.stats and s.stats.drafted_by_depth]
         if not drafting:
             return ""
-        deepest = max(len(s.stats.drafted_by_depth) for s in drafting if s.stats)
-        scale = [d for d in _DOUBLING if d < 2 * deepest] or [1]
-        quarters = [0.0, 0.25, 0.5, 0.75, 1.0]
-        frame = Frame("draft position", "accepted", scale, quarters, doubling=True,
-                      y_format="{:.0%}".format)  # fmt: skip
-        for s in drafting:
-            assert s.stats is not None
-            held, reached = s.stats.accepted_by_depth, s.stats.drafted_by_depth
-            points = [
-                (d + 1.0, (held[d] if d < len(held) else 0) / n) for d, n in enumerate(reached)
-            ]
-            if len(points) > 1:
-                frame.path(points, self.colour[s.arm])
-            else:
-                frame.dot(*points[0], self.style(s.arm))
-        return frame.draw("share of drafts accepted by draft position")
+
+        def paint(axes: Axes) -> None:
+            for s in drafting:
+                assert s.stats is not None
+                held, reached = s.stats.accepted_by_depth, s.stats.drafted_by_depth
+                held = [*held, *[0] * (len(reached) - len(held))]
+                shares = [h / n for h, n in zip(held, reached, strict=True)]
+                single = "o" if len(shares) == 1 else "-"
+                axes.plot(range(1, len(shares) + 1), shares, single, color=self.colour[s.arm])
+            axes.set(xlabel="draft position", ylabel="accepted", ylim=(0, 1))
+            axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+            _doubling(axes)
+
+        return draw("share of drafts accepted by draft position", paint)
 
     def source(self) -> str:
         """Accepted of drafted nodes, by who guessed them."""
-        rows = []
+        rows: list[Row] = []
+        shares: list[tuple[float, str]] = []
         for s in self.section.whole:
             for name, entry in (s.stats.by_source if s.stats else {}).items():
                 share = entry.accepted / entry.drafted if entry.drafted else 0.0
                 title = s.arm if s.drafter.partition("(")[0] == name else f"{s.arm} → {name}"
-                said = f"{share:.0%} of {entry.drafted:,}"
-                rows.append(Bar(title, said, [(share, self.colour[s.arm], said)]))
-        return charts.bars(rows, "accepted share of drafted tokens by source", 1.0) if rows else ""
-
-    def passes(self) -> str:
-        """Every answer: accepted tokens against passes."""
-        rows = [r for r in self.section.rows if r.run == self.section.rows[0].run]
-        arms = {s.arm for s in self.section.whole if s.accepted_share}
-        rows = [r for r in rows if r.arm in arms]
+                rows.append((title, f"{share:.0%} of {entry.drafted:,}"))
+                shares.append((share, self.colour[s.arm]))
         if not rows:
             return ""
-        frame = Frame("passes", "accepted tokens", charts.ticks(max(r.passes for r in rows)),
-                      charts.ticks(max(r.accepted for r in rows)))  # fmt: skip
-        for row in rows:
-            hint = f"{row.arm}, {row.id}: {row.accepted} accepted in {row.passes} passes"
-            frame.dot(row.passes, row.accepted, f"{self.style(row.arm)} faint", 3, hint)
-        return frame.draw("accepted tokens against passes, one dot per answer")
+
+        def paint(axes: Axes) -> None:
+            for y, (share, colour) in enumerate(shares):
+                axes.barh(y, 1, 0.25, color=LIGHT["rule"])
+                axes.barh(y, share, 0.25, color=colour)
+            axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+            axes.set_xlim(0, 1)
+
+        return draw_rows("accepted share of drafted tokens by source", rows, paint)
+
+    def passes(self) -> str:
+        """Every answer: accepted tokens of a pass against passes."""
+        first = self.section.rows[0].run
+        arms = [s.arm for s in self.section.whole if s.accepted_share]
+        dots = {
+            arm: [
+                (row.passes, row.accepted / row.passes)
+                for row in self.section.rows
+                if (row.arm, row.run) == (arm, first) and row.passes
+            ]
+            for arm in arms
+        }
+        if not any(dots.values()):
+            return ""
+
+        def paint(axes: Axes) -> None:
+            for arm, found in dots.items():
+                if found:
+                    style: dict[str, Any] = {
+                        "color": self.colour[arm],
+                        "mfc": self.fill(arm),
+                        "alpha": 0.6,
+                    }
+                    axes.plot(*zip(*found, strict=True), "o", markersize=4, **style)
+            axes.set(xlabel="passes", ylabel="accepted tokens per pass")
+            axes.set_ylim(bottom=0)
+            _doubling(axes)
+
+        return draw("accepted tokens per pass against passes, one dot per answer", paint)
 
     def time(self) -> str:
         """Milliseconds per token, by phase."""
-        rows = []
+        rows: list[Row] = []
+        parts: list[list[tuple[float, str]]] = []
         for s in self.section.whole:
             per_token = 1e3 / max(1, s.tokens)
             whole = s.seconds * per_token
-            parts = []
             if s.stats is None:
                 first = sum(r.first_token_seconds for r in self.section.rows if r.arm == s.arm)
-                first *= per_token
-                parts = [(first, "p0", f"to the first token {first:.2f} ms")]
-                parts.append((whole - first, "p5", f"after it {whole - first:.2f} ms"))
+                parts.append(
+                    [(first * per_token, "prefill"), (whole - first * per_token, "unknown")]
+                )
             else:
-                for number, (name, title) in enumerate(PHASES[:-1]):
-                    ms = getattr(s.stats.seconds, name) * per_token
-                    parts.append((ms, f"p{number}", f"{title} {ms:.2f} ms"))
-                rest = max(0.0, whole - sum(p[0] for p in parts))
-                parts.append((rest, "p4", f"other {rest:.2f} ms"))
-            rows.append(Bar(s.arm, f"{whole:.2f} ms", parts))
-        return charts.bars(rows, "milliseconds per token by phase")
+                known = [(getattr(s.stats.seconds, name) * per_token, name) for name in PHASES]
+                known[-1] = (max(0.0, whole - sum(ms for ms, _ in known[:-1])), "other")
+                parts.append(known)
+            rows.append((s.arm, f"{whole:.2f} ms"))
+
+        def paint(axes: Axes) -> None:
+            for y, found in enumerate(parts):
+                left = 0.0
+                for ms, name in found:
+                    axes.barh(y, ms, 0.25, left=left, color=LIGHT[name])
+                    left += ms
+            axes.set_xlabel("milliseconds")
+
+        return draw_rows("milliseconds per token by phase", rows, paint)
+
+
+def cost_colours(table: CostTable) -> dict[int, str]:
+    """The colour's name of every context."""
+    rest = _ARMS[1:]
+    return {context: rest[i % len(rest)] for i, context in enumerate(table.contexts)}
 
 
 def cost_curve(table: CostTable) -> str:
     """Milliseconds of a pass by its width, a line for each context."""
-    curves = {
-        context: sorted(
-            (float(p.positions), p.ms)
-            for p in table.points
-            if p.context == context and p.batch == min(table.batches)
-        )
-        for context in table.contexts
-    }
-    widest = max(x for points in curves.values() for x, _ in points)
-    slowest = max(y for points in curves.values() for _, y in points)
-    scale = [d for d in _DOUBLING if d < 2 * widest]
-    frame = Frame("positions in a pass", "ms", scale, charts.ticks(slowest), doubling=True)
-    for number, points in enumerate(curves.values()):
-        frame.path(points, f"a{1 + number % (COLOURS - 1)}")
-        for x, y in points:
-            frame.dot(x, y, f"a{1 + number % (COLOURS - 1)}", 2.5, f"{x:g} positions: {y:.2f} ms")
-    return frame.draw("milliseconds of a pass by its width")
+    batch = min(table.batches)
+
+    def paint(axes: Axes) -> None:
+        for context, name in cost_colours(table).items():
+            points = [p for p in table.points if (p.batch, p.context) == (batch, context)]
+            at = sorted((p.positions, p.ms) for p in points)
+            axes.plot(*zip(*at, strict=True), "o-", color=LIGHT[name], markersize=3)
+        axes.set(xlabel="positions in a pass", ylabel="milliseconds")
+        axes.set_ylim(bottom=0)
+        _doubling(axes)
+
+    return draw("milliseconds of a pass by its width", paint)
 
 
-def legend(items: Sequence[tuple[str, str]]) -> str:
-    """A list of (style, name) with a swatch each."""
-    from html import escape
+def _doubling(axes: Axes) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
 
-    cells = []
-    for style, name in items:
-        shape = (
-            f'<rect width="12" height="12" rx="2" class="{style}"/>'
-            if style.startswith("p")
-            else f'<circle cx="6" cy="6" r="4.5" class="{style}"/>'
-        )
-        cells.append(f'<li><svg viewBox="0 0 12 12" aria-hidden="true">{shape}</svg>'
-                     f"{escape(name)}</li>")  # fmt: skip
-    return f'<ul class="key">{"".join(cells)}</ul>'
+
+def legend(items: Sequence[tuple[str, str, bool]]) -> str:
+    """A list of (name, colour's name, hollow) with a swatch each."""
+    cells = "".join(
+        f'<li><i style="border-color: var(--{colour})'
+        + ("" if hollow else f"; background: var(--{colour})")
+        + f'"></i>{escape(name)}</li>'
+        for name, colour, hollow in items
+    )
+    return f'<ul class="key">{cells}</ul>'

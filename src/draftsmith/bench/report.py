@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median
 
-from draftsmith.bench.half import Difference
 from draftsmith.bench.summary import Interval, Section, Summary, interval, paces, speed_ratio
 from draftsmith.bench.versus import Comparison
 
@@ -50,7 +50,6 @@ def cells(summary: Summary, baseline: str) -> list[str]:
         f"{summary.token_ms:.2f} ms",
         same(summary, own),
         "" if summary.peak_mib is None else f"{summary.peak_mib:,.0f} MiB",
-        *(f"{mean:.1%} of {n}" for mean, n in summary.scores.values()),
     ]
 
 
@@ -63,11 +62,6 @@ def same(summary: Summary, own: bool) -> str:
         gap = f"gap ≤ {summary.largest_gap:.2g}" if summary.largest_gap else "exact ties"
         said += f" ({gap})"
     return said
-
-
-def heads(summaries: Sequence[Summary]) -> list[str]:
-    """The main table's columns; the scores that there are come last."""
-    return [*HEADS, *dict.fromkeys(name for s in summaries for name in s.scores)]
 
 
 def versus_cells(comparison: Comparison) -> list[list[str]]:
@@ -93,9 +87,10 @@ def facts(section: Section) -> list[tuple[str, str]]:
     runs = len({row.run for row in section.rows})
     versions = ", ".join(f"{name} {v}" for name, v in known.get("versions", {}).items())
     found = [
-        ("Model", f"{known.get('model')}, {known.get('weights')} parameters (checksum)"),
+        ("Model", _model(str(known.get("model")), str(known.get("weights")))),
         ("Runs in", section.title),
         ("Machine", str(known.get("machine"))),
+        *_circumstances(section),
         ("Prompts", f"{len({row.id for row in section.rows})}, {runs} run{'s' * (runs > 1)} each"),
         ("Suites", ", ".join(dict.fromkeys(row.suite for row in section.rows))),
         ("Versions", versions),
@@ -103,6 +98,25 @@ def facts(section: Section) -> list[tuple[str, str]]:
     if known.get("commit"):
         found.append(("Commit", str(known["commit"])))
     return found
+
+
+def _model(name: str, weights: str) -> str:
+    """`weights` are a number of parameters and, in brackets, their checksum."""
+    count, _, checksum = weights.rstrip(")").partition(" (")
+    counted = f"{int(count):,}" if count.isdecimal() else count
+    return f"{name}: {counted} parameters, checksum {checksum}"
+
+
+def _circumstances(section: Section) -> Iterator[tuple[str, str]]:
+    """When it was measured, and what else the machine did; nothing where rows do not say."""
+    times = sorted(row.began for row in section.rows if row.began is not None)
+    if times:
+        shown = [time[:16].replace("T", " ") for time in (times[0], times[-1])]
+        yield "Measured", " to ".join(dict.fromkeys(shown)) + " UTC"
+    loads = sorted(row.load for row in section.rows if row.load is not None)
+    if loads:
+        load = f"{loads[0]:.2f} to {loads[-1]:.2f} per core, median {median(loads):.2f}"
+        yield "Machine load", load + "; this run's own threads count"
 
 
 def headline(section: Section) -> str:
@@ -139,10 +153,9 @@ def markdown(report: Report) -> str:
     for section in report.sections:
         parts += [f"## {_cell(section.title)}", _cell(headline(section))]
         parts.append("\n".join(f"- {name}: {_cell(value)}" for name, value in facts(section)))
-        parts.append(_summary_table(section.whole, section.baseline))
-        for suite in dict.fromkeys(s.suite for s in section.suites):
-            of = [s for s in section.suites if s.suite == suite]
-            parts += [f"### {_cell(str(suite))}", _summary_table(of, section.baseline)]
+        for suite, summaries in section.tables():
+            parts.append(f"### {_cell(suite)}" if suite is not None else "")
+            parts.append(_table(HEADS, [cells(s, section.baseline) for s in summaries]))
         parts.append(_cell(NOTE.format(baseline=section.baseline)) + ".")
     if (found := report.comparison) is not None:
         parts += [_cell(f"## B ({found.b}) over A ({found.a})"), _cell(differing(found))]
@@ -158,10 +171,6 @@ def differing(found: Comparison) -> str:
     return f"Measured with other settings: {changed}."
 
 
-def _summary_table(summaries: Sequence[Summary], baseline: str) -> str:
-    return _table(heads(summaries), [cells(s, baseline) for s in summaries])
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
@@ -169,20 +178,3 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(content: str) -> str:
     return escape(content, quote=False).replace("|", "\\|")
-
-
-HALF_HEADS = ("answers of", "differ from", "prompts", "differing", "first difference")
-
-
-def half_cells(found: Sequence[Difference]) -> list[list[str]]:
-    """The rows of the half precision table."""
-    return [
-        [
-            one.of,
-            one.than,
-            str(one.prompts),
-            f"{one.differing} ({one.differing / one.prompts:.0%})",
-            "" if one.median_first is None else f"token {one.median_first + 1} (median)",
-        ]
-        for one in found
-    ]

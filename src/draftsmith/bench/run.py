@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import torch
 
-from draftsmith.bench.arms import Answer, Arm, Ask
-from draftsmith.bench.generations import Generation, ResultFile, first_difference
-from draftsmith.bench.memory import PeakMemory
+from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.generations import Generation, ResultFile
+from draftsmith.bench.machine import PeakMemory, load_per_core
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.request import encode
 from draftsmith.errors import DraftsmithError, LoadError, PromptError, UnsupportedError
+from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
 
+T = TypeVar("T")
 DEFAULT_LIMIT = 256
 WARMUP_TOKENS = 64
 PLAIN = ("none()", "transformers.generate()")
@@ -80,9 +83,11 @@ def measure(
                 if (run, record.id, arm.name) in known:
                     continue
                 peak.reset()
+                began, load = datetime.now(UTC), load_per_core()
                 answer = answered(arm, ask)
                 row = _row(plan, record, run, arm, ask, answer, settings)
                 row.peak_bytes = peak.read()
+                row.began, row.load = began.isoformat(timespec="seconds"), load
                 file.add(row)
                 if arm is plan.baseline:
                     written[run, record.id] = row.text
@@ -94,7 +99,7 @@ def measure(
     return wrong
 
 
-def in_turn(arms: Sequence[Arm], turn: int) -> list[Arm]:
+def in_turn(arms: Sequence[T], turn: int) -> list[T]:
     """The arms, beginning with another one every time, so that none always goes first."""
     first = turn % len(arms)
     return [*arms[first:], *arms[:first]]
@@ -230,11 +235,3 @@ def compare(plan: Plan, rows: Sequence[Generation]) -> bool:
                 gaps[row.id, at] = top_two_gap(plan.model, ids)
             row.gap = gaps[row.id, at]
     return added
-
-
-def top_two_gap(model: LoadedModel, ids: Sequence[int]) -> float:
-    """How far the two best logits after `ids` are apart, by the model's own forward."""
-    with torch.inference_mode():
-        inputs = torch.tensor([list(ids)], device=model.device)
-        best = model.model(inputs).logits[0, -1].float().topk(2).values
-    return float(best[0] - best[1])

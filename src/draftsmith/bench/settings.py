@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from draftsmith.bench.arms import Arm
-from draftsmith.bench.cost import machine
+from draftsmith.bench.answer import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.measure import machine
 
 PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 

@@ -1,19 +1,16 @@
-"""Suites: files of records, by path or by the name that the papers use, and samples of them."""
+"""Suites: files of records, and samples of them."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
 from draftsmith.bench.formats import parse
 from draftsmith.bench.records import Record, Wrong
-from draftsmith.errors import LoadError, UnknownName
+from draftsmith.errors import LoadError
+from draftsmith.storage import open_text, parse_json, reading
 
 OnError = Literal["skip", "fail"]
 
@@ -24,20 +21,6 @@ MT_BENCH = (
 
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 """Spec-Bench's six tasks."""
-
-NAMED = {
-    "mt-bench": "mt_bench.jsonl",
-    "mt-redundant": "mt_redundant.jsonl",
-    "spec-bench": "spec_bench.jsonl",
-    "humaneval": "humaneval.jsonl.gz",
-    "mbpp": "mbpp_test.jsonl",
-    "gsm8k": "gsm8k_test.jsonl",
-    "gsm8k-json": None,
-    "commit-edits": None,
-    "quotesum": "quotesum_dev.jsonl",
-    "classeval": "classeval.json",
-}
-"""Named suites and their file under `prompts/`; None: recorded answers only."""
 
 
 @dataclass(slots=True)
@@ -62,60 +45,22 @@ def read(path: str | Path, on_error: OnError = "fail") -> Reading:
     at the first wrong line.
     """
     path = Path(path)
-    reading = Reading()
+    found = Reading()
     suite = _stem(path)
     for number, place, text in _items(path):
         try:
-            item = json.loads(text) if isinstance(text, str) else text
-            reading.records += parse(item, suite, number)
-        except (Wrong, json.JSONDecodeError) as error:
-            reason = str(error) if isinstance(error, Wrong) else f"not JSON ({error})"
+            item = parse_json(text) if isinstance(text, str) else text
+            found.records += parse(item, suite, number)
+        except (Wrong, ValueError) as error:
             if on_error == "fail":
                 raise LoadError(
-                    f"{place}: {reason}; correct it, or leave such lines out with --on-error skip"
+                    f"{place}: {error}; correct it, or leave such lines out with --on-error skip"
                 ) from error
-            reading.wrong.append(f"{place}: {reason}")
-    if not reading.records:
-        skipped = f" ({len(reading.wrong)} wrong lines)" if reading.wrong else " (it is empty)"
+            found.wrong.append(f"{place}: {error}")
+    if not found.records:
+        skipped = f" ({len(found.wrong)} wrong lines)" if found.wrong else " (it is empty)"
         raise LoadError(f"{path} has no records{skipped}")
-    return reading
-
-
-def prompts(name: str, data: str | Path) -> list[Record]:
-    """The questions of a named suite, `spec-bench/rag` for one task, from the folder `prompts/`.
-
-    Raises UnknownName, or LoadError if its file is not there.
-    """
-    suite, _, wanted = name.partition("/")
-    file = NAMED.get(suite)
-    if suite not in NAMED or (wanted and (suite != "spec-bench" or wanted not in TASKS)):
-        raise UnknownName("suite", name, [*NAMED, *(f"spec-bench/{t}" for t in TASKS)])
-    if file is None:
-        return [replace(r, output=None) for r in recorded(name, data).records]
-    # One name per suite, however its publisher called the file.
-    official = suite.replace("-", "_")
-    records = [
-        replace(r, suite=official, id=official + r.id[r.id.index("/") :])
-        for r in read(Path(data) / "prompts" / file).records
-    ]
-    return [r for r in records if not wanted or task(r) == wanted]
-
-
-def recorded(name: str, data: str | Path, on_error: OnError = "fail") -> Reading:
-    """The recorded answers of a named suite, from the folder `recorded/`; raises as `prompts`."""
-    suite, _, wanted = name.partition("/")
-    if suite not in NAMED:
-        raise UnknownName("suite or file", name, NAMED)
-    folder = Path(data) / "recorded"
-    files = sorted(folder.glob(suite.replace("-", "_") + ".*jsonl*"))
-    if not files:
-        raise LoadError(f"no recorded answers of {name} in {folder}; give a file, or --data DIR")
-    reading = Reading()
-    for file in files:
-        part = read(file, on_error)
-        reading.records += [r for r in part.records if not wanted or task(r) == wanted]
-        reading.wrong += part.wrong
-    return reading
+    return found
 
 
 def sample(records: Sequence[Record], limit: int | None) -> list[Record]:
@@ -147,34 +92,26 @@ def evenly(n: int, limit: int) -> list[int]:
 
 def _items(path: Path) -> Iterator[tuple[int, str, Any]]:
     """(number from 0, place to name in a message, a line's text or an item) of a file."""
+    with reading(path), open_text(path) as lines:
+        if path.name.removesuffix(".gz").removesuffix(".xz").endswith(".json"):
+            for number, item in enumerate(_array(path, lines.read())):
+                yield number, f"{path}, item {number + 1}", item
+            return
+        number = 0
+        for line, text in enumerate(lines, 1):
+            if text.strip():
+                yield number, f"{path}, line {line}", text
+                number += 1
+
+
+def _array(path: Path, text: str) -> list[Any]:
     try:
-        with open_text(path) as lines:
-            if path.name.removesuffix(".gz").removesuffix(".xz").endswith(".json"):
-                yield from _array(path, json.load(lines))
-                return
-            number = 0
-            for line, text in enumerate(lines, 1):
-                if text.strip():
-                    yield number, f"{path}, line {line}", text
-                    number += 1
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise LoadError(f"{path} cannot be read: {reason}") from error
-    except json.JSONDecodeError as error:
-        raise LoadError(f"{path} is not JSON: {error}") from error
-
-
-def _array(path: Path, items: Any) -> Iterator[tuple[int, str, Any]]:
+        items = parse_json(text)
+    except ValueError as error:
+        raise LoadError(f"{path} is {error}") from error
     if not isinstance(items, list):
         raise LoadError(f"{path} is not a list of objects; one object a line goes into .jsonl")
-    for number, item in enumerate(items):
-        yield number, f"{path}, item {number + 1}", item
-
-
-def open_text(path: Path) -> IO[str]:
-    """Open a text file by its ending: plain, .gz or .xz."""
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    return cast(IO[str], openers.get(path.suffix, open)(path, "rt", encoding="utf-8"))
+    return items
 
 
 def _stem(path: Path) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from draftsmith.bench.generations import Generation
-from draftsmith.bench.paired import bootstrap
 from draftsmith.bench.run import PLAIN
-from draftsmith.bench.scores import scores
 from draftsmith.core.stats import Stats, total
 from draftsmith.errors import UnknownName
 
 RESAMPLES = 1000
+T = TypeVar("T")
 Pace = tuple[float, float]
 """Tokens and seconds of one prompt, medians over its runs."""
 
@@ -64,7 +65,6 @@ class Summary:
     largest_gap: float | None
     """Of the two best logits where an answer leaves plain decoding's."""
     peak_mib: float | None
-    scores: dict[str, tuple[float, int]]
     stats: Stats | None
     """The loop's record; None for peers."""
 
@@ -73,11 +73,13 @@ class Summary:
         return self.stats is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Plain values for JSON, which has none for what is not a number."""
         made = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in ("tokens_per_second", "speedup"):
             found: Interval = made[name]
             made[name] = {"value": found.value, "low": found.low, "high": found.high}
+        if math.isnan(self.speedup.value):
+            made["speedup"] = made["macro_speedup"] = None
         made["stats"] = self.stats.as_dict() if self.stats is not None else None
         return made
 
@@ -97,6 +99,13 @@ class Section:
     @property
     def title(self) -> str:
         return setup_title(self.settings)
+
+    def tables(self) -> list[tuple[str | None, list[Summary]]]:
+        """What belongs into one table: the sums over all suites (None), then every suite."""
+        found: dict[str | None, list[Summary]] = {}
+        for summary in (*self.whole, *self.suites):
+            found.setdefault(summary.suite, []).append(summary)
+        return list(found.items())
 
     def as_dict(self) -> dict[str, Any]:
         rows = [summary.as_dict() for summary in (*self.whole, *self.suites)]
@@ -177,6 +186,18 @@ def rate(units: Sequence[Pace]) -> float:
     return sum(unit[0] for unit in units) / sum(unit[1] for unit in units)
 
 
+def bootstrap(
+    units: Sequence[T],
+    statistic: Callable[[Sequence[T]], float],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The 95 % percentile interval of a statistic when the units are drawn anew."""
+    dice = random.Random(seed)
+    found = sorted(statistic(dice.choices(units, k=len(units))) for _ in range(resamples))
+    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+
+
 def interval(units: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval:
     """A statistic of prompts with its interval."""
     return Interval(statistic(units), *bootstrap(units, statistic, RESAMPLES))
@@ -220,7 +241,6 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
         identical=sum(row.divergence is None for row in compared),
         largest_gap=max(gaps, default=None),
         peak_mib=max(peaks) / 2**20 if peaks else None,
-        scores=scores(rows),
         stats=whole,
     )
 

@@ -12,8 +12,6 @@ import typer
 import draftsmith
 from draftsmith.cli import (
     bench,
-    bench_report,
-    bench_run,
     chat,
     corpus,
     demo,
@@ -36,8 +34,6 @@ app = typer.Typer(
 )
 for command in (demo.demo, run.run, chat.chat, drafters.drafters, vocab.vocab, doctor.doctor):
     app.command()(grouped(command))
-for measuring in (bench_run.run, bench_report.report, bench_run.half):
-    bench.bench.command()(grouped(measuring))
 app.add_typer(bench.bench, name="bench")
 app.add_typer(corpus.corpus, name="corpus")
 app.add_typer(train.train, name="train")

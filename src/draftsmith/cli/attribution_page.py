@@ -13,6 +13,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from draftsmith import html
 from draftsmith.cli.render import visible
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ class Answer:
 def page(answers: Sequence[Answer], model: str, drafter: str) -> str:
     """The whole page."""
     title = "Where the answer came from" if len(answers) == 1 else "Where the answers came from"
-    return _PAGE.format(
-        title=title,
-        css=_CSS,
-        script=_SCRIPT,
-        facts=f"{escape(model)} · {escape(drafter)}",
-        body="\n".join(_section(answer, n, len(answers)) for n, answer in enumerate(answers, 1)),
-    )
+    sections = "\n".join(_section(answer, n, len(answers)) for n, answer in enumerate(answers, 1))
+    body = f"""<h1>{title}</h1>
+<p class="note">{escape(model)} · {escape(drafter)}</p>
+{sections}
+<p class="note">Point at a coloured passage of the answer to see its source, or at a source to see
+what was made of it. A colour is a place in the prompt; grey was copied from the answer.</p>"""
+    return html.page(title, body, _STYLE, _SCRIPT)
 
 
 def _section(answer: Answer, number: int, count: int) -> str:
@@ -61,12 +62,14 @@ def _section(answer: Answer, number: int, count: int) -> str:
     told = f"{copied} of {copied + own} tokens copied, in {_many(len(answer.copies), 'span')}"
     heading = f"<h2>Answer {number} of {count}</h2>" if count > 1 else ""
     begin, end = len(answer.prompt), len(answer.prompt) + len(answer.output)
-    return (
-        f'{heading}<p class="told">{told}</p>\n<div class="pair">\n'
-        f'<section><h3>Answer</h3><div class="text">{_marked(answer, begin, end)}</div></section>\n'
-        f'<section><h3>Prompt</h3><div class="text">{_marked(answer, 0, begin)}</div></section>\n'
-        "</div>"
+    boxes = "\n".join(
+        f'<section class="card"><h3>{name}</h3><div class="text">{text}</div></section>'
+        for name, text in (
+            ("Answer", _marked(answer, begin, end)),
+            ("Prompt", _marked(answer, 0, begin)),
+        )
     )
+    return f'{heading}<p class="told">{told}</p>\n<div class="pair">\n{boxes}\n</div>'
 
 
 def _many(count: int, noun: str) -> str:
@@ -114,58 +117,19 @@ def _place(answer: Answer, span: Span) -> str:
     return f"copied from the {where}, tokens {span.start}–{span.end - 1}"
 
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-{css}
-</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-<p class="facts">{facts}</p>
-{body}
-<p class="facts">Point at a coloured passage of the answer to see its source, or at a source to see
-what was made of it. A colour is a place in the prompt; grey was copied from the answer itself.</p>
-</main>
-<script>
-{script}
-</script>
-</body>
-</html>
-"""
+_TINTS = {"tint": "88%", "lit": "70%", "line": "52%", "strength": "78%"}
+_DARK_TINTS = {"tint": "21%", "lit": "36%", "line": "55%", "strength": "48%"}
 
-_CSS = """
-:root {
-  color-scheme: light dark;
-  --paper: #fbfbf9; --card: #ffffff; --ink: #1b1c1e; --soft: #5d6167; --rule: #e3e3de;
-  --tint: 88%; --lit: 70%; --line: 52%; --strength: 78%;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --paper: #131416; --card: #1b1d20; --ink: #ebecee; --soft: #a0a5ad; --rule: #31343a;
-    --tint: 21%; --lit: 36%; --line: 55%; --strength: 48%;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
-}
-main { max-width: 1400px; margin: 0 auto; padding: 28px 24px 40px; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 2px; letter-spacing: -0.01em; }
-h2 { font-size: 1.2rem; margin: 32px 0 0; }
+_STYLE = (
+    html.colours(_TINTS, _DARK_TINTS)
+    + """
+main { max-width: 1400px; }
 h3 { font-size: 0.8rem; font-weight: 600; color: var(--soft); margin: 0; padding: 10px 16px;
   border-bottom: 1px solid var(--rule); }
-.facts { color: var(--soft); font-size: 0.85rem; margin: 0; overflow-wrap: anywhere; }
+.note { margin: 0; overflow-wrap: anywhere; }
 .told { font-size: 1.05rem; margin: 14px 0; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 20px; margin: 0 0 18px; }
-section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
-  overflow: hidden; min-width: 0; }
+.card { overflow: hidden; min-width: 0; }
 .text { padding: 14px 16px; white-space: pre-wrap; overflow-wrap: anywhere; overflow-y: auto;
   position: relative; max-height: calc(100vh - 230px); min-height: 8em;
   font: 13.5px/1.7 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
@@ -178,11 +142,11 @@ section { background: var(--card); border: 1px solid var(--rule); border-radius:
 .text span:focus-visible { outline: 2px solid hsl(var(--h) var(--s) var(--line)); }
 .text span.lit { background: hsl(var(--h) var(--s) var(--lit)); }
 @media (max-width: 760px) {
-  main { padding: 20px 14px 32px; }
   .pair { grid-template-columns: 1fr; gap: 14px; }
   .text { max-height: 44vh; }
 }
-""".strip()
+"""
+)
 
 _SCRIPT = """
 for (const pair of document.querySelectorAll(".pair")) {

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from draftsmith.cli.bench_records import RecordOptions, tell
+from draftsmith.cli import bench_report, bench_run
+from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import busy, parse_budget, quiet, resolve, short, waiting
-from draftsmith.cli.options import Device, Dtype, Json, Threads, grouped
-from draftsmith.cli.progress import bar
-from draftsmith.cli.report import note, stdout
-from draftsmith.errors import OptionError
-
-bench = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Measure what drafters save: on recorded answers, and on this machine.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+from draftsmith.cli.loading import busy, load_model, parse_budget, short
+from draftsmith.cli.options import (
+    Budget,
+    Json,
+    MachineOptions,
+    Model,
+    ModelArgument,
+    group,
+    grouped,
 )
+from draftsmith.cli.progress import bar
+from draftsmith.cli.render import plural
+from draftsmith.cli.report import note, print_json, stdout
+from draftsmith.errors import OptionError
 
 
 def replay(
-    records: RecordOptions,
+    answers: AnswerOptions,
     categories: Annotated[
         bool, typer.Option("--categories", help="Show every category, too.")
     ] = False,
@@ -37,17 +39,16 @@ def replay(
 
     draftsmith bench replay log.jsonl --tokenizer Qwen/Qwen2.5-7B-Instruct
 
-    draftsmith bench replay mt-redundant --data DIR -d copyspec -d 'copyspec(gamma=5)'
+    draftsmith bench replay log.jsonl --tokenizer MODEL -d copyspec -d 'copyspec(gamma=5)'
     """
     from draftsmith.bench.rows import summarize
 
-    result = records.sweep(None)
+    result = answers.replay(None)
     rows = summarize(result.done)
     if json_:
-        _print_json({"rows": [row.as_dict() for row in rows]})
+        print_json({"rows": [row.as_dict() for row in rows]})
     else:
-        console = stdout()
-        names = records.names()
+        console, names = stdout(), answers.names()
         console.print(replay_table(rows, names, categories))
         if any(row.stats.drafted for row in rows):
             console.print("", depth_table(rows, names), sep="\n")
@@ -55,10 +56,9 @@ def replay(
 
 
 def cost(
-    model: Annotated[
-        str | None,
-        typer.Argument(show_default="built-in", help="A Hugging Face hub id or a folder."),
-    ] = None,
+    machine: MachineOptions,
+    named: ModelArgument = None,
+    model: Model = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to save the table.")
     ] = Path("cost.json"),
@@ -71,9 +71,6 @@ def cost(
         typer.Option(metavar="N,N,…", show_default="14 from 1 to 128", help="Widths of a pass."),
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Times of each.")] = 9,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = None,
     json_: Json = False,
 ) -> None:
     """Measure what a pass costs here by its width, context and batch size, and save it as JSON.
@@ -82,33 +79,31 @@ def cost(
 
     draftsmith bench cost Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16 -o cost.json
     """
+    from draftsmith.storage import check_writable
+
     lengths, rows = _numbers("contexts", contexts), _numbers("batches", batches)
     widths = _numbers("positions", positions) if positions else None
-    source = resolve(model)
-    with waiting(f"loading {short(source)} …"), quiet():
-        import torch
+    if named is not None and model is not None:
+        raise OptionError("MODEL and --model were both given: choose one")
+    check_writable(output)
+    loaded = load_model(named or model, machine)
+    from draftsmith.model.measure import Grid, measure_cost
 
-        from draftsmith.bench.measure_cost import POSITIONS, Grid, measure_cost
-        from draftsmith.model.load import load
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        loaded = load(source, dtype=dtype, device=device)
-    grid = Grid(sorted({1, *(widths or POSITIONS)}), lengths, rows, repeats)
+    grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, repeats)
     if warning := busy():
         note(f"note: {warning}")
     with bar("measuring", len(lengths) * len(rows)) as advance:
         table = measure_cost(loaded, grid, lambda _: advance(1))
     table.save(output)
     if json_:
-        _print_json(table.as_dict())
+        print_json(table.as_dict())
     else:
         stdout().print(cost_table(table))
     note(f"saved in {output}")
 
 
 def estimate(
-    records: RecordOptions,
+    answers: AnswerOptions,
     cost: Annotated[
         str,
         typer.Option(
@@ -117,13 +112,7 @@ def estimate(
             "in plain passes.",
         ),
     ],
-    budget: Annotated[
-        str,
-        typer.Option(
-            metavar="N",
-            help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own).",
-        ),
-    ] = "auto",
+    budget: Budget = "auto",
     plain_ms: Annotated[
         float | None,
         typer.Option(
@@ -138,10 +127,10 @@ def estimate(
 
     draftsmith bench estimate log.jsonl --tokenizer MODEL --cost cost.json
     """
-    from draftsmith.bench.cost import CostTable, parse_cost
     from draftsmith.bench.estimate import automatic
     from draftsmith.bench.estimate import estimate as predict
     from draftsmith.bench.replay import ReplayBudget
+    from draftsmith.model.measure import CostTable, parse_cost
 
     curve = parse_cost(cost, plain_ms)
     wanted = parse_budget(budget)
@@ -149,19 +138,16 @@ def estimate(
         rule = automatic(curve)
     else:
         rule = ReplayBudget(None if wanted == "drafter" else int(wanted))
-    result = records.sweep(rule)
+    result = answers.replay(rule)
     rows = predict(result.done, curve)
     if json_:
-        _print_json({"rows": [row.as_dict() for row in rows]})
+        print_json({"rows": [row.as_dict() for row in rows]})
     else:
-        stdout().print(estimate_table(rows, records.names()))
+        stdout().print(estimate_table(rows, answers.names()))
     tell(result.wrong)
     if isinstance(curve, CostTable):
-        note(f"cost of a pass: {curve.model}, {curve.dtype}, {curve.threads} threads")
-
-
-for _command in (replay, cost, estimate):
-    bench.command()(grouped(_command))
+        threads = plural(curve.threads, "thread")
+        note(f"cost of a pass: {short(curve.model)}, {curve.dtype}, {threads}")
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -174,5 +160,6 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+bench = group("Measure what drafters save: on recorded answers, and on this machine.")
+for _command in (replay, cost, estimate, bench_run.run, bench_report.report):
+    bench.command()(grouped(_command))

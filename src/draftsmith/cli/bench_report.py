@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -13,12 +12,15 @@ from rich.text import Text
 
 from draftsmith.cli.options import Json
 from draftsmith.cli.render import plain_table
-from draftsmith.cli.report import note, stdout
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.cli.report import note, print_json, stdout
+from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
+    from draftsmith.bench.generations import Generation
     from draftsmith.bench.report import Report
-    from draftsmith.bench.summary import Section, Summary
+    from draftsmith.bench.summary import Section
+    from draftsmith.bench.versus import Comparison
+    from draftsmith.model.measure import CostTable
 
 
 _SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass", "tokens/pass",
@@ -33,12 +35,7 @@ def report(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Write report.html, report.md and, of HumanEval and MBPP, the answers here.",
-        ),
+        typer.Option("--output", "-o", metavar="DIR", help="Write report.html and report.md here."),
     ] = None,
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -64,106 +61,94 @@ def report(
     """
     if not files and compare is None:
         raise OptionError("nothing to report: give FILES of results, or --compare A B")
-    from draftsmith.bench import generations
-    from draftsmith.bench.cost import CostTable
+    from draftsmith.bench import plots
     from draftsmith.bench.report import Report
     from draftsmith.bench.summary import sections
     from draftsmith.bench.versus import compare_files
+    from draftsmith.model.measure import CostTable
 
+    if output is not None:
+        plots.check()
     table = CostTable.load(cost) if cost is not None else None
-    rows = [generations.read(path) for path in files or ()]
+    rows = [_rows(path) for path in files or ()]
     comparison = None
     if compare is not None:
-        a, b = (generations.read(path) for path in compare)
-        comparison = compare_files(a, b, (compare[0].name, compare[1].name))
+        a, b = compare
+        comparison = compare_files(_rows(a), _rows(b), (a.name, b.name))
     found = Report(sections(rows, baseline) if rows else [], comparison)
     if json_:
         shown = None if comparison is None else comparison.as_dict()
         print_json({"sections": [s.as_dict() for s in found.sections], "compare": shown})
     else:
         show_sections(found.sections)
-        show_comparison(found)
+        if comparison is not None:
+            _show_comparison(comparison)
     if output is not None:
-        for path in write(found, output, table):
-            note(f"wrote {path}")
+        _write(found, output, table)
 
 
-def write(found: Report, folder: Path, table: object = None) -> list[Path]:
-    """The page, the Markdown and the exported answers; raises LoadError."""
-    from draftsmith.bench.cost import CostTable
+def _rows(path: Path) -> list[Generation]:
+    from draftsmith.bench.generations import read
+
+    found = read(path)
+    if found.torn:
+        note(
+            f"left out: the last line of {path}, which is not whole; the `bench run` that was "
+            "interrupted goes on with --resume"
+        )
+    return found.entries
+
+
+def _write(found: Report, folder: Path, cost: CostTable | None) -> None:
+    """The page and the Markdown."""
     from draftsmith.bench.page import page
     from draftsmith.bench.report import markdown
-    from draftsmith.bench.scores import export
+    from draftsmith.storage import write_text, writing
 
-    cost = table if isinstance(table, CostTable) else None
-    paths = [folder / "report.html", folder / "report.md"]
-    try:
+    texts = {"report.html": page(found, cost), "report.md": markdown(found)}
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        paths[0].write_text(page(found, cost), encoding="utf-8")
-        paths[1].write_text(markdown(found), encoding="utf-8")
-    except OSError as error:
-        raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
-    first = [row for s in found.sections for row in s.rows if row.run == 0]
-    return [*paths, *export(first, folder)]
+    for name, text in texts.items():
+        write_text(folder / name, text)
+        note(f"wrote {folder / name}")
 
 
 def show_sections(found: Sequence[Section]) -> None:
     """The main table of every setup, and of every suite."""
-    from draftsmith.bench.report import NOTE, cells, headline, heads
+    from draftsmith.bench.report import HEADS, NOTE, cells, headline
 
     console = stdout()
     for section in found:
         console.print(Text(section.title, "bold"))
-        groups: list[tuple[str | None, list[Summary]]] = [(None, section.whole)]
-        for suite in dict.fromkeys(s.suite for s in section.suites):
-            groups.append((suite, [s for s in section.suites if s.suite == suite]))
-        for suite, summaries in groups:
+        for suite, summaries in section.tables():
             if suite is not None:
                 console.print(Text(f"\n{suite}", "bold"))
             rows = [cells(s, section.baseline) for s in summaries]
-            console.print(text_table(heads(summaries), rows, console.width))
+            console.print(text_table(HEADS, rows, console.width))
         if said := headline(section):
             console.print(Text(f"\n{said}"), soft_wrap=True)
         console.print(Text(NOTE.format(baseline=section.baseline), "dim"), soft_wrap=True)
 
 
-def show_comparison(found: Report) -> None:
+def _show_comparison(found: Comparison) -> None:
     """The table of A and B."""
     from draftsmith.bench.report import VERSUS_HEADS, differing, versus_cells
 
-    if (comparison := found.comparison) is None:
-        return
     console = stdout()
-    console.print(Text(f"A is {comparison.a}, B is {comparison.b}", "bold"))
-    console.print(text_table(VERSUS_HEADS, versus_cells(comparison), console.width))
-    console.print(Text(differing(comparison), "dim"), soft_wrap=True)
+    console.print(Text(f"A is {found.a}, B is {found.b}", "bold"))
+    console.print(text_table(VERSUS_HEADS, versus_cells(found), console.width))
+    console.print(Text(differing(found), "dim"), soft_wrap=True)
 
 
-def text_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None
-) -> Table:
+def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
     """Rows of text without their empty columns, and within `width` without the least needed."""
-    cells = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     used = [i for i in range(len(columns)) if widths[i]]
-    for spare in _SPARE if width is not None else ():
-        if sum(max(widths[i], len(columns[i])) + 2 for i in used) - 2 <= (width or 0):
+    for spare in _SPARE:
+        if sum(max(widths[i], len(columns[i])) + 2 for i in used) - 2 <= width:
             break
         used = [i for i in used if columns[i] != spare]
     table = plain_table(*(columns[i] for i in used), header=True)
     for row in cells:
         table.add_row(*(Text(row[i]) for i in used))
     return table
-
-
-def print_json(value: Any) -> None:
-    """One JSON object on stdout; what is not a number becomes null."""
-    typer.echo(json.dumps(_finite(value), ensure_ascii=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if value != value else value

@@ -1,101 +1,29 @@
-"""`draftsmith bench run` and `bench half`: live measurements with a model."""
+"""`draftsmith bench run`: live measurements with a model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftsmith.cli.bench_report import print_json, show_sections, text_table
-from draftsmith.cli.loading import busy, parse_budget, quiet, resolve, short, waiting
-from draftsmith.cli.options import Json
-from draftsmith.cli.report import note, stdout
+from draftsmith.cli.bench_options import FileOptions, tell
+from draftsmith.cli.bench_report import show_sections
+from draftsmith.cli.loading import busy, load_model, parse_budget, quiet, waiting
+from draftsmith.cli.options import Budget, Json, MachineOptions, Model
+from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftsmith.bench.records import Record
     from draftsmith.bench.run import Plan
-    from draftsmith.core.sampling import SamplingParams
-    from draftsmith.model.loaded import LoadedModel
 
 DEFAULT_ARMS = ["none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "copyspec", "auto"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveOptions:
-    """Which prompts are answered, by which model, how."""
-
-    files: Annotated[
-        list[str] | None,
-        typer.Argument(
-            show_default=False, metavar="FILES",
-            help="JSON lines (plain, .gz, .xz) with messages or prompt; or names of suites in "
-            "--data, e.g. mt-redundant or humaneval.",
-        ),
-    ] = None  # fmt: skip
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", "-m", metavar="MODEL", show_default="built-in",
-            help="A Hugging Face hub id or a folder.",
-        ),
-    ] = None  # fmt: skip
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder with prompts/ and recorded/.")
-    ] = None
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default="all",
-            help="Conversations of each suite and Spec-Bench task, evenly spread.",
-        ),
-    ] = None  # fmt: skip
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default="the record's, else 256",
-            help="Longest answer, in tokens.",
-        ),
-    ] = None  # fmt: skip
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, …")
-    ] = None
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default="torch's choice")
-    ] = None
-
-    def records(self) -> list[Record]:
-        """The prompts, in the order of the files."""
-        from draftsmith.bench import suites
-
-        if not self.files:
-            raise OptionError("nothing to answer: give FILES of prompts, or suites with --data DIR")
-        found: list[Record] = []
-        with waiting("reading …"):
-            for name in self.files:
-                if Path(name).exists() or self.data is None:
-                    found += suites.read(name).records
-                else:
-                    found += suites.prompts(name, self.data)
-        return suites.sample(found, self.limit)
-
-    def load(self, dtype: str | None) -> LoadedModel:
-        """The model, quietly."""
-        source = resolve(self.model)
-        with waiting(f"loading {short(source)} …"), quiet():
-            import torch
-
-            from draftsmith.model.load import load
-
-            if self.threads is not None:
-                torch.set_num_threads(self.threads)
-            return load(source, dtype=dtype, device=self.device)
-
-
 def run(
-    live: LiveOptions,
+    prompts: FileOptions,
+    machine: MachineOptions,
+    model: Model = None,
     arm: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,16 +36,15 @@ def run(
             "hf:assisted(model=FOLDER).",
         ),
     ] = None,
-    budget: Annotated[
-        str,
+    budget: Budget = "auto",
+    max_new_tokens: Annotated[
+        int | None,
         typer.Option(
             metavar="N",
-            help="Draft tokens per pass for arms that name none: a number, auto, or drafter.",
+            min=1,
+            show_default="the record's, else 256",
+            help="Longest answer, in tokens.",
         ),
-    ] = "auto",
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", show_default="the checkpoint's", help="e.g. bfloat16."),
     ] = None,
     runs: Annotated[
         int, typer.Option("--runs", "-r", metavar="R", min=1, help="Times of every answer.")
@@ -142,34 +69,31 @@ def run(
 
     draftsmith bench run prompts.jsonl -m Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16
 
-    draftsmith bench run mt-redundant --data DIR -a none -a copyspec@4 -a copyspec@16 --limit 10
+    draftsmith bench run prompts.jsonl -a none -a copyspec@4 -a copyspec@16 --limit 10
     """
     from draftsmith.bench.arms import build, parse_arm
     from draftsmith.core.sampling import SamplingParams
+    from draftsmith.storage import check_writable
 
-    sampling = SamplingParams(temperature=temperature, seed=seed)
+    SamplingParams(temperature=temperature, seed=seed)
     usual = parse_budget(budget)
     specs = [parse_arm(text, usual) for text in arm or DEFAULT_ARMS]
-    if out.exists() and out.stat().st_size and not resume:
+    if out.is_file() and out.stat().st_size and not resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
-    records = live.records()
-    model = live.load(dtype)
+    check_writable(out)
+    records = prompts.read().records
+    loaded = load_model(model, machine)
     with waiting("preparing …"), quiet():
         from draftsmith.bench.run import Plan
+        from draftsmith.engine.request import sampling as filtered
 
-        plan = Plan(model, build(model, specs), records, _checked(model, sampling), runs, warmup,
-                    live.max_new_tokens)  # fmt: skip
+        # With the filters that the model's own generation_config sets, as the engine would.
+        options = {"temperature": temperature, "seed": seed}
+        sampling = filtered(loaded, options)
+        plan = Plan(loaded, build(loaded, specs), records, sampling, runs, warmup, max_new_tokens)
     if warning := busy():
         note(f"note: {warning}")
     _measure(plan, out, resume, json_)
-
-
-def _checked(model: LoadedModel, sampling: SamplingParams) -> SamplingParams:
-    """With the filters that the model's own generation_config sets, as the engine would."""
-    from draftsmith.engine import request
-
-    options = {"temperature": sampling.temperature, "seed": sampling.seed}
-    return request.sampling(model, options)
 
 
 def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
@@ -177,7 +101,6 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings
     from draftsmith.bench.summary import sections
-    from draftsmith.cli.bench_records import tell
     from draftsmith.cli.progress import bar
 
     chosen = {
@@ -188,7 +111,8 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
         "budgets": [arm.budget for arm in plan.arms],
     }
     common = settings(plan.model, plan.arms, plan.records, **chosen)
-    with ResultFile(out, common, resume) as file, bar("answering", plan.size) as advance:
+    file = ResultFile(out, common, resume)
+    with bar("answering", plan.size) as advance:
         try:
             with quiet():
                 wrong = measure(plan, file, common, advance)
@@ -203,51 +127,3 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
         show_sections(found)
     tell(wrong)
     note(f"{len(file.rows)} answers are in {out}")
-
-
-def half(
-    live: LiveOptions,
-    drafter: Annotated[
-        str, typer.Option("--drafter", "-d", metavar="NAME", help="Who guesses.")
-    ] = "copyspec",
-    budget: Annotated[
-        str, typer.Option(metavar="N", help="Draft tokens per pass: a number, auto, or drafter.")
-    ] = "drafter",
-    dtype: Annotated[
-        str, typer.Option(metavar="DTYPE", help="The half precision: bfloat16 or float16.")
-    ] = "bfloat16",
-    json_: Json = False,
-) -> None:
-    """Count the answers that differ between float32 and half precision, plainly and with drafts.
-
-    [bold]Example[/bold]
-
-    draftsmith bench half prompts.jsonl -m Qwen/Qwen2.5-0.5B-Instruct --limit 50
-    """
-    from draftsmith.bench.arms import Spec, parse_arm
-    from draftsmith.core.sampling import SamplingParams
-
-    spec = parse_arm(drafter, parse_budget(budget))
-    if spec.drafter is None or spec.drafter.preferred_width() == 0:
-        raise OptionError(f"--drafter {drafter} does not draft; give one that does, e.g. copyspec")
-    if dtype == "float32":
-        raise OptionError("--dtype float32 is no half precision; give bfloat16 or float16")
-    records = live.records()
-    models = [live.load("float32"), live.load(dtype)]
-    from draftsmith.bench.half import half as count
-    from draftsmith.bench.report import HALF_HEADS, half_cells
-    from draftsmith.bench.run import Plan
-    from draftsmith.cli.progress import bar
-
-    greedy = SamplingParams()
-    full, low = (
-        Plan(model, [], records, greedy, max_new_tokens=live.max_new_tokens) for model in models
-    )
-    with bar("answering", len(records)) as advance:
-        found = count(full, low, Spec(spec.name, spec.drafter, spec.budget), advance)
-    if json_:
-        print_json({"rows": [one.as_dict() for one in found]})
-    else:
-        stdout().print(text_table(HALF_HEADS, half_cells(found)))
-    if found[0].prompts < len(records):
-        note(f"left out: {len(records) - found[0].prompts} prompts that do not fit or need answers")

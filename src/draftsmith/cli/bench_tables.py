@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -11,41 +11,49 @@ from rich.text import Text
 from draftsmith.cli.render import plain_table
 
 if TYPE_CHECKING:
-    from draftsmith.bench.cost import CostTable
     from draftsmith.bench.estimate import Estimate
     from draftsmith.bench.rows import Row
+    from draftsmith.model.measure import CostTable
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
 
 
+def _grouped(
+    heads: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[str]]]
+) -> Table:
+    """Lines of (title and figures of their group, name, figures); a group's come once, above."""
+    table = plain_table(*heads, header=True)
+    last: Sequence[str] = ()
+    for group, name, figures in rows:
+        if group != last:
+            table.add_row(Text(group[0], "bold"), *group[1:])
+            last = group
+        table.add_row(f"  {name}", *[""] * (len(heads) - 1 - len(figures)), *figures)
+    return table
+
+
 def replay_table(rows: Sequence[Row], names: Mapping[str, str], categories: bool) -> Table:
     """Sums by suite, turn and Spec-Bench task; with `categories` by every category, too."""
-    table = plain_table(
-        "", "records", "tokens", "tokens\nper pass", "drafted\nper pass", "copied", "µs per\npass",
-        header=True,
-    )  # fmt: skip
+    heads = ("", "records", "tokens", "tokens\nper pass", "drafted\nper pass", "copied",
+             "µs per\npass")  # fmt: skip
     several = {row.suite for row in rows if row.turn is not None and row.turn > 1}
-    last = None
-    for row in rows:
-        if not _wanted(row, several, categories):
-            continue
-        place = row.suite, row.category, row.turn
-        if place != last:
-            if last and last[0] != row.suite:
-                table.add_row()
-            title = Text(_title(row), "bold" if row.category is None and row.turn is None else "")
-            table.add_row(title, f"{row.records:,}", f"{row.stats.tokens:,}")
-        table.add_row(
-            f"  {names[row.drafter]}",
-            "",
-            "",
-            f"{row.stats.tokens_per_pass:.3f}",
-            f"{row.drafted_per_pass:.2f}",
-            f"{row.stats.accepted_share:.1%}",
-            f"{row.drafter_us_per_pass:.1f}",
-        )
-        last = place
-    return table
+    return _grouped(
+        heads,
+        (
+            (
+                (_title(row), f"{row.records:,}", f"{row.stats.tokens:,}"),
+                names[row.drafter],
+                (
+                    f"{row.stats.tokens_per_pass:.3f}",
+                    f"{row.drafted_per_pass:.2f}",
+                    f"{row.stats.accepted_share:.1%}",
+                    f"{row.drafter_us_per_pass:.1f}",
+                ),
+            )
+            for row in rows
+            if _wanted(row, several, categories)
+        ),
+    )
 
 
 def _wanted(row: Row, several: set[str], categories: bool) -> bool:
@@ -71,16 +79,13 @@ def depth_table(rows: Sequence[Row], names: Mapping[str, str]) -> Table:
     sums = [row for row in rows if row.category is None and row.turn is None]
     deepest = max((len(row.stats.drafted_by_depth) for row in sums), default=0)
     depths = [d for d in _DEPTHS if d <= deepest]
-    table = plain_table("accepted, by position", *map(str, depths), header=True)
-    last = ""
-    for row in sums:
-        if row.suite != last:
-            table.add_row(Text(row.suite, "bold"))
-        shares = row.acceptance_by_depth
-        cells = [f"{shares[d - 1]:.0%}" if d <= len(shares) else "" for d in depths]
-        table.add_row(f"  {names[row.drafter]}", *cells)
-        last = row.suite
-    return table
+
+    def shares(row: Row) -> list[str]:
+        known = row.acceptance_by_depth
+        return [f"{known[d - 1]:.0%}" if d <= len(known) else "" for d in depths]
+
+    lines = (((row.suite,), names[row.drafter], shares(row)) for row in sums)
+    return _grouped(("accepted, by position", *map(str, depths)), lines)
 
 
 def cost_table(table: CostTable) -> Table:
@@ -102,23 +107,22 @@ def cost_table(table: CostTable) -> Table:
 
 def estimate_table(rows: Sequence[Estimate], names: Mapping[str, str]) -> Table:
     """Predicted speed-ups."""
-    shown = plain_table(
-        "", "records", "speed-up", "tokens\nper pass", "cost of\na pass", "time in\ndrafter",
-        "time in\nprompts", header=True,
-    )  # fmt: skip
-    last = ""
-    for row in rows:
-        suite = row.suite or "all"
-        if suite != last:
-            shown.add_row(Text(suite, "bold"), f"{row.records:,}")
-        shown.add_row(
-            f"  {names[row.drafter]}",
-            "",
-            f"{row.speedup:.2f}×",
-            f"{row.tokens_per_pass:.2f}",
-            f"{row.pass_cost:.2f}×",
-            f"{row.drafter_share:.1%}",
-            f"{row.prefill_share:.1%}",
-        )
-        last = suite
-    return shown
+    heads = ("", "records", "speed-up", "tokens\nper pass", "cost of\na pass", "time in\ndrafter",
+             "time in\nprompts")  # fmt: skip
+    return _grouped(
+        heads,
+        (
+            (
+                (row.suite or "all", f"{row.records:,}"),
+                names[row.drafter],
+                (
+                    f"{row.speedup:.2f}×",
+                    f"{row.tokens_per_pass:.2f}",
+                    f"{row.pass_cost:.2f}×",
+                    f"{row.drafter_share:.1%}",
+                    f"{row.prefill_share:.1%}",
+                ),
+            )
+            for row in rows
+        ),
+    )

@@ -20,6 +20,7 @@ from draftsmith.cli.remarks import say_end, say_notices
 from draftsmith.cli.render import AnswerPrinter, label, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
+from draftsmith.storage import write_text
 
 if TYPE_CHECKING:
     from draftsmith.engine.chat import Chat
@@ -186,10 +187,7 @@ class Conversation:
             text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
         else:
             text = "\n".join(f"{m['role']}:\n{m['content'].rstrip()}\n" for m in messages)
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"cannot write {path}: {error.strerror or error}") from error
+        write_text(path, text)
         note(f"({len(messages)} messages written to {path})")
 
     def quit(self, _: str) -> None:

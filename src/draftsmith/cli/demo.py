@@ -242,13 +242,15 @@ def report(console: Console, race: Race) -> bool:
 
 def compare(console: Console, race: Race) -> bool:
     """Print whether the tokens are the same, and if not, the first difference and how close."""
+    from draftsmith.model.agreement import first_difference, top_two_gap
+
     plain, drafted = race.results
     count = len(plain.tokens)
-    if plain.tokens == drafted.tokens:
+    at = first_difference(plain.tokens, drafted.tokens)
+    if at is None:
         say(console, "Output", ("identical", "bold green"), f", all {plural(count, 'token')}")
         return True
-    at = first_difference(plain.tokens, drafted.tokens)
-    gap = top_two_gap(race.engine, [*plain.prompt_tokens, *plain.tokens[:at]])
+    gap = top_two_gap(race.engine.model, [*plain.prompt_tokens, *plain.tokens[:at]])
     tie = gap < TIE
     words = "a tie, which rounding decides" if tie else "plain and block passes round differently"
     say(
@@ -261,28 +263,12 @@ def compare(console: Console, race: Race) -> bool:
     return tie
 
 
-def first_difference(a: list[int], b: list[int]) -> int:
-    """The first position where two lists differ, their common length if one begins the other."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
 def _token(race: Race, result: GenerationResult, at: int) -> str:
     if at >= len(result.tokens):
         return "the end"
     from draftsmith.text.tokenizer import decode
 
     return repr(decode(race.engine.model.tokenizer, [result.tokens[at]]))
-
-
-def top_two_gap(engine: Engine, ids: list[int]) -> float:
-    """How far the two best logits after `ids` are apart, by the model's own code."""
-    import torch
-
-    with torch.inference_mode():
-        inputs = torch.tensor([ids], device=engine.model.device)
-        best = engine.model.model(inputs).logits[0, -1].float().topk(2).values
-    return float(best[0] - best[1])
 
 
 def show_diff(console: Console, before: str, result: GenerationResult) -> None:

@@ -20,6 +20,7 @@ from draftsmith.errors import (
     OptionError,
     PromptError,
     UnsupportedError,
+    WriteError,
 )
 
 FAILED = 1
@@ -31,7 +32,7 @@ PIPE_CLOSED = 141
 """128 + SIGPIPE, what `cat` would end with."""
 
 STOPPED = "stopped by Ctrl-C"
-_BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError)
+_BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError, WriteError)
 
 
 class Reporting(TyperGroup):

@@ -28,6 +28,7 @@ from draftsmith.corpus.texts import find
 from draftsmith.errors import OptionError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.storage import NEW
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -164,8 +165,8 @@ def _ours(path: Path) -> bool:
 
 _OURS = {
     files.BUILDING,
-    *(name + end for name in (files.TOKENS, files.SUFFIXES) for end in ("", files.NEW)),
-    files.HEADER + files.NEW,
+    *(name + end for name in (files.TOKENS, files.SUFFIXES) for end in ("", NEW)),
+    files.HEADER + NEW,
 }
 """Names that an unfinished build may have left."""
 
@@ -195,7 +196,8 @@ def score(
     depends = [key, fingerprint(model), model.dtype, model.device.type, before, *map(len, turns)]
     whole = hashlib.sha256(" ".join(map(str, depends)).encode()).hexdigest()
     sums = np.empty(len(pieces))
-    with Journal(journal, whole) as known, show("ranking", len(pieces)) as advance:
+    known = Journal(journal, whole)
+    with show("ranking", len(pieces)) as advance:
         for number, rows in enumerate(turns):
             if number == len(known.scores):
                 known.add(log_likelihoods(model, (pieces[row] for row in rows), before))

@@ -11,21 +11,19 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.storage import write_text
 
 FORMAT = "draftsmith corpus"
 VERSION = 1
 HEADER, TOKENS, SUFFIXES = "corpus.json", "tokens.bin", "suffixes.bin"
 BUILDING = "building"
 """The folder inside a corpus that holds what an unfinished build has done so far."""
-
-NEW = ".new"
-"""Ends the name of a file that is being written."""
 
 _CHUNK = 1 << 26
 """Bytes summed at a time, so that Ctrl-C is heard in between."""
@@ -57,7 +55,7 @@ class Header:
         """Write the header, whole or not at all."""
         body = asdict(self)
         whole = {"format": FORMAT, "version": VERSION, "sum": _sum_of(body), **body}
-        write_whole(folder / HEADER, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+        write_text(folder / HEADER, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Header:
@@ -164,36 +162,3 @@ def checksum(content: mmap.mmap, advance: Callable[[int], None] = lambda _: None
 def damaged(path: Path) -> LoadError:
     """What to raise for a file whose checksum does not fit."""
     return LoadError(f"{path} is damaged: its checksum does not fit; {_AGAIN}")
-
-
-def write_chunks(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write a file, whole or not at all, and see it on disk; returns its CRC-32.
-
-    Whoever has the old one mapped keeps it.
-    """
-    total, fresh = 0, path.with_name(path.name + NEW)
-    with fresh.open("wb") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            total = zlib.crc32(chunk, total)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    return total
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file and see it and the names beside it on disk: what it promises is there."""
-    write_chunks(path, [text.encode("utf-8")])
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """See a folder's names on disk, where the system knows how to."""
-    if os.name == "nt":
-        return
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

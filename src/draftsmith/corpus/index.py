@@ -12,6 +12,7 @@ from draftsmith.corpus import files
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.suffixes import ID, SEPARATOR, sorted_suffixes
 from draftsmith.errors import OptionError
+from draftsmith.storage import write_chunks
 
 
 def write_index(
@@ -24,12 +25,12 @@ def write_index(
     """
     folder.mkdir(parents=True, exist_ok=True)
     counted = _Counted(documents)
-    sums = {files.TOKENS: files.write_chunks(folder / files.TOKENS, counted)}
+    sums = {files.TOKENS: write_chunks(folder / files.TOKENS, counted)}
     if not counted.documents:
         raise OptionError("there is no text to build a corpus from; give other --texts")
     # Mapped rather than read: the sorter makes the only copy.
     ids = np.memmap(folder / files.TOKENS, ID, "r")
-    sums[files.SUFFIXES] = files.write_chunks(
+    sums[files.SUFFIXES] = write_chunks(
         folder / files.SUFFIXES,
         (piece.tobytes() for piece in sorted_suffixes(ids, counted.largest)),
     )

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from draftsmith.corpus.files import write_chunks, write_whole
 from draftsmith.corpus.suffixes import ID
 from draftsmith.corpus.texts import documents
 from draftsmith.errors import OptionError
+from draftsmith.storage import write_chunks, write_text
 
 _INDEX, _IDS, _BOUNDS = "pieces.json", "pieces.ids", "pieces.bounds"
 _AT_ONCE = 256
@@ -124,7 +124,7 @@ class _Cutter:
         bounds = np.array(self.bounds, np.dtype("<i8"))
         write_chunks(folder / _BOUNDS, [bounds.tobytes()])
         known = {"key": self.reading.key, "facts": self.facts}
-        write_whole(folder / _INDEX, json.dumps(known) + "\n")
+        write_text(folder / _INDEX, json.dumps(known) + "\n")
 
     def _chunks(self, advance: Callable[[int], None]) -> Iterator[bytes]:
         fresh = self._fresh(advance)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO
 
 from draftsmith.errors import LoadError
+from draftsmith.storage import PACKED, open_text, parse_json, reading
 
 PLAIN, LINES = (".txt", ".md"), (".jsonl",)
-_PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def find(
@@ -52,7 +48,7 @@ def find(
 
 def _kind(path: Path) -> str:
     """The suffix that tells how to read it, without that of packing."""
-    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
@@ -60,24 +56,21 @@ def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
 
     Raises LoadError, naming file and line, for what cannot be read.
     """
-    try:
-        with _PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8") as file:
-            if _kind(path) in LINES:
-                yield from _lines(path, file, fields)
-            else:
-                yield file.read()
-    except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
-        raise LoadError(f"{path} cannot be read: {error}") from error
+    with reading(path), open_text(path) as file:
+        if _kind(path) in LINES:
+            yield from _lines(path, file, fields)
+        else:
+            yield file.read()
 
 
-def _lines(path: Path, file: TextIO, fields: Sequence[str]) -> Iterator[str]:
+def _lines(path: Path, file: IO[str], fields: Sequence[str]) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
-            item = json.loads(line)
+            item = parse_json(line)
         except ValueError as error:
-            raise LoadError(f"{path}, line {number} is not JSON: {error}") from error
+            raise LoadError(f"{path}, line {number} is {error}") from error
         if not isinstance(item, dict):
             raise LoadError(f"{path}, line {number} is no JSON object")
         texts = {name: value for name, value in item.items() if isinstance(value, str)}

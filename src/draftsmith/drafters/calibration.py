@@ -16,6 +16,7 @@ from typing import Any
 
 from draftsmith.core.target import ModelFacts
 from draftsmith.errors import LoadError
+from draftsmith.storage import write_text, writing
 
 FORMAT = 1
 
@@ -39,15 +40,11 @@ class Calibration:
     tokens: int
 
     def save(self) -> Path:
-        """Write it where `load` finds it; returns the file. Raises LoadError if it cannot."""
+        """Write it where `load` finds it; returns the file. Raises WriteError if it cannot."""
         path = file_of(self.model)
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_suffix(".new")
-            new.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n", "utf-8")
-            new.replace(path)
-        except OSError as error:
-            raise LoadError(f"{path} cannot be written: {error.strerror}") from error
+            write_text(path, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
         return path
 
 

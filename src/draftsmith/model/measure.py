@@ -1,18 +1,223 @@
-"""How long a pass takes by its width: what speculation gains or loses on this machine."""
+"""What a pass costs on this machine by its width: measured, saved, and interpolated.
+
+Seconds of whole decoding steps, taken on purpose on a quiet machine, by width, context and batch
+size. What a running engine learns from its own passes is `core/budget.py:CostCurve`: relative costs
+by width alone, always up to date. `bench/estimate.py` fills such a curve from a table of these.
+"""
 
 from __future__ import annotations
 
+import json
+import platform
 import statistics
-import time
-from collections.abc import Container, Mapping, Sequence
-from typing import TypeVar
+from bisect import bisect_left
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 
+from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.loop import start, step
+from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.session import Session
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
+from draftsmith.storage import parse_json, reading, write_text
+
+FORMAT = 1
+WIDE = 16
+"""A pass over so many tokens stands for all that verify drafts."""
+CLEARLY_CHEAPER = 0.9
+"""Less than this of another one's time is no accident of measuring."""
+
+Way = TypeVar("Way")
+
+
+class Cost(Protocol):
+    """Seconds of a pass and of a prompt, measured or assumed."""
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether these are seconds; else plain passes, which no other time compares with."""
+
+    def seconds(self, positions: float, context: float, batch: int = 1) -> float:
+        """One step whose pass has so many positions a row, after so many cached tokens."""
+
+    def prefill_seconds(self, tokens: float) -> float:
+        """Computing a prompt of one sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """An assumed curve: every position after the first costs `slope` plain passes more."""
+
+    slope: float
+    plain_seconds: float | None = None
+    """Seconds of a plain pass; None: not known, so everything counts in plain passes."""
+
+    @property
+    def in_seconds(self) -> bool:
+        return self.plain_seconds is not None
+
+    def seconds(self, positions: float, context: float, batch: int = 1) -> float:  # noqa: ARG002
+        plain = 1.0 if self.plain_seconds is None else self.plain_seconds
+        return plain * (1 + self.slope * (positions - 1))
+
+    def prefill_seconds(self, tokens: float) -> float:  # noqa: ARG002
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured step: median milliseconds and the quartiles."""
+
+    batch: int
+    context: int
+    positions: int
+    ms: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Milliseconds of a decoding step by batch size, context and positions of its pass."""
+
+    in_seconds: ClassVar[bool] = True
+    model: str
+    device: str
+    dtype: str
+    threads: int
+    machine: str
+    versions: dict[str, str]
+    points: tuple[Point, ...]
+    prefill_ms: dict[int, float]
+    """Milliseconds to compute a prompt of so many tokens."""
+
+    def seconds(self, positions: float, context: float, batch: int = 1) -> float:
+        """Interpolated between measured points; beyond them the last slope goes on.
+
+        Raises OptionError for a batch size that was not measured.
+        """
+        curves: dict[int, list[tuple[int, float]]] = {}
+        for point in sorted(self.points, key=lambda p: (p.context, p.positions)):
+            if point.batch == batch:
+                curves.setdefault(point.context, []).append((point.positions, point.ms / 1e3))
+        if not curves:
+            raise OptionError(
+                f"batch={batch} was not measured in this cost table (there: {self.batches})"
+            )
+        return _interpolate([(c, _interpolate(curves[c], positions)) for c in curves], context)
+
+    def prefill_seconds(self, tokens: float) -> float:
+        points = [(t, ms / 1e3) for t, ms in sorted(self.prefill_ms.items())]
+        return _interpolate([(0, 0.0), *points], tokens)
+
+    def relative(self, positions: float, context: float, batch: int = 1) -> float:
+        """Cost of a pass in passes over one position."""
+        return self.seconds(positions, context, batch) / self.seconds(1, context, batch)
+
+    @property
+    def batches(self) -> list[int]:
+        return sorted({point.batch for point in self.points})
+
+    @property
+    def contexts(self) -> list[int]:
+        return sorted({point.context for point in self.points})
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as JSON; raises WriteError."""
+        write_text(Path(path), json.dumps(self.as_dict(), indent=1) + "\n")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The table in plain numbers, as it is saved."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostTable:
+        """Read a saved table; raises LoadError."""
+        with reading(Path(path)):
+            text = Path(path).read_text(encoding="utf-8")
+        try:
+            given = parse_json(text)
+            if given.pop("format") != FORMAT:
+                raise ValueError("another format")
+            given["points"] = tuple(Point(**point) for point in given["points"])
+            given["prefill_ms"] = {int(t): float(ms) for t, ms in given["prefill_ms"].items()}
+            return cls(**given)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LoadError(
+                f"{path} is no cost table ({error}); make one with `draftsmith bench cost`"
+            ) from error
+
+
+def parse_cost(text: str, plain_ms: float | None = None) -> CostTable | Slope:
+    """A cost table's file, or a number: what a further position costs, in plain passes.
+
+    `plain_ms` are the milliseconds of a plain pass, which belong to a number.
+    """
+    if plain_ms is not None and not plain_ms > 0:
+        raise OptionError(f"plain_ms={plain_ms} cannot work; give milliseconds above 0")
+    try:
+        slope = float(text)
+    except ValueError:
+        if plain_ms is not None:
+            raise OptionError(f"{text} says what a plain pass takes; leave out plain_ms") from None
+        return CostTable.load(text)
+    if not 0 <= slope < 1e6:
+        raise OptionError(f"cost={text} cannot work; a slope is at least 0, e.g. 0.02")
+    return Slope(slope, None if plain_ms is None else plain_ms / 1e3)
+
+
+def machine() -> str:
+    """Processor and system, as far as Python knows."""
+    return f"{_processor()}, {platform.system()} {platform.release()}, Python " + (
+        platform.python_version()
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Piecewise linear through `points` (rising x), the outer slopes continued, never below 0."""
+    if len(points) == 1:
+        return points[0][1]
+    at = min(max(bisect_left([p[0] for p in points], x), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[at - 1], points[at]
+    value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    if x < points[0][0]:  # Noise in the first slope must not make short contexts cheap or dear.
+        value = y0
+    return max(value, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is measured."""
+
+    positions: Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
+    """Widths of a pass; 11 is the root and a draft of ten, the papers' block."""
+    contexts: Sequence[int] = (128, 512, 2048)
+    batches: Sequence[int] = (1, 4)
+    repeats: int = 9
+
+    def longest(self, loaded: LoadedModel) -> int:
+        """The longest context after which all of it fits the model; below 1: none."""
+        # Every step adds a token, and the widest pass must still have room behind the last one.
+        spare = max(self.positions) + len(self.positions) * (self.repeats + 1) + 1
+        return (loaded.context_length or max(self.contexts) + spare) - spare
 
 
 def pass_cost(
@@ -21,56 +226,18 @@ def pass_cost(
     context: int = 256,
     repeats: int = 7,
 ) -> dict[int, float]:
-    """Median seconds of a verifying pass, by width in positions, after `context` cached ones.
+    """Median seconds of a decoding step, by the positions of its pass, after `context` tokens.
 
-    A plain target has one width, 1. Widths that do not fit the context length are left out.
+    A plain target has one width, 1. Where the model's context is too short, it is shortened, and
+    what is still too wide is left out.
     """
-    runner = Runner(loaded)
-    vocab = runner.vocab_size
-    context = min(context, (loaded.context_length or context + 1) // 2)
-    prompt = [i * 31 % vocab for i in range(context + 1)]
-    row = runner.open(prompt)
-    room = runner.room(row)
-    drafts = {w: Draft.chain([(7 * i) % vocab for i in range(w - 1)], "cost") for w in widths}
-    drafts = {w: d for w, d in drafts.items() if len(d) <= room}
-    seconds: dict[int, list[float]] = {w: [] for w in drafts}
-    for turn in range(repeats + 1):  # The first turn warms up.
-        for width, draft in drafts.items():  # A slow moment hits all widths.
-            spent = _timed(runner, row, prompt, draft)
-            if turn:
-                seconds[width].append(spent)
-    runner.close(row)
+    widths = sorted(widths)
+    while (longest := Grid(widths, (context,), (1,), repeats).longest(loaded)) < 1 < len(widths):
+        widths.pop()
+    grid = Grid(widths, (max(1, min(context, longest)),), (1,), repeats)
+    with torch.inference_mode():
+        _, seconds = _steps(loaded, grid.contexts[0], 1, grid)
     return {width: statistics.median(times) for width, times in seconds.items()}
-
-
-def _timed(runner: Runner, row: SequenceRow, prompt: list[int], draft: Draft) -> float:
-    runner.extend(row, prompt)
-    runner.prefill(row)
-    if runner.shape == "plain":  # Its prompt and root share the first pass; time the second.
-        runner.extend(row, prompt[:-1])
-        runner.forward([row], [draft])
-        runner.commit([row], [[]], [prompt[-1:]])
-    device = runner.loaded.device
-    _wait(device)
-    start = time.perf_counter()
-    runner.forward([row], [draft])
-    _wait(device)
-    spent = time.perf_counter() - start
-    runner.commit([row], [range(len(draft))], [[*draft.tokens, 0]])
-    return spent
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-WIDE = 16
-"""A pass over so many tokens stands for all that verify drafts."""
-CLEARLY_CHEAPER = 0.9
-"""Less than this of another one's time is no accident of measuring."""
-
-Way = TypeVar("Way")
 
 
 def cheapest(ways: Mapping[Way, Mapping[int, float]], usual: Container[Way]) -> Way:
@@ -87,3 +254,113 @@ def cheapest(ways: Mapping[Way, Mapping[int, float]], usual: Container[Way]) -> 
 
 def _both(costs: Mapping[int, float]) -> float:
     return costs[1] + costs[max(width for width in costs if width <= WIDE)]
+
+
+def measure_cost(
+    loaded: LoadedModel, grid: Grid | None = None, advance: Callable[[str], None] = lambda _: None
+) -> CostTable:
+    """Time decoding steps on `grid`; `advance` hears what was finished.
+
+    Contexts too long for the model are shortened; raises UnsupportedError if nothing fits.
+    """
+    grid = grid or Grid()
+    longest = grid.longest(loaded)
+    if longest < 1:
+        raise UnsupportedError(
+            f"{loaded.name} has a context of {loaded.context_length}, too short for passes over "
+            f"{max(grid.positions)} positions; give fewer --positions or --repeats"
+        )
+    # What is too long for this model becomes the longest that is not.
+    fitting = sorted({min(context, longest) for context in grid.contexts})
+    batches = [b for b in grid.batches if b == 1 or loaded.capabilities.batch]
+    points: list[Point] = []
+    prefill: dict[int, float] = {}
+    with torch.inference_mode():
+        _steps(loaded, fitting[0], 1, Grid((1,), repeats=1))  # Warms up.
+        for context in fitting:
+            for batch in batches:
+                began, seconds = _steps(loaded, context, batch, grid)
+                points += [_point(batch, context, p, s) for p, s in seconds.items()]
+                if batch == 1:
+                    prefill[context] = 1e3 * began
+                advance(f"context {context}, batch {batch}")
+    return CostTable(
+        model=loaded.name,
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        threads=torch.get_num_threads(),
+        machine=machine(),
+        versions={name: version(name) for name in ("draftsmith", "torch", "transformers")},
+        points=tuple(points),
+        prefill_ms=prefill,
+    )
+
+
+def _point(batch: int, context: int, positions: int, seconds: Sequence[float]) -> Point:
+    several = seconds if len(seconds) > 1 else [*seconds, *seconds]
+    low, middle, high = statistics.quantiles(several, n=4)
+    return Point(batch, context, positions, 1e3 * middle, 1e3 * low, 1e3 * high)
+
+
+def _steps(
+    loaded: LoadedModel, context: int, batch: int, grid: Grid
+) -> tuple[float, dict[int, list[float]]]:
+    """Seconds of computing the prompt, and of every step by positions.
+
+    Steps go through the loop with drafts of every width in turn, so the loop's own work is in the
+    times and a slow moment hits all widths.
+    """
+    runner = Runner(loaded)
+    widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
+    budgets = [FixedBudget(0) for _ in range(batch)]
+    sessions = [_session(loaded, context, row, budgets[row]) for row in range(batch)]
+    seconds: dict[int, list[float]] = {width: [] for width in widths}
+    try:
+        begin = perf_counter()
+        for session in sessions:
+            start(session, runner)
+        runner.wait()
+        began = (perf_counter() - begin) / batch
+        for turn in range(grid.repeats + 1):
+            for width in widths if turn % 2 == 0 else reversed(widths):
+                for budget in budgets:
+                    budget.width = width - 1
+                begin = perf_counter()
+                step(sessions, runner)
+                runner.wait()
+                if turn:  # The first turn may allocate.
+                    seconds[width].append(perf_counter() - begin)
+    finally:
+        for session in sessions:
+            if session.row is not None:
+                runner.close(session.row)
+    return began, seconds
+
+
+def _session(loaded: LoadedModel, context: int, row: int, budget: FixedBudget) -> Session:
+    vocab = loaded.vocab_size
+    return Session(
+        [(31 * i + row) % vocab for i in range(context)],
+        drafter=_Filler(),
+        budget=budget,
+        law=Law((), greedy=True),
+        chance=Dice.seeded(0),
+        vocab_size=vocab,
+        limit=1 << 20,
+        device=loaded.device,
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class _Filler(Drafter):
+    """Drafts as many tokens as it may; which ones does not matter to their cost."""
+
+    name: ClassVar[str] = "filler"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _FillerState()
+
+
+class _FillerState(DrafterState):
+    def draft(self, ctx: Context) -> Draft:
+        return Draft.chain([(7 * i + 3) % ctx.vocab_size for i in range(ctx.budget)], "filler")

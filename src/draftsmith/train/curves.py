@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from draftsmith.corpus.files import write_whole
 from draftsmith.errors import LoadError
+from draftsmith.storage import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Curves:
         before = csv.DictWriter(kept, _COLUMNS)
         before.writeheader()
         before.writerows(map(asdict, self.rows))
-        write_whole(folder / "log.csv", kept.getvalue())
+        write_text(folder / "log.csv", kept.getvalue())
         self._file = (folder / "log.csv").open("a", newline="", encoding="utf-8")
         self._csv = csv.DictWriter(self._file, _COLUMNS)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)

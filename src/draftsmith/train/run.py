@@ -23,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftsmith.corpus.files import sync_folder, write_whole
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.errors import LoadError, OptionError, WriteError
+from draftsmith.storage import sync_folder, write_text
 from draftsmith.train.recipe import Recipe
 
 TRAINING = "training"
@@ -82,7 +82,7 @@ class Run:
         with kept_whole(path):
             self.training.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"recipe": recipe.settings(), "about": dict(about)}, indent=1)
-            write_whole(path, text + "\n")
+            write_text(path, text + "\n")
 
     def _checkpoints(self) -> list[Path]:
         """Whole ones, oldest first."""
@@ -103,7 +103,7 @@ class Run:
             save_file({key: t.contiguous() for key, t in state.items()}, folder / _TENSORS)
             with (folder / _TENSORS).open("rb") as file:
                 os.fsync(file.fileno())
-            write_whole(folder / _STATE, json.dumps({"step": step, "seconds": seconds}) + "\n")
+            write_text(folder / _STATE, json.dumps({"step": step, "seconds": seconds}) + "\n")
             sync_folder(self.training)
         for checkpoint in older:
             if checkpoint != folder:
@@ -144,7 +144,7 @@ class Run:
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir()
             save(fresh)
-            write_whole(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
+            write_text(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
             # config.json says that there is a model, so it comes last.
             for path in sorted(fresh.iterdir(), key=lambda path: path.name == "config.json"):
                 os.replace(path, self.folder / path.name)
@@ -156,13 +156,13 @@ class Run:
 
 @contextmanager
 def kept_whole(path: Path, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Turn a failing disk into LoadError, after `tidy` has removed what was half written."""
+    """Turn a failing disk into WriteError, after `tidy` has removed what was half written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         tidy()
         reason = getattr(error, "strerror", None) or error
-        raise LoadError(
+        raise WriteError(
             f"{path} cannot be written ({reason}); nothing of it was kept. Make room, and give the "
             "same command again: it goes on from the newest checkpoint"
         ) from error

@@ -1,15 +1,13 @@
-"""Paired timings: two arms in turn, the ratio pair by pair; bootstrap intervals of anything."""
+"""Paired timings: two arms in turn, the ratio pair by pair."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
 
-T = TypeVar("T")
+from draftsmith.bench.summary import bootstrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +30,6 @@ def ratio(a: Sequence[float], b: Sequence[float], resamples: int = 2000, seed: i
     pairs = [x / y for x, y in zip(a, b, strict=True)]
     low, high = bootstrap(pairs, median, resamples, seed)
     return Ratio(median(pairs), low, high, median(a), median(b), len(pairs))
-
-
-def bootstrap(
-    units: Sequence[T],
-    statistic: Callable[[Sequence[T]], float],
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """The 95 % percentile interval of a statistic when the units are drawn anew."""
-    dice = random.Random(seed)
-    found = sorted(statistic(dice.choices(units, k=len(units))) for _ in range(resamples))
-    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
 
 
 def in_turn(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) -> list[list[float]]:

@@ -1,19 +1,23 @@
-"""What answers are worth, where that can be told without running them; and exports for the rest.
+"""What recorded answers are worth: GSM8K's are scored, HumanEval's and MBPP's exported.
 
-Nothing that a model wrote is ever executed here: HumanEval and MBPP answers are exported in their
-publishers' format, for their own sandboxes. ROUGE is left out: `rouge-score`, the reference
-implementation, has had no release since 2022; the rows hold answer and reference for any other.
+    python -m benchmarks.task_answers results.jsonl --output answers/
+
+Nothing that a model wrote is ever executed here: programs are exported in their publishers' format,
+for their own sandboxes. ROUGE is left out: `rouge-score`, the reference implementation, has had no
+release since 2022; the rows hold answer and reference for any other.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from draftsmith.bench import generations
 from draftsmith.bench.generations import Generation
-from draftsmith.errors import LoadError
+from draftsmith.storage import write_text
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -27,25 +31,21 @@ def final_number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def score(row: Generation) -> tuple[str, float] | None:
-    """Name and value of the row's score, 0 to 1; None where nothing can be told safely."""
-    reference = row.reference
-    if reference is None:
+def score(row: Generation) -> float | None:
+    """Whether the row's final number is GSM8K's, 0 or 1; None where nothing can be told safely."""
+    # A program's result is only known by running it.
+    if row.reference is None or _MARK not in row.reference or "```" in row.text:
         return None
-    if _MARK in reference:
-        if "```" in row.text:  # A program; its result is only known by running it.
-            return None
-        return "GSM8K final number", float(final_number(row.text) == final_number(reference))
-    return None
+    return float(final_number(row.text) == final_number(row.reference))
 
 
 def scores(rows: Iterable[Generation]) -> dict[str, tuple[float, int]]:
-    """Mean and number of every score that the rows have."""
+    """Mean score of every arm, and of how many answers."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if (one := score(row)) is not None:
-            found.setdefault(one[0], []).append(one[1])
-    return {name: (sum(values) / len(values), len(values)) for name, values in found.items()}
+            found.setdefault(row.arm, []).append(one)
+    return {arm: (sum(values) / len(values), len(values)) for arm, values in found.items()}
 
 
 def program(text: str) -> str:
@@ -67,10 +67,7 @@ def export(rows: Sequence[Generation], folder: Path) -> list[Path]:
             path = folder / f"{_plain(row.suite)}.{_plain(row.arm)}.jsonl"
             files.setdefault(path, []).append(json.dumps(line) + "\n")
     for path, lines in files.items():
-        try:
-            path.write_text("".join(lines), encoding="utf-8")
-        except OSError as error:
-            raise LoadError(f"{path} cannot be written: {error.strerror}") from error
+        write_text(path, "".join(lines))
     return list(files)
 
 
@@ -85,3 +82,20 @@ def _task(row: Generation) -> str | None:
 
 def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.=-]+", "_", name).strip("_")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="results of `draftsmith bench run`")
+    parser.add_argument("--output", type=Path, default=Path("answers"))
+    args = parser.parse_args()
+    rows = generations.read(args.file).entries
+    for arm, (mean, count) in scores(rows).items():
+        print(f"{arm}: GSM8K's final number in {mean:.1%} of {count} answers")
+    args.output.mkdir(parents=True, exist_ok=True)
+    for path in export([row for row in rows if row.run == 0], args.output):
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

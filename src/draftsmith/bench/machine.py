@@ -1,8 +1,9 @@
-"""Most memory in use during one generation."""
+"""What the machine did during one generation: the most memory in use, and how busy it was."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 
@@ -34,3 +35,11 @@ class PeakMemory:
         except OSError:
             return None
         return int(found[1]) * 1024 if found else None
+
+
+def load_per_core() -> float | None:
+    """Processes that want to run, per core, mean of the last minute; None where nobody counts."""
+    try:
+        return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
+    except (AttributeError, OSError):  # Windows does not know.
+        return None

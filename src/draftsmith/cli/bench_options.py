@@ -1,0 +1,155 @@
+"""Which questions and answers a bench command reads, and how it shows that it is reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+
+import typer
+
+from draftsmith.cli.loading import waiting
+from draftsmith.cli.progress import bar
+from draftsmith.cli.render import label
+from draftsmith.cli.report import note
+from draftsmith.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftsmith.bench.replay import ReplayBudget
+    from draftsmith.bench.suites import OnError, Reading
+    from draftsmith.bench.sweep import Sweep
+    from draftsmith.core.drafter import Drafter
+
+_SHOWN = 5
+"""Wrong lines that are named; the rest is only counted."""
+
+DEFAULT_DRAFTERS = ["prompt_lookup", "copyspec", "auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Which records are read."""
+
+    panel: ClassVar[str] = "Records"
+    purpose: ClassVar[str] = "answer"
+
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            show_default=False, metavar="FILES",
+            help="JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output.",
+        ),
+    ] = None  # fmt: skip
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, show_default="all",
+            help="Conversations of each suite and Spec-Bench task, evenly spread.",
+        ),
+    ] = None  # fmt: skip
+
+    def read(self, on_error: OnError = "fail") -> Reading:
+        """The records of all files, in their order."""
+        from draftsmith.bench import suites
+
+        if not self.files:
+            raise OptionError(f"nothing to {self.purpose}: give FILES, e.g. log.jsonl")
+        whole = suites.Reading()
+        with waiting("reading …"):
+            for path in self.files:
+                part = suites.read(path, on_error)
+                whole.records += part.records
+                whole.wrong += part.wrong
+        whole.records = suites.sample(whole.records, self.limit)
+        return whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(FileOptions):
+    """Which recorded answers are replayed, and how they become tokens."""
+
+    purpose: ClassVar[str] = "replay"
+
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter", "-d", metavar="NAME", show_default=", ".join(DEFAULT_DRAFTERS),
+            help="Who guesses, e.g. 'copyspec(gamma=3)'; may be given several times.",
+        ),
+    ] = None  # fmt: skip
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer", "-t", metavar="NAME",
+            help="The tokenizer of the model that answered, where the records do not name it: "
+            "a model's folder or hub id, a built-in model, or a name in tokenizers/.",
+        ),
+    ] = None  # fmt: skip
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3.",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, show_default="whole answers", help="Cut answers after N tokens."
+        ),
+    ] = None
+    on_error: Annotated[str, typer.Option(metavar="skip|fail", help="What a wrong line does.")] = (
+        "fail"
+    )
+    processes: Annotated[int, typer.Option(metavar="N", min=1, help="Replay in N processes.")] = 1
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Remember finished replays here, and go on from them."),
+    ] = None
+
+    def drafters(self) -> list[Drafter]:
+        """The drafters asked for, each once; UnsupportedError for those that need a model."""
+        from draftsmith.bench.replay import check
+        from draftsmith.drafters.registry import parse
+
+        found = {str(d): d for d in map(parse, self.drafter or DEFAULT_DRAFTERS)}
+        for drafter in found.values():
+            check(drafter)
+        return list(found.values())
+
+    def names(self) -> dict[str, str]:
+        """How tables call the drafters: without the options that are defaults."""
+        return {str(drafter): label(drafter) for drafter in self.drafters()}
+
+    def replay(self, budget: ReplayBudget | None) -> Sweep:
+        """Read and replay, with a progress bar."""
+        from draftsmith.bench.encoding import Encoding
+        from draftsmith.bench.journal import Journal
+        from draftsmith.bench.sweep import Replayer, sweep
+
+        if self.on_error not in ("skip", "fail"):
+            raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
+        on_error = cast("OnError", self.on_error)
+        drafters = self.drafters()
+        found = self.read(on_error)
+        encoding = Encoding(self._folders(), self.tokenizer, self.template)
+        replayer = Replayer(encoding, budget, on_error, self.max_tokens)
+        journal = Journal(self.resume)
+        with bar("replaying", len(found.records)) as advance:
+            result = sweep(found.records, drafters, replayer, self.processes, journal, advance)
+        result.wrong[:0] = found.wrong
+        return result
+
+    def _folders(self) -> tuple[Path, ...]:
+        """Where tokenizers are looked for: beside the files, and one level above."""
+        places = [place for path in self.files or () for place in (path.parent, path.parent / "..")]
+        return tuple(dict.fromkeys((place / "tokenizers").resolve() for place in places))
+
+
+def tell(wrong: Sequence[str]) -> None:
+    """What was left out, on stderr."""
+    for line in wrong[:_SHOWN]:
+        note(f"left out: {line}")
+    if len(wrong) > _SHOWN:
+        note(f"left out: {len(wrong) - _SHOWN} more; {len(wrong)} in all")

@@ -1,0 +1,24 @@
+"""Where two answers part, and how close the model's choice was there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftsmith.model.loaded import LoadedModel
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """The first position where two answers differ; None if they are the same."""
+    pairs = enumerate(zip(a, b, strict=False))
+    at = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    return None if at == len(a) == len(b) else at
+
+
+def top_two_gap(model: LoadedModel, ids: Sequence[int]) -> float:
+    """How far the two best logits after `ids` are apart, by the model's own forward."""
+    with torch.inference_mode():
+        inputs = torch.tensor([list(ids)], device=model.device)
+        best = model.model(inputs).logits[0, -1].float().topk(2).values
+    return float(best[0] - best[1])

@@ -1,0 +1,247 @@
+"""Files: read with one kind of error, written whole or not at all, grown by whole lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar, cast
+
+from draftsmith.errors import DraftsmithError, LoadError, WriteError
+
+T = TypeVar("T")
+
+NEW = ".new"
+"""Ends the name of a file that is being written."""
+
+PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+"""How to open packed files, by their ending."""
+
+_UNREADABLE = (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error)
+
+
+def open_text(path: Path) -> IO[str]:
+    """Open a text for reading, by its ending: plain, .gz or .xz."""
+    return cast(IO[str], PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8"))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise LoadError, naming `path`, for what goes wrong with files inside."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise LoadError(f"{path} cannot be read: {_reason(error)}") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise WriteError, naming `path`, for what goes wrong with files inside."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(f"{path} cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises ValueError for what is no JSON, for more nesting than Python follows, and for strings
+    with half a surrogate pair, which no tokenizer takes and no file can hold.
+    """
+    try:
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error})") from error
+    except RecursionError as error:
+        raise ValueError("not usable JSON (nested too deeply)") from error
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):x}"
+        raise ValueError(f"not usable text ({half} is half a surrogate pair)") from error
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole or not at all; raises WriteError."""
+    write_chunks(path, [text.encode("utf-8")])
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> int:
+    """Write a file whole or not at all, and see it on disk; returns its CRC-32.
+
+    Until it is whole, the file that was there stays, also for whoever has it mapped. What is no
+    regular file, a pipe say, is written directly. Raises WriteError.
+    """
+    total = 0
+    with writing(path), _fresh(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
+            total = zlib.crc32(chunk, total)
+    return total
+
+
+def check_writable(path: Path) -> None:
+    """Raise WriteError if `path` cannot be written: before the work, not after it."""
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(None, "it is a folder; give a file")
+        if not path.exists() or path.is_file():
+            fresh = _beside(path)
+            fresh.open("wb").close()
+            fresh.unlink()
+
+
+@contextmanager
+def _fresh(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, which takes the place of `path` if nothing fails."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    fresh = _beside(path)
+    try:
+        with fresh.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, fresh.with_name(fresh.name.removesuffix(NEW)))
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync_folder(fresh.parent)
+
+
+def _beside(path: Path) -> Path:
+    """Where the new file is written; a link is followed, so that it stays one."""
+    path = path.resolve()
+    return path.with_name(path.name + NEW)
+
+
+def sync_folder(folder: Path) -> None:
+    """See a folder's names on disk, where the system knows how to."""
+    if os.name == "nt":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines(Generic[T]):
+    """What a file of JSON lines holds."""
+
+    entries: list[T]
+    size: int
+    """Bytes of the lines that could be read."""
+    torn: bool
+    """Whether more comes behind them: a line whose writing was interrupted."""
+
+
+def read_lines(
+    path: Path, read: Callable[[dict[str, Any]], T], begins: str, hint: str | None
+) -> Lines[T]:
+    """The entries of a file of JSON lines, plain or packed, up to where it is torn.
+
+    `read` makes an entry of a line's object, and raises ValueError for one that is none. A last
+    line without an end is torn if it begins like our lines do, with `begins`. Any other line that
+    cannot be read belongs to somebody else: raises LoadError with its number and the `hint`.
+    Without a hint nobody else can have written the file, and it is torn there.
+    """
+    entries: list[T] = []
+    size = 0
+    with reading(path), cast(IO[bytes], PACKED.get(path.suffix, open)(path, "rb")) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    entries.append(_entry(line, read))
+                except DraftsmithError:  # Said by `read`; some are ValueErrors, too.
+                    raise
+                except ValueError as error:
+                    if hint is None or _interrupted(line, begins.encode()):
+                        return Lines(entries, size, True)
+                    raise LoadError(f"{path}, line {number}: {error}; {hint}") from error
+            size += len(line)
+    return Lines(entries, size, False)
+
+
+def _entry(line: bytes, read: Callable[[dict[str, Any]], T]) -> T:
+    item = parse_json(line.decode("utf-8"))
+    if not isinstance(item, dict):
+        raise ValueError(f"expected a JSON object, found {type(item).__name__}")
+    try:
+        return read(item)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"incomplete ({type(error).__name__}: {error})") from error
+
+
+def _interrupted(line: bytes, begins: bytes) -> bool:
+    kept = line.rstrip(b"\0")  # What a power failure may leave.
+    return not line.endswith(b"\n") and (kept.startswith(begins) or begins.startswith(kept))
+
+
+class JsonLines(Generic[T]):
+    """A file of JSON objects that grows by whole lines; what tore its end is cut off on opening."""
+
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[dict[str, Any]], T],
+        begins: str,
+        hint: str | None,
+        sync: bool = True,
+    ) -> None:
+        """Read what is there, or begin the file; the first arguments are those of `read_lines`.
+
+        `sync`: whether a line is seen on disk before `add` returns, so that it survives a power
+        failure. Raises LoadError, or WriteError if the file could not be written later.
+        """
+        if path.suffix in PACKED:
+            raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
+        self.path, self._sync = path, sync
+        found: Lines[T] = Lines([], 0, False)
+        if path.is_file():
+            found = read_lines(path, read, begins, hint)
+        self.entries = found.entries
+        with writing(path), path.open("ab+", buffering=0) as file:
+            file.truncate(found.size)
+            file.seek(max(0, found.size - 1))
+            if file.read(1) not in (b"", b"\n"):
+                file.write(b"\n")
+
+    def add(self, item: dict[str, Any]) -> None:
+        """Append one object as a line, wholly or not at all; raises WriteError."""
+        left = memoryview(_line(item))
+        with writing(self.path), self.path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                if self._sync:
+                    os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(size)
+                raise
+
+    def rewrite(self, items: Iterable[dict[str, Any]]) -> None:
+        """Write all lines anew; the old ones stay until that is done. Raises WriteError."""
+        write_chunks(self.path, map(_line, items))
+
+
+def _line(item: dict[str, Any]) -> bytes:
+    return json.dumps(item, ensure_ascii=False).encode("utf-8") + b"\n"

@@ -1,0 +1,231 @@
+"""Files: whole or not at all, mended where they were torn, one kind of error."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import lzma
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftsmith import storage
+from draftsmith.errors import DraftsmithError, LoadError, WriteError
+from draftsmith.storage import JsonLines, parse_json, read_lines
+
+BEGINS, HINT = '{"n"', "give another file"
+
+
+def number(item: dict[str, Any]) -> int:
+    return int(item["n"])
+
+
+def lines(path: Path, hint: str | None = HINT) -> JsonLines[int]:
+    return JsonLines(path, number, BEGINS, hint)
+
+
+def full(*_args: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_is_written_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    storage.write_text(path, "old")
+    storage.write_text(path, "né\n")
+    assert path.read_bytes() == "né\n".encode()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
+def test_the_mode_is_that_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        storage.write_text(tmp_path / "a", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def half() -> Iterator[bytes]:
+        yield b"new"
+        full()
+
+    with pytest.raises(WriteError, match=r"a\.txt cannot be written: No space left"):
+        storage.write_chunks(path, half())
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(WriteError, match="No space left"):
+        storage.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_failed_write_is_ours_and_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="No such file or directory") as caught:
+        storage.write_text(tmp_path / "no" / "a", "x")
+    assert isinstance(caught.value, DraftsmithError)
+    assert isinstance(caught.value, OSError)
+
+
+def test_unwritable_places_are_found_before_the_work(tmp_path: Path) -> None:
+    storage.check_writable(tmp_path / "a")
+    (tmp_path / "b").write_text("old")
+    storage.check_writable(tmp_path / "b")
+    assert (tmp_path / "b").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+    with pytest.raises(WriteError, match="it is a folder"):
+        storage.check_writable(tmp_path)
+    with pytest.raises(WriteError, match="No such file"):
+        storage.check_writable(tmp_path / "no" / "a")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes are POSIX's")
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    storage.write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    heard: list[str] = []
+    reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    storage.write_text(tmp_path / "pipe", "news")
+    reader.join(10)
+    assert heard == ["news"]
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_texts_are_opened_by_their_ending(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("é", encoding="utf-8")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("é".encode()))
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress("é".encode()))
+    for path in sorted(tmp_path.iterdir()):
+        with storage.open_text(path) as file:
+            assert file.read() == "é"
+        path.write_bytes(path.read_bytes()[:-1])
+        with (
+            pytest.raises(LoadError, match=f"{path.name} cannot be read"),
+            storage.reading(path),
+            storage.open_text(path) as file,
+        ):
+            file.read()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' * 100_000, "nested too deeply"),
+        (r'{"a": ["\ud83d"]}', r"\\ud83d is half a surrogate pair"),
+        (r'{"\uDE00": 1}', r"\\ude00 is half a surrogate pair"),
+    ],
+)
+def test_what_cannot_be_used_is_told(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_json(text)
+    assert parse_json(r'{"a": "\ud83d\ude00", "b": "\\ud83d"}') == {"a": "😀", "b": "\\ud83d"}
+
+
+def test_lines_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    first = lines(path)
+    assert first.entries == []
+    assert path.read_bytes() == b""
+    first.add({"n": 1, "text": "é"})
+    first.add({"n": 2})
+    assert lines(path).entries == [1, 2]
+    assert path.read_text(encoding="utf-8") == '{"n": 1, "text": "é"}\n{"n": 2}\n'
+
+
+@pytest.mark.parametrize(
+    "tail", ['{"n": 3, "text": "é', "{", '{"n"', "\0\0\0", '{"n": 3\0\0', '{"n": 3, "text": "é"']
+)
+def test_a_torn_end_is_cut_off(tmp_path: Path, tail: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n\n{"n": 2}\n' + tail.encode())
+    found = read_lines(path, number, BEGINS, HINT)
+    assert (found.entries, found.torn) == ([1, 2], True)
+    mended = lines(path)
+    assert mended.entries == [1, 2]
+    mended.add({"n": 4})
+    assert path.read_bytes() == b'{"n": 1}\n\n{"n": 2}\n{"n": 4}\n'
+
+
+def test_characters_may_be_torn_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + '{"n": 2, "text": "é'.encode()[:-1])
+    assert lines(path).entries == [1]
+
+
+def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 2}')
+    assert not read_lines(path, number, BEGINS, HINT).torn
+    lines(path).add({"n": 3})
+    assert lines(path).entries == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"dear diary", "line 1: not JSON"),
+        (b"dear diary\n", "line 1: not JSON"),
+        (b'{"n": 1}\n{"n": \n{"n": 3}\n', "line 2: not JSON"),
+        (b'{"n": 1}\n[2]\n', "line 2: expected a JSON object, found list"),
+        (b'{"n": 1}\n{"m": 2}', "line 2: incomplete .KeyError: 'n'."),
+        (b'{"n": null}\n', "line 1: incomplete .TypeError"),
+        (b'{"n": "x"}\n', "line 1: invalid literal"),
+        (b'{"n": 1}\n\xff\n', "line 2: 'utf-8' codec"),
+        (b"[" * 100_000, "line 1: not usable JSON .nested too deeply"),
+    ],
+)
+def test_other_peoples_files_are_refused_and_left_alone(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(LoadError, match=f"a.jsonl, {message}.*; give another file"):
+        lines(path)
+    assert path.read_bytes() == content
+    assert lines(path, hint=None).entries == [1] * content.startswith(b'{"n": 1}')
+
+
+def test_packed_lines_can_be_read_but_do_not_grow(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"n": 1}\n{"n": 2}\n{"n": '))
+    assert read_lines(path, number, BEGINS, HINT).entries == [1, 2]
+    with pytest.raises(WriteError, match="packed"):
+        lines(path)
+
+
+def test_a_full_disk_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    kept = lines(path)
+    kept.add({"n": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(WriteError, match=r"a\.jsonl cannot be written: No space left"):
+            kept.add({"n": 2})
+    assert path.read_text() == '{"n": 1}\n'
+    kept.add({"n": 3})
+    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [1, 3]
+
+
+def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match="No such file or directory"):
+        lines(tmp_path / "no" / "a.jsonl")
+    with pytest.raises(WriteError, match="Is a directory"):
+        lines(tmp_path)
