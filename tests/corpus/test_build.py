@@ -30,6 +30,7 @@ from draftsmith.corpus.texts import documents, find
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.storage import NEW
 from work import DIES
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "lazy", "def", "foo", "return", "hello", "test")
@@ -352,6 +353,7 @@ import tiny
 from draftsmith.corpus import perplexity
 from draftsmith.corpus.build import CorpusPlan, build
 from draftsmith.model.load import load
+from draftsmith.storage import NEW
 from draftsmith.storage import NEW
 
 torch.set_num_threads(1)
