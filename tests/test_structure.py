@@ -127,3 +127,58 @@ def test_the_old_name_of_the_transformers_integration_still_works() -> None:
         "assert any('integrations.transformers' in str(w.message) for w in said), said\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def modules_named(tree: ast.Module, known: set[str]) -> set[str]:
+    """Modules of the package that a file imports at its top, for type checkers too."""
+    inside = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in inside or not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        module = (getattr(node, "module", None) or "") if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            candidates = [f"{module}.{alias.name}", module] if module else [alias.name]
+            found.add(next((name for name in candidates if name in known), ""))
+    return found - {""}
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    """Also not under TYPE_CHECKING, where a cycle only hides."""
+    names = {
+        ".".join(("draftsmith", *path.relative_to(SOURCE).with_suffix("").parts)): path
+        for path in files()
+        if path.name != "__init__.py"
+    }
+    waiting = {
+        name: modules_named(ast.parse(path.read_text(encoding="utf-8")), set(names))
+        for name, path in names.items()
+    }
+    while free := {name for name, needs in waiting.items() if not needs & waiting.keys()}:
+        waiting = {name: needs for name, needs in waiting.items() if name not in free}
+    circle = {name: sorted(needs & waiting.keys()) for name, needs in waiting.items()}
+    assert not circle, "these import each other, or something that does"
+
+
+def lines_that_say_something(path: Path) -> list[str]:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [
+        line for line in lines if len(line) > 3 and not line.startswith(("#", "import ", "from "))
+    ]
+
+
+def test_no_two_files_share_more_than_ten_lines() -> None:
+    most = 10
+    root = SOURCE.parents[1]
+    places: dict[tuple[str, ...], Path] = {}
+    folders = [SOURCE, root / "benchmarks", root / "recipes"]
+    for path in (p for folder in folders for p in sorted(folder.rglob("*.py"))):
+        lines = lines_that_say_something(path)
+        for start in range(len(lines) - most):
+            run = tuple(lines[start : start + most + 1])
+            assert places.setdefault(run, path) == path, f"{path} repeats: {run[0]}"
