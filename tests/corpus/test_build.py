@@ -353,8 +353,6 @@ import tiny
 from draftsmith.corpus import perplexity
 from draftsmith.corpus.build import CorpusPlan, build
 from draftsmith.model.load import load
-from draftsmith.storage import NEW
-from draftsmith.storage import NEW
 
 torch.set_num_threads(1)
 perplexity._POSITIONS = 256
