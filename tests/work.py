@@ -12,7 +12,7 @@ DIES = """
 import os, signal, sys
 
 def _trace(frame, event, arg, left=[{lines}]):
-    if {part!r} in frame.f_code.co_filename:
+    if any(part in frame.f_code.co_filename for part in {parts!r}):
         left[0] -= 1
         if left[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -20,7 +20,7 @@ def _trace(frame, event, arg, left=[{lines}]):
 
 sys.settrace(_trace)
 """
-"""Put before a program, this kills it after so many `lines` of the files whose path has `part`."""
+"""Before a program: kills it after so many `lines` of files with one of `parts` in their path."""
 
 
 def lines(call: Callable[[], object]) -> int:
