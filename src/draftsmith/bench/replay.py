@@ -17,7 +17,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
-from draftsmith.core.session import MaxNewTokens, Session
+from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
 from draftsmith.errors import UnsupportedError
@@ -176,7 +176,7 @@ def replay(
         vocab_size=vocab_size,
         # Nobody knows beforehand where an answer ends, so a draft may reach beyond it.
         limit=limit or len(answer) + _BEYOND,
-        stop_rules=(MaxNewTokens(len(answer)),),
+        stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )
     start(session, target)
     while not session.finished:

@@ -8,7 +8,7 @@ lately.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -23,13 +23,6 @@ LONGEST_PAUSE = 16
 
 SETTLING = 8
 """Passes of a width of which the fastest counts; later ones are averaged."""
-
-
-def rung_for(width: int) -> int:
-    """The smallest ladder width that holds `width` nodes; 0 for none."""
-    if width == 0:
-        return 0
-    return next((rung for rung in LADDER if rung >= width), LADDER[-1])
 
 
 class CostCurve:
@@ -55,7 +48,7 @@ class CostCurve:
 
     def record(self, width: int, seconds: float) -> None:
         """One pass whose widest draft had `width` nodes took `seconds`."""
-        key = (self.rows, rung_for(width))
+        key = (self.rows, next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1]))
         self._seconds[key] = self._learn(self._seconds.get(key), seconds)
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
@@ -93,17 +86,9 @@ class CostCurve:
         if not self.knows_plain:
             return 1 + self.prior_slope * width
         plain = self._seconds[self.rows, 0][0]
-        below, cost = 0, 1.0
-        for rung in LADDER:
-            known = self._seconds.get((self.rows, rung))
-            if known is None:
-                continue
-            measured = max(cost, known[0] / plain)
-            if rung >= width:
-                return cost + (measured - cost) * (width - below) / (rung - below)
-            below, cost = rung, measured
-        slope = max(self.prior_slope, (cost - 1) / below if below else 0.0)
-        return cost + slope * (width - below)
+        known = ((rung, self._seconds.get((self.rows, rung))) for rung in LADDER)
+        points = [(0, 1.0), *((rung, found[0] / plain) for rung, found in known if found)]
+        return _on_curve(points, width, least_slope=self.prior_slope)
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -114,16 +99,27 @@ class CostCurve:
         times = self._drafting.get((drafter, self.rows), {})
         if not self.knows_plain:
             return 0.0
-        below, cost = 0, 0.0
-        for measured, (seconds, count) in sorted(times.items()):
-            if count < 2:
-                continue
-            seconds = max(cost, seconds)
-            if measured >= width:
-                cost += (seconds - cost) * (width - below) / (measured - below)
-                break
-            below, cost = measured, seconds
-        return cost / self._seconds[self.rows, 0][0]
+        known = [(allowed, seconds) for allowed, (seconds, count) in times.items() if count > 1]
+        return _on_curve([(0, 0.0), *sorted(known)], width) / self._seconds[self.rows, 0][0]
+
+
+def _on_curve(
+    points: Sequence[tuple[int, float]], width: int, least_slope: float | None = None
+) -> float:
+    """The cost of a width on the line through (width, cost) points, which is made to rise.
+
+    It goes on flat, or with `least_slope` given, as steeply as it rose on the whole.
+    """
+    below, cost = points[0]
+    for measured, known in points[1:]:
+        known = max(cost, known)
+        if measured >= width:
+            return cost + (known - cost) * (width - below) / (measured - below)
+        below, cost = measured, known
+    if least_slope is None:
+        return cost
+    slope = (cost - points[0][1]) / below if below else 0.0
+    return cost + max(least_slope, slope) * (width - below)
 
 
 class Budget(Protocol):
@@ -152,18 +148,15 @@ class FixedBudget:
         pass
 
 
-class OpenBudget:
+class OpenBudget(FixedBudget):
     """All that a drafter may want, for one that weighs `cost` itself (`Context.cost`)."""
 
     def __init__(self, cost: CostCurve, width: int) -> None:
+        super().__init__(width)
         self.cost = cost
-        self.width = width
 
     def next(self) -> int:
         return self.width if self.cost.knows_plain else 0
-
-    def record(self, depth: int, accepted: int) -> None:
-        pass
 
 
 class AutoBudget:

@@ -46,7 +46,7 @@ def step(
     begin = perf_counter()
     if cost is not None:
         cost.rows = len(sessions)
-    rows = [session.row for session in sessions if session.row is not None]
+    rows = [session.row for session in sessions]
     drafts = propose(sessions, target)
     usual = all(len(row.pending) == 1 for row in rows)  # else the pass also carries a prompt
     drafted = perf_counter()
@@ -98,24 +98,24 @@ def _record_draft(sessions: Sequence[Session], cost: CostCurve, seconds: float) 
 def propose(sessions: Sequence[Session], target: Target[Any]) -> list[Draft]:
     """Ask each drafter once for all of its sequences; fit the drafts to what the target takes."""
     for session in sessions:
-        assert session.row is not None  # start() gave it
         context = session.context
         # The last of `limit` tokens is the target's own, so drafts end one before it.
         context.depth = min(session.limit - session.generated - 1, target.room(session.row))
-        allowed = session.budget.next() if context.depth > 0 and target.shape != "plain" else 0
-        context.budget = allowed
-        if session.needs.taps and allowed:  # some are computed only when asked for
+        drafts_fit = context.depth > 0 and target.shape != "plain"
+        context.budget = session.budget.next() if drafts_fit else 0
+        if session.needs.taps and context.budget:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention
-    drafts: dict[int, Draft] = {}
+    drafts = [EMPTY] * len(sessions)
     wanting = [i for i, session in enumerate(sessions) if session.context.budget > 0]
     for _, group in groupby(wanting, key=lambda i: id(sessions[i].drafter)):
         indices = list(group)
         members = [sessions[i] for i in indices]
         states = [s.state for s in members if s.state is not None]
         made = members[0].drafter.draft(states, [s.context for s in members])
-        drafts.update(zip(indices, made, strict=True))
-    return [fit(drafts.get(i, EMPTY), s, target) for i, s in enumerate(sessions)]
+        for i, draft in zip(indices, made, strict=True):
+            drafts[i] = fit(draft, sessions[i], target)
+    return drafts
 
 
 def fit(draft: Draft, session: Session, target: Target[Any]) -> Draft:

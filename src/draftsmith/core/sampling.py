@@ -10,7 +10,8 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import partial
+from types import MappingProxyType, NoneType
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,11 +64,6 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
                 raise OptionError(f"{name}={value!r} cannot work; it must be {allowed}")
-        if self.seed is not None and not (type(self.seed) is int and -(2**63) <= self.seed < 2**64):
-            raise OptionError(
-                f"seed={self.seed!r} cannot work; it must be an integer from -2**63 to 2**64-1, "
-                "or None"
-            )
         for name, of in (("stop", str), ("stop_token_ids", int)):
             for value in getattr(self, name):
                 if not isinstance(value, of) or value == "":
@@ -91,94 +87,68 @@ _ALLOWED: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "frequency_penalty": (_REAL, math.isfinite, "a finite number"),
     "max_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
     "min_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
+    "seed": (
+        (int, NoneType),
+        lambda v: v is None or -(2**63) <= v < 2**64,
+        "an integer from -2**63 to 2**64-1, or None",
+    ),
 }
 """Option → its types, what else must hold, and how to say it."""
 
 
-def repetition_penalty(penalty: float) -> Processor:
+def repetition_penalty(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
     """Keskar et al. 2019, over prompt and output alike, as transformers does."""
-
-    def apply(ids: Tensor, scores: Tensor) -> Tensor:
-        seen = scores.gather(1, ids)
-        return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
-
-    return apply
+    seen = scores.gather(1, ids)
+    return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
 
 
-def output_penalties(presence: float, frequency: float, prompt_length: int) -> Processor:
+def output_penalties(
+    ids: Tensor, scores: Tensor, presence: float, frequency: float, prompt_length: int
+) -> Tensor:
     """OpenAI's presence and frequency penalties, over the generated tokens only."""
-
-    def apply(ids: Tensor, scores: Tensor) -> Tensor:
-        counts = torch.zeros_like(scores)
-        output = ids[:, prompt_length:]
-        counts.scatter_add_(1, output, torch.ones_like(output, dtype=scores.dtype))
-        return scores - presence * (counts > 0) - frequency * counts
-
-    return apply
+    output = ids[:, prompt_length:]
+    ones = torch.ones_like(output, dtype=scores.dtype)
+    counts = torch.zeros_like(scores).scatter_add_(1, output, ones)
+    return scores - presence * (counts > 0) - frequency * counts
 
 
-def logit_bias(bias: Mapping[int, float]) -> Processor:
+def logit_bias(_ids: Tensor, scores: Tensor, bias: Mapping[int, float]) -> Tensor:
     """Add a constant to the scores of some ids."""
-    index = torch.tensor([list(bias)])
-    value = torch.tensor([list(bias.values())])
-
-    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores.scatter_add(
-            1, index.to(scores.device), value.to(device=scores.device, dtype=scores.dtype)
-        )
-
-    return apply
+    index = torch.tensor([list(bias)], device=scores.device)
+    return scores.scatter_add(1, index, scores.new_tensor([list(bias.values())]))
 
 
-def forbid_end(end_ids: Sequence[int], until: int) -> Processor:
+def forbid_end(ids: Tensor, scores: Tensor, end_ids: Sequence[int], until: int) -> Tensor:
     """No end-of-sequence before the sequence is `until` tokens long, prompt included."""
-    index = list(end_ids)
-
-    def apply(ids: Tensor, scores: Tensor) -> Tensor:
-        if ids.shape[1] < until:
-            scores = scores.clone()
-            # A config may name an id that this model's logits do not have.
-            scores[:, [i for i in index if i < scores.shape[1]]] = -math.inf
+    if ids.shape[1] >= until:
         return scores
+    # A config may name an id that this model's logits do not have.
+    return without(scores, [i for i in end_ids if i < scores.shape[1]])
 
-    return apply
 
-
-def temperature(value: float) -> Processor:
+def temperature(_ids: Tensor, scores: Tensor, value: float) -> Tensor:
     """Divide the scores by the temperature."""
-    return lambda _ids, scores: scores / value
+    return scores / value
 
 
-def top_k(k: int) -> Processor:
+def top_k(_ids: Tensor, scores: Tensor, k: int) -> Tensor:
     """Keep the k best scores (and what ties with the k-th)."""
-
-    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
-        kth = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
-        return scores.masked_fill(scores < kth, -math.inf)
-
-    return apply
+    kth = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
+    return scores.masked_fill(scores < kth, -math.inf)
 
 
-def top_p(p: float) -> Processor:
+def top_p(_ids: Tensor, scores: Tensor, p: float) -> Tensor:
     """Keep the smallest set of best tokens whose probability reaches p; always one."""
-
-    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
-        ordered, index = scores.sort(descending=False)
-        drop = ordered.softmax(-1).cumsum(-1) <= 1 - p
-        drop[..., -1] = False
-        return scores.masked_fill(drop.scatter(1, index, drop), -math.inf)
-
-    return apply
+    ordered, index = scores.sort(descending=False)
+    drop = ordered.softmax(-1).cumsum(-1) <= 1 - p
+    drop[..., -1] = False
+    return scores.masked_fill(drop.scatter(1, index, drop), -math.inf)
 
 
-def min_p(p: float) -> Processor:
+def min_p(_ids: Tensor, scores: Tensor, p: float) -> Tensor:
     """Keep tokens at least `p` times as probable as the best."""
-
-    def apply(_ids: Tensor, scores: Tensor) -> Tensor:
-        probs = scores.softmax(-1)
-        return scores.masked_fill(probs < p * probs.amax(-1, keepdim=True), -math.inf)
-
-    return apply
+    probs = scores.softmax(-1)
+    return scores.masked_fill(probs < p * probs.amax(-1, keepdim=True), -math.inf)
 
 
 def without(scores: Tensor, ids: Sequence[int]) -> Tensor:
@@ -238,23 +208,31 @@ class Law:
         p = params
         reading: list[Processor] = [*first]  # these see the prefix
         if p.logit_bias:
-            reading.append(logit_bias(p.logit_bias))
+            reading.append(partial(logit_bias, bias=p.logit_bias))
         if p.repetition_penalty != 1:
-            reading.append(repetition_penalty(p.repetition_penalty))
+            reading.append(partial(repetition_penalty, penalty=p.repetition_penalty))
         if p.presence_penalty or p.frequency_penalty:
-            reading.append(output_penalties(p.presence_penalty, p.frequency_penalty, prompt_length))
+            reading.append(
+                partial(
+                    output_penalties,
+                    presence=p.presence_penalty,
+                    frequency=p.frequency_penalty,
+                    prompt_length=prompt_length,
+                )
+            )
         if p.min_new_tokens and end_ids:
-            reading.append(forbid_end(end_ids, prompt_length + p.min_new_tokens))
+            until = prompt_length + p.min_new_tokens
+            reading.append(partial(forbid_end, end_ids=end_ids, until=until))
         reading.extend(p.processors)
         cutting: list[Processor] = []
         if p.temperature not in (0, 1):
-            cutting.append(temperature(p.temperature))
+            cutting.append(partial(temperature, value=p.temperature))
         if p.temperature and p.top_k:
-            cutting.append(top_k(p.top_k))
+            cutting.append(partial(top_k, k=p.top_k))
         if p.temperature and p.top_p < 1:
-            cutting.append(top_p(p.top_p))
+            cutting.append(partial(top_p, p=p.top_p))
         if p.temperature and p.min_p:
-            cutting.append(min_p(p.min_p))
+            cutting.append(partial(min_p, p=p.min_p))
         chosen = [*reading, *cutting]
         return cls(
             chosen,

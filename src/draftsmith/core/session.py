@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +13,11 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
 from draftsmith.core.stats import Stats
-from draftsmith.core.target import NO_NEEDS, Needs, Row
+from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
 
-
-class StopRule(Protocol):
-    """Ends a sequence; asked once per emitted token, in order."""
-
-    def __call__(self, session: Session, scores: Tensor | None, /) -> str | None:
-        """The finish reason, or None to go on. The token is already in `session.ids`."""
+StopRule = Callable[["Session", Tensor | None], "str | None"]
+"""Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
 
 
 class EndTokens:
@@ -32,16 +28,6 @@ class EndTokens:
 
     def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         return "stop" if session.ids[-1] in self.ids else None
-
-
-class MaxNewTokens:
-    """Ends after so many new tokens."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
-        return "length" if session.generated >= self.limit else None
 
 
 class Session:
@@ -77,15 +63,16 @@ class Session:
         """Most new tokens; drafts never reach beyond it."""
         self.needs = needs
         """What the target records for the drafter: its `needs_of` this target's model."""
-        self.stop_rules: tuple[StopRule, ...] = (*stop_rules, MaxNewTokens(limit))
+        self.stop_rules = tuple(stop_rules)
         self.device = torch.device(device)
-        self.row: Row | None = None
+        self.row: Any = None
+        """Its place in the target, of the target's own kind."""
         self.finish_reason: str | None = None
         self.logprobs: list[float] | None = None
         self.origins: dict[int, int] = {}
         """Position in `ids` of an accepted copy → the position it was copied from."""
         self.stats = Stats(prompt_tokens=self.prompt_length)
-        self._tensor: Tensor | None = None
+        self._tensor = torch.empty((1, 0), dtype=torch.long, device=self.device)
         self._tensor_length = 0
         self.context = Context(
             ids=self.ids,
@@ -112,9 +99,8 @@ class Session:
     def prefix(self) -> Tensor:
         """(1, padding + T) ids as a tensor, for processors; a view that grows in place."""
         length = len(self.padding) + len(self.ids)
-        if self._tensor is None or self._tensor.shape[1] < length:
-            capacity = max(256, 2 * length)
-            self._tensor = torch.empty((1, capacity), dtype=torch.long, device=self.device)
+        if self._tensor.shape[1] < length:
+            self._tensor = self._tensor.new_empty((1, max(256, 2 * length)))
             self._tensor_length = 0
         if self._tensor_length < length:
             shown = [*self.padding, *self.ids] if self._tensor_length == 0 else self.ids
@@ -128,12 +114,11 @@ class Session:
         self.ids.append(token)
         if self.logprobs is not None and scores is not None:
             self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
-        for rule in self.stop_rules:
-            reason = rule(self, scores)
-            if reason is not None:
-                self.finish_reason = reason
-                return True
-        return False
+        reasons = (rule(self, scores) for rule in self.stop_rules)
+        self.finish_reason = next(filter(None, reasons), None)
+        if self.finish_reason is None and self.generated >= self.limit:
+            self.finish_reason = "length"
+        return self.finished
 
     def trace(self, draft: Draft, verdict: Verdict) -> None:
         """Note where the tokens of the last step were copied from."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import reduce
+from itertools import zip_longest
 from typing import Any
 
 from draftsmith.core.draft import Draft
@@ -110,8 +112,8 @@ class Stats:
         self.attempts += 1
         self.drafted += size
         self.accepted += accepted
-        _count(self.drafted_by_depth, draft.depth)
-        _count(self.accepted_by_depth, accepted)
+        self.drafted_by_depth = _sum(self.drafted_by_depth, [1] * draft.depth)
+        self.accepted_by_depth = _sum(self.accepted_by_depth, [1] * accepted)
         sources = draft.source[:size]
         for source in dict.fromkeys(sources):
             entry = self.by_source.setdefault(source, SourceStats())
@@ -135,34 +137,21 @@ class Stats:
         return record | {name: getattr(self, name) for name in derived}
 
 
-def _count(counts: list[int], reached: int) -> None:
-    """Add one to every depth up to `reached`."""
-    counts.extend([0] * (reached - len(counts)))
-    for depth in range(reached):
-        counts[depth] += 1
-
-
 def total(parts: Sequence[Stats]) -> Stats:
     """The sum of several sequences' stats; times add up, first-token time is the mean."""
-    whole = Stats()
-    for part in parts:
-        for name in (
-            "prompt_tokens", "reused_tokens", "passes", "tokens", "attempts", "drafted",
-            "accepted", "probes",
-        ):  # fmt: skip
-            setattr(whole, name, getattr(whole, name) + getattr(part, name))
-        for name in ("prefill", "draft", "target", "verify", "total"):
-            value = getattr(whole.seconds, name) + getattr(part.seconds, name)
-            setattr(whole.seconds, name, value)
-        for name in ("drafted_by_depth", "accepted_by_depth"):
-            mine, theirs = getattr(whole, name), getattr(part, name)
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for depth, count in enumerate(theirs):
-                mine[depth] += count
-        for source, entry in part.by_source.items():
-            mine = whole.by_source.setdefault(source, SourceStats())
-            mine.attempts += entry.attempts
-            mine.drafted += entry.drafted
-            mine.accepted += entry.accepted
-        whole.first_token_seconds += part.first_token_seconds / len(parts)
+    whole = reduce(_sum, parts, Stats())
+    whole.first_token_seconds /= max(1, len(parts))
     return whole
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two records, entry by entry; the shorter list counts as zeros at its end."""
+    if isinstance(a, list):
+        return [x + y for x, y in zip_longest(a, b, fillvalue=0)]
+    if isinstance(a, dict):
+        none = SourceStats()
+        return {source: _sum(a.get(source, none), b.get(source, none)) for source in a | b}
+    if is_dataclass(a):
+        kind: Any = type(a)
+        return kind(*(_sum(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)))
+    return a + b

@@ -59,14 +59,33 @@ def verify(
     in the order of plain decoding; guesses cost exactly one draw per emitted token.
     Source: Leviathan et al. 2023, algorithm 1; for guesses, draw and follow.
     """
+
+    def next_token(node: int) -> tuple[int, Tensor]:
+        scores = law.scores(prefix() if law.needs_ids else None, logits[node + 1])
+        return choose(scores, law, chance, draft, draft.proposals.get(node)), scores
+
+    return walk(draft, next_token, emit)
+
+
+def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verdict:
+    """`verify` for a greedy law without processors; `choices` (1+n) is the arg-max of each row."""
+    return walk(draft, lambda node: (choices[node + 1], None), emit)
+
+
+def walk(
+    draft: Draft, next_token: Callable[[int], tuple[int, Tensor | None]], emit: Emit
+) -> Verdict:
+    """Go down from the root while a child carries the next token; emits that token at each node.
+
+    `next_token(node)` is the token that follows a node, with its scores.
+    """
     children = draft.children()
     path: list[int] = []
     tokens: list[int] = []
     nodes: list[int | None] = []
     node = ROOT
     while True:
-        scores = law.scores(prefix() if law.needs_ids else None, logits[node + 1])
-        token = choose(scores, law, chance, draft, draft.proposals.get(node))
+        token, scores = next_token(node)
         child = children.get((node, token))
         tokens.append(token)
         nodes.append(child)
@@ -124,22 +143,3 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     rest = (p - q).clamp_min(0)
     total = rest.sum()
     return rest / total if total > 0 else p
-
-
-def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verdict:
-    """`verify` for a greedy law without processors; `choices` (1+n) is the arg-max of each row."""
-    children = draft.children()
-    path: list[int] = []
-    tokens: list[int] = []
-    nodes: list[int | None] = []
-    node = ROOT
-    while True:
-        token = choices[node + 1]
-        child = children.get((node, token))
-        tokens.append(token)
-        nodes.append(child)
-        ended = emit(token, None)
-        if child is None or ended:
-            return Verdict(tuple(path), tuple(tokens), tuple(nodes))
-        path.append(child)
-        node = child

@@ -72,40 +72,38 @@ def grouped_attention(
             f"{type(module).__name__} attends in a way that only transformers' own function "
             "knows, so its attention cannot be recorded; rank by hidden states instead"
         )
-    if foreign or is_causal is False:
-        if look is not None:
-            # Their function knows neither cap nor sinks.
-            look(Seen(query, key, _effective(attention_mask), scaling, None, None))
-        return _transformers_sdpa(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, kwargs
-        )
-    mask = _effective(attention_mask)
-    if attention_mask is None and queries > 1 and queries != keys:
+    # A (1, 1, 1, 1) mask says "everything is visible": see masks.EVERYTHING.
+    everything = attention_mask is not None and attention_mask.shape[-2:] == (1, 1)
+    mask = None if everything else attention_mask
+    theirs = foreign or is_causal is False
+    if theirs:
+        softcap = s_aux = None  # which their function does not know
+    elif attention_mask is None and queries > 1 and queries != keys:
         mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
     seen = Seen(query, key, mask, scaling, softcap, s_aux)
+    if look is not None:
+        look(seen)
     if softcap is not None or s_aux is not None:
-        if look is not None:
-            look(seen)
         if mask is None and queries > 1:
             mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
         return _explicit(query, key, value, mask, scaling, softcap, s_aux), None
     # With an empty cache the causal kernels need no mask at all.
-    if queries > 1 and (mask is None or (groups > 1 and queries > _MOST_PACKED)):
-        if look is not None:
-            look(seen)
-        return _transformers_sdpa(
-            module, query, key, value, mask, dropout, scaling, is_causal, kwargs
-        )
+    wide = queries > 1 and (mask is None or (groups > 1 and queries > _MOST_PACKED))
+    if theirs or wide:
+        out: Tensor = sdpa_attention_forward(
+            module, query, key, value, mask, dropout, scaling, is_causal, **kwargs
+        )[0]
+        return out, None
     if groups > 1:
         query = query.reshape(query.shape[0], key.shape[1], groups * queries, query.shape[3])
     if mask is not None:
         mask = _packed(mask, groups if queries > 1 else 1, query.dtype)
     if look is not None and _tells_totals(query, value):
-        out, totals = _sdpa_with_totals(query, key, value, mask, scaling)
+        out, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, attn_mask=mask, scale=scaling
+        )
         look(replace(seen, totals=totals.reshape(seen.query.shape[:3])))
     else:
-        if look is not None:
-            look(seen)
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     out = out.reshape(out.shape[0], groups * key.shape[1], queries, value.shape[3])
     return out.transpose(1, 2).contiguous(), None
@@ -132,48 +130,14 @@ _PACKED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Tensor]] = WeakTe
 
 
 def _tells_totals(query: Tensor, value: Tensor) -> bool:
-    """Whether sdpa would take the kernel whose sums of exponents can be had.
+    """Whether sdpa would take the kernel that also tells the logarithms of the sums of exponents.
 
-    The switch of that kernel counts on every device, in spite of its name.
+    Without them a single attention weight would need the scores of all keys once more.
     """
     same_width = query.shape[3] == value.shape[3]
+    # The switch of that kernel counts on every device, in spite of its name.
     on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     return query.device.type == "cpu" and same_width and on
-
-
-def _sdpa_with_totals(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
-) -> tuple[Tensor, Tensor]:
-    """sdpa on a CPU, and the logarithm of each row's sum of exponents, which sdpa keeps to itself.
-
-    Without it a single attention weight would need the scores of all keys once more.
-    """
-    found: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=mask, scale=scaling
-    )
-    return found
-
-
-def _effective(mask: Tensor | None) -> Tensor | None:
-    """None for a (1, 1, 1, 1) mask, which says "everything is visible": see masks.EVERYTHING."""
-    return None if mask is not None and mask.shape[-1] == mask.shape[-2] == 1 else mask
-
-
-def _transformers_sdpa(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    is_causal: bool | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, None]:
-    out: tuple[Tensor, None] = sdpa_attention_forward(
-        module, query, key, value, mask, dropout, scaling, is_causal, **kwargs
-    )
-    return out
 
 
 def _explicit(

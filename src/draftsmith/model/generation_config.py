@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def config_processors(
     makers: dict[str, Callable[[Any], Processor]] = {
         "no_repeat_ngram_size": NoRepeatNGramLogitsProcessor,
         "bad_words_ids": lambda words: NoBadWordsLogitsProcessor(words, ends or None),
-        "min_length": lambda length: forbid_end(ends, length),
+        "min_length": lambda length: partial(forbid_end, end_ids=ends, until=length),
         "begin_suppress_tokens": lambda ids: SuppressTokensAtBeginLogitsProcessor(
             ids, prompt_length, device=device
         ),
