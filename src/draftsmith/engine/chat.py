@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Unpack
 
-from draftsmith.core.drafter import Drafter, DrafterState, sync
-from draftsmith.core.target import Row
-from draftsmith.engine.jobs import Job, Piece, Stream, run
+from draftsmith.core.budget import CostCurve
+from draftsmith.core.drafter import sync
+from draftsmith.core.session import Session
+from draftsmith.engine.jobs import Job, Piece, Stream, release, run
 from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.model.loaded import LoadedModel
@@ -35,9 +36,9 @@ class Chat:
             self.messages.append({"role": "system", "content": system})
         self._model, self._prepare = model, prepare
         self._runner = Runner(model, rest=REST)
-        self._state: DrafterState | None = None
         self._open: Stream | None = None
-        self._forget()
+        self._last: Session | None = None
+        """The last turn's, whose cache and drafter state the next one takes."""
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """The answer to one message; both join the history. Options as for `generate`."""
@@ -56,7 +57,7 @@ class Chat:
         history = [*self.messages, {"role": "user", "content": message}]
         request = self._prepare({**self.options, **options})
         job = request.job(request.encode(history), streaming=True)
-        self._open = Stream(job, self._turn(job, history, request))
+        self._open = Stream(job, self._turn(job, history, request.drafting.cost))
         return self._open
 
     def reset(self) -> None:
@@ -64,51 +65,42 @@ class Chat:
         if self._open is not None:
             self._open.close()
         self.messages = [m for m in self.messages if m["role"] == "system"]
-        if self._row is not None:
-            self._runner.close(self._row)
-        self._forget()
+        if self._last is not None:
+            release(self._last, self._runner)
+        self._last = None
 
-    def _forget(self) -> None:
-        self._drop_state()
-        self._row: Row | None = None
-        self._made_by: tuple[Drafter, tuple[int, ...]] | None = None
-        self._ids: list[int] = []
-
-    def _drop_state(self) -> None:
-        if self._state is not None:
-            self._state.close()
-        self._state = None
-
-    def _resume(self, job: Job, request: Request) -> None:
-        """Give the new turn's session the cache and the state of the last turn."""
-        ids, made_by = job.session.ids, (request.drafting.drafter, request.prediction)
-        if self._row is not None:
-            self._runner.extend(self._row, ids, job.session.needs)
-        if self._state is not None and self._made_by == made_by:
-            sync(self._state, self._ids, ids)
+    def _resume(self, session: Session) -> None:
+        """Give a new turn's session the cache and the state of the last turn."""
+        last = self._last
+        if last is None or last.row is None or last.state is None:
+            return
+        session.row, session.state = last.row, last.state
+        self._runner.extend(last.row, session.ids, session.needs)
+        same_prediction = last.context.prediction == session.context.prediction
+        if last.drafter == session.drafter and same_prediction:
+            sync(last.state, last.ids, session.ids)
         else:
-            self._drop_state()
-        self._made_by = made_by
-        job.session.row, job.session.state = self._row, self._state
+            last.state.close()
+            session.state = None
 
     def _turn(
-        self, job: Job, history: list[dict[str, Any]], request: Request
+        self, job: Job, history: list[dict[str, Any]], cost: CostCurve
     ) -> Generator[list[Piece]]:
         session, healthy = job.session, False
         try:
-            self._resume(job, request)
-            yield from run([job], self._runner, request.drafting.cost, keep=True)
+            self._resume(session)
+            yield from run([job], self._runner, cost, keep=True)
             healthy = True
         except GeneratorExit:
             healthy = True
             raise
         finally:
             if healthy:
-                self._row, self._state, self._ids = session.row, session.state, session.ids
+                self._last = session
             else:
                 # A failure inside a pass leaves the cache half-written: the next turn starts over.
-                self._runner = Runner(self._model, rest=REST)
-                self._forget()
+                release(session, self._runner)
+                self._runner, self._last = Runner(self._model, rest=REST), None
             if session.generated or healthy:
                 answer = {"role": "assistant", "content": job.result().text}
                 self.messages = [*history, answer]

@@ -11,12 +11,12 @@ from draftsmith.model.cache import KVCache
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
 from draftsmith.model.rope import RopeBoundary
-from draftsmith.model.rows import SequenceRow, finite
+from draftsmith.model.rows import Memory, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, record
 from draftsmith.model.windows import Views
 
 
-class KVMemory:
+class KVMemory(Memory):
     """Rows of a `KVCache`. Without `masks` a pass is one row and one chain: the model masks it."""
 
     def __init__(
@@ -78,7 +78,7 @@ class KVMemory:
         """Gather the path behind the pending tokens."""
         start = row.cached + len(row.pending)
         self.cache.keep(row.slot, start, [start + node for node in path])
-        return len(row.pending) + len(path)
+        return super().keep(row, path)
 
     def truncate(self, row: SequenceRow, length: int) -> int:
         """Nothing to do: a shorter length is all it takes, unless keys it needs were dropped."""

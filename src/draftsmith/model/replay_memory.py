@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import Forward
-from draftsmith.model.rows import SequenceRow, finite
+from draftsmith.model.rows import Memory, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
@@ -48,7 +48,7 @@ def first_recurrent_state(cache: Any) -> Tensor | None:
     return None
 
 
-class ReplayMemory:
+class ReplayMemory(Memory):
     """One cache per sequence: of `config`'s kind if it is to be undone, else the model's own."""
 
     def __init__(self, forward: Forward, config: Any, undoes: bool, blocks: Any = None) -> None:
@@ -63,11 +63,9 @@ class ReplayMemory:
         row.state = self._empty()
 
     def close(self, row: SequenceRow) -> None:
-        """Drop the cache."""
         row.state = row.unfinished = None
 
     def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
-        """One pass over tokens that follow the cached ones."""
         self._undo(row)
         row.unfinished = None, 0
         self._pass(row, tokens, 1, taps=record([row.taps], self._blocks, last_only=True))
@@ -134,8 +132,7 @@ class ReplayMemory:
         if row.state is None:
             # Some models of transformers 4 fill a cache but leave making it to generate().
             self._prepared = True
-            row.state = self._forward.prepared_cache(tokens)
-            output = self._forward([tokens], positions, None, row.state, last, taps)
+            return self._pass(row, tokens, last, start, taps)
         logits: Tensor = output.logits
         return logits[0]
 
@@ -143,20 +140,11 @@ class ReplayMemory:
         return recurrent_cache(self._config) if self._undoes else None
 
 
-class NoMemory:
+class NoMemory(Memory):
     """No cache at all: every step computes the whole sequence again."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-
-    def open(self, row: SequenceRow) -> None:
-        """Nothing to prepare."""
-
-    def close(self, row: SequenceRow) -> None:
-        """Nothing to drop."""
-
-    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
-        """Nothing is remembered."""
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """The whole sequence of each row, and a chain behind it."""
@@ -167,15 +155,6 @@ class NoMemory:
             output = self._forward([tokens], [list(range(len(tokens)))], None, False, last)
             outputs.append(RowOutput(output.logits[0, -last:]))
         return outputs
-
-    def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """Everything counts as computed."""
-        return len(row.pending) + len(path)
-
-    def truncate(self, row: SequenceRow, length: int) -> int:
-        """Any prefix is as good as another."""
-        del row
-        return length
 
 
 def snapshot(cache: Any) -> Snapshot:

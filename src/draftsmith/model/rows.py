@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -54,18 +55,22 @@ def finite(logits: Tensor) -> list[bool]:
     return found
 
 
-class Memory(Protocol):
-    """How a model's past is kept between passes. Rows change `ids` only through the runner."""
+class Memory(ABC):
+    """How a model's past is kept between passes; here, that there is nothing to keep.
 
-    def open(self, row: SequenceRow) -> None:
+    Rows change `ids` only through the runner.
+    """
+
+    def open(self, row: SequenceRow) -> None:  # noqa: B027  optional by design
         """Make place for a sequence."""
 
-    def close(self, row: SequenceRow) -> None:
+    def close(self, row: SequenceRow) -> None:  # noqa: B027
         """Give its place back."""
 
-    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
+    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:  # noqa: B027
         """Compute tokens that follow the cached ones; the caller then counts them as cached."""
 
+    @abstractmethod
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass; what each row's root, nodes and probes gave."""
 
@@ -74,6 +79,8 @@ class Memory(Protocol):
 
         Returns how many of these positions are now in the cache, 0 if the pass was undone.
         """
+        return len(row.pending) + len(path)
 
-    def truncate(self, row: SequenceRow, length: int) -> int:
+    def truncate(self, _row: SequenceRow, length: int) -> int:
         """Forget what lies behind `length` positions; returns how many could be kept."""
+        return length

@@ -7,13 +7,12 @@ past is kept in (`Memory`) and how the model is called (`Forward`) are its two p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import common_prefix
-from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Row, RowOutput, Shape, Taps
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
 from draftsmith.errors import DrafterError, PromptError
 from draftsmith.model.cache import KVCache
 from draftsmith.model.kv_memory import KVMemory
@@ -109,71 +108,67 @@ class Runner:
         return row
 
     def _new_taps(self, needs: Needs) -> RowTaps | None:
-        if not needs.taps or self._abilities.shape == "plain":  # which drafts nothing anyway
+        if not needs.taps or self.shape == "plain":  # which drafts nothing anyway
             return None
         check(needs, self.loaded, "a drafter")
         return RowTaps(needs)
 
-    def taps(self, row: Row) -> Taps:
+    @torch.inference_mode()
+    def taps(self, row: SequenceRow) -> Taps:
         """What was recorded of this row; nothing before its prompt was computed."""
-        own = _own(row)
-        with torch.inference_mode():
-            return NO_TAPS if own.taps is None else own.taps.show(own.root)
+        return NO_TAPS if row.taps is None else row.taps.show(row.root)
 
-    def close(self, row: Row) -> None:
+    @torch.inference_mode()
+    def close(self, row: SequenceRow) -> None:
         """Drop a sequence and its cache."""
-        with torch.inference_mode():
-            self._memory.close(_own(row))
+        self._memory.close(row)
 
-    def prefill(self, row: Row) -> None:
+    @torch.inference_mode()
+    def prefill(self, row: SequenceRow) -> None:
         """Compute `row.pending` but for its last token, or a short rest, in chunks.
 
         Does nothing where the prompt and its root must share one pass (`forward` then feeds it
         whole): plain targets, and rotary angles that depend on the length of the pass.
         """
-        own = _own(row)
-        if self._abilities.shape == "plain" or (
-            self._boundary is not None and self._boundary.beyond(own.root)
-        ):
+        other_angles = self._boundary is not None and self._boundary.beyond(row.root)
+        if self.shape == "plain" or other_angles:
             return
-        with torch.inference_mode():
-            # The first draft needs taps of the whole prompt, its rest included.
-            while len(own.pending) > (self._rest if own.taps is None else 1):
-                tokens = own.pending[: min(self._chunk, len(own.pending) - 1)]
-                self._memory.feed(own, tokens)
-                if own.taps is not None:
-                    own.taps.keep(own.cached, len(tokens))
-                self._count(own, len(tokens))
+        # The first draft needs taps of the whole prompt, its rest included.
+        while len(row.pending) > (self._rest if row.taps is None else 1):
+            tokens = row.pending[: min(self._chunk, len(row.pending) - 1)]
+            self._memory.feed(row, tokens)
+            if row.taps is not None:
+                row.taps.keep(row.cached, len(tokens))
+            _count(row, len(tokens))
 
-    def room(self, row: Row) -> int:
+    def room(self, row: SequenceRow) -> int:
         """Positions the next pass may use beyond this row's root; 0: this step decodes plainly."""
-        own = _own(row)
-        if self._abilities.shape == "plain":
+        if self.shape == "plain":
             return 0
-        if self._abilities.cache == "replay" and len(own.pending) > _MOST_PENDING:
+        if self._abilities.cache == "replay" and len(row.pending) > _MOST_PENDING:
             return 0
-        step, after = self._step, own.root + 1
+        step, after = self._step, row.root + 1
         if step is not None and after // step != (after + _WIDEST) // step:
             return 0
-        room = (self._context or 1 << 30) - 1 - own.root
+        room = (self._context or 1 << 30) - 1 - row.root
         if self._boundary is not None:
-            limit = self._boundary.room(own.root)
+            limit = self._boundary.room(row.root)
             room = room if limit is None else min(room, limit)
         return max(room, 0)
 
-    def forward(self, rows: Sequence[Row], drafts: Sequence[Draft]) -> list[RowOutput]:
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass over each row's pending tokens and draft; changes nothing until `commit`.
 
         Raises DrafterError for a draft of a shape that this target cannot verify.
         """
-        own = [_own(row) for row in rows]
-        if self._abilities.shape != "tree":
-            self._check(drafts)
-        with torch.inference_mode():
-            if self._boundary is not None:
-                for row in own:
-                    self._refresh(row)
-            return self._memory.verify(own, drafts)
+        if self.shape == "plain" and any(drafts):
+            raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
+        if self.shape == "chain" and not all(draft.is_chain for draft in drafts):
+            raise DrafterError("this target verifies chains only: pass draft.first_branch()")
+        for row in rows:
+            self._refresh(row)
+        return self._memory.verify(rows, drafts)
 
     def wait(self) -> None:
         """Return when the device has finished the last pass."""
@@ -183,22 +178,23 @@ class Runner:
         elif device.type == "mps":
             torch.mps.synchronize()
 
+    @torch.inference_mode()
     def commit(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[SequenceRow],
         paths: Sequence[Sequence[int]],
         tokens: Sequence[Sequence[int]],
     ) -> None:
         """Keep the nodes on each path; `tokens[i]` are one per node and one more, now pending."""
-        with torch.inference_mode():
-            for row, path, emitted in zip(map(_own, rows), paths, tokens, strict=True):
-                if row.taps is not None:  # while the keys of the pass are still in their places
-                    row.taps.keep(row.cached, len(row.pending), path)
-                kept = self._memory.keep(row, path)
-                row.pending.extend(emitted)
-                self._count(row, kept)
+        for row, path, emitted in zip(rows, paths, tokens, strict=True):
+            if row.taps is not None:  # while the keys of the pass are still in their places
+                row.taps.keep(row.cached, len(row.pending), path)
+            kept = self._memory.keep(row, path)
+            row.pending.extend(emitted)
+            _count(row, kept)
 
-    def extend(self, row: Row, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
+    @torch.inference_mode()
+    def extend(self, row: SequenceRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
         """Make `ids` the row's tokens; returns how many cached positions could be kept.
 
         At least the last token stays pending, even where the cache has it. Positions whose taps
@@ -206,26 +202,21 @@ class Runner:
         """
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
-        own, new = _own(row), list(ids)
-        common = min(common_prefix(own.ids, new), len(new) - 1)
-        if own.taps is None or own.taps.needs != needs:
-            own.taps = self._new_taps(needs)
-        if own.taps is not None:
-            common = own.taps.reusable(common, len(new) - 1)
-        with torch.inference_mode():
-            kept = self._memory.truncate(own, self._reusable(own, common, len(new) - 1))
-        if own.taps is not None:
-            own.taps.truncate(kept)
-        own.ids, own.pending = new[:kept], new[kept:]
-        return kept
-
-    def _reusable(self, row: SequenceRow, common: int, root: int) -> int:
-        """Of `common` cached positions, those that serve a sequence ending at `root`."""
-        if self._abilities.shape == "plain" and root != common:
-            return 0  # A plain target computes a prompt in one pass or not at all.
+        new, root = list(ids), len(ids) - 1
+        common = min(common_prefix(row.ids, new), root)
+        if row.taps is None or row.taps.needs != needs:
+            row.taps = self._new_taps(needs)
+        if row.taps is not None:
+            common = row.taps.reusable(common, root)
+        if self.shape == "plain" and root != common:
+            common = 0  # A plain target computes a prompt in one pass or not at all.
         if self._boundary is not None and not self._boundary.keeps(row.cached, root):
-            return 0
-        return common
+            common = 0
+        kept = self._memory.truncate(row, common)
+        if row.taps is not None:
+            row.taps.truncate(kept)
+        row.ids, row.pending = new[:kept], new[kept:]
+        return kept
 
     def _refresh(self, row: SequenceRow) -> None:
         """Forget a cache whose rotary angles no longer fit, as the model's own generate does."""
@@ -233,17 +224,8 @@ class Runner:
             self._memory.truncate(row, 0)
             row.ids, row.pending = [], row.ids + row.pending
 
-    def _count(self, row: SequenceRow, computed: int) -> None:
-        row.ids.extend(row.pending[:computed])
-        del row.pending[:computed]
 
-    def _check(self, drafts: Sequence[Draft]) -> None:
-        for draft in drafts:
-            if self._abilities.shape == "plain" and len(draft):
-                raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
-            if not draft.is_chain:
-                raise DrafterError("this target verifies chains only: pass draft.first_branch()")
-
-
-def _own(row: Row) -> SequenceRow:
-    return cast(SequenceRow, row)
+def _count(row: SequenceRow, computed: int) -> None:
+    """Count pending tokens as cached."""
+    row.ids.extend(row.pending[:computed])
+    del row.pending[:computed]
