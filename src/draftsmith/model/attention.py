@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,38 +74,53 @@ def grouped_attention(
     # A (1, 1, 1, 1) mask says "everything is visible": see masks.EVERYTHING.
     everything = attention_mask is not None and attention_mask.shape[-2:] == (1, 1)
     mask = None if everything else attention_mask
+    totals: Tensor | None = None
     theirs = foreign or is_causal is False
     if theirs:
         softcap = s_aux = None  # which their function does not know
     elif attention_mask is None and queries > 1 and queries != keys:
         mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
-    seen = Seen(query, key, mask, scaling, softcap, s_aux)
-    if look is not None:
-        look(seen)
-    if softcap is not None or s_aux is not None:
-        if mask is None and queries > 1:
-            mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_()
-        return _explicit(query, key, value, mask, scaling, softcap, s_aux), None
     # With an empty cache the causal kernels need no mask at all.
     wide = queries > 1 and (mask is None or (groups > 1 and queries > _MOST_PACKED))
-    if theirs or wide:
-        out: Tensor = sdpa_attention_forward(
+    if softcap is not None or s_aux is not None:
+        out = _explicit(query, key, value, mask, scaling, softcap, s_aux)
+    elif theirs or wide:
+        out, _ = sdpa_attention_forward(
             module, query, key, value, mask, dropout, scaling, is_causal, **kwargs
-        )[0]
-        return out, None
-    if groups > 1:
-        query = query.reshape(query.shape[0], key.shape[1], groups * queries, query.shape[3])
+        )
+    else:
+        out, totals = _grouped(query, key, value, mask, scaling, totals=look is not None)
+    if look is not None:
+        look(Seen(query, key, mask, scaling, softcap, s_aux, totals))
+    return out, None
+
+
+def _grouped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    totals: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention (B, Q, H, D), the queries of a group being those of one head.
+
+    With `totals`, where they can be had, also (B, H, Q) logarithms of the sums of exponents.
+    """
+    batch, heads, queries, width = query.shape
+    groups = heads // key.shape[1]
+    query = query.reshape(batch, key.shape[1], groups * queries, width)
     if mask is not None:
         mask = _packed(mask, groups if queries > 1 else 1, query.dtype)
-    if look is not None and _tells_totals(query, value):
-        out, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    sums: Tensor | None = None
+    if totals and _tells_totals(query, value):
+        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, attn_mask=mask, scale=scaling
         )
-        look(replace(seen, totals=totals.reshape(seen.query.shape[:3])))
+        sums = sums.reshape(batch, heads, queries)
     else:
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    out = out.reshape(out.shape[0], groups * key.shape[1], queries, value.shape[3])
-    return out.transpose(1, 2).contiguous(), None
+    return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), sums
 
 
 def _packed(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -157,6 +171,8 @@ def _explicit(
     scores = (packed @ key.transpose(2, 3)).view(batch, heads, queries, -1) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    if mask is None and queries > 1:
+        mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril_()
     if mask is not None:
         floor = torch.finfo(scores.dtype).min
         scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, floor)

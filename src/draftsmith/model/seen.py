@@ -75,32 +75,29 @@ class Seen:
         return torch.zeros_like(line, dtype=torch.float32).masked_fill_(~line, float("-inf"))
 
 
-def attention_rows(
-    seen: Mapping[int, Seen], heads: Heads, row: int, query: int, slots: slice | Tensor
-) -> Tensor:
-    """(heads, slots) float32 weights of one query, which may look at no slot but `slots`."""
-    scores = _scores(seen, heads, row, query, slots)
-    sinks = [seen[layer].sinks for layer, _ in heads]
-    if all(sink is None for sink in sinks):
-        return softmax(scores, dim=-1)
-    columns = [
-        scores.new_tensor([float("-inf")]) if sink is None else sink[head : head + 1].to(scores)
-        for sink, (_, head) in zip(sinks, heads, strict=True)
-    ]
-    return softmax(torch.cat([scores, torch.stack(columns)], dim=-1), dim=-1)[:, :-1]
-
-
 def attention_at(
-    seen: Mapping[int, Seen], heads: Heads, row: int, query: int, slots: Tensor, end: int
+    seen: Mapping[int, Seen],
+    heads: Heads,
+    row: int,
+    query: int,
+    slots: Tensor,
+    end: int | None = None,
 ) -> Tensor:
-    """(heads, |slots|) float32 weights of one query among the first `end` slots.
+    """(heads, |slots|) float32 weights of one query among the first `end` slots; None: all.
 
     Only the keys in `slots` are read where the sums of exponents are known; else all of them.
     """
-    if any(seen[layer].totals is None for layer, _ in heads):
-        found = attention_rows(seen, heads, row, query, slice(end))
-        return found[:, slots.to(found.device)]
-    return (_scores(seen, heads, row, query, slots) - _totals(seen, heads, row, query)).exp_()
+    if all(seen[layer].totals is not None for layer, _ in heads):
+        return (_scores(seen, heads, row, query, slots) - _totals(seen, heads, row, query)).exp_()
+    scores = _scores(seen, heads, row, query, slice(end))
+    sinks = [seen[layer].sinks for layer, _ in heads]
+    if any(sink is not None for sink in sinks):
+        columns = [
+            scores.new_tensor([float("-inf")]) if sink is None else sink[head : head + 1].to(scores)
+            for sink, (_, head) in zip(sinks, heads, strict=True)
+        ]
+        scores = torch.cat([scores, torch.stack(columns)], dim=-1)
+    return softmax(scores, dim=-1)[:, slots.to(scores.device)]
 
 
 def _totals(seen: Mapping[int, Seen], heads: Heads, row: int, query: int) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import eq, is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -86,13 +85,14 @@ class _Shells:
         parts, refers = _parts_below(model)
         wanted = _above_settings(parts, refers)
         self.configs = [vars(part) for part in parts.values() if _has_setting(part)]
-        self.refusal = next(filter(None, (_refusal(parts[number]) for number in wanted)), None)
-        # What is compared before every pass, flat: attributes, their names, their values.
-        self._owners: list[dict[str, Any]] = []
-        self._names: list[str] = []
-        self._values: list[Any] = []
-        self._containers: list[Any] = []
-        self._copies: list[Any] = []
+        self.refusal: str | None = None
+        """Why there can be no shells."""
+        for part in map(parts.get, wanted):
+            if any(vars(part).get(call) is not None for call in _REPLACED_CALLS):
+                kind = type(part).__name__
+                self.refusal = f"{kind} was compiled, or its forward was replaced"
+        self._watched: list[tuple[dict[str, Any], str, Any, Any]] = []
+        """Attributes, the name of one, its value, and what that held if it is a container."""
         if self.refusal is not None:
             return
         classes: dict[Any, type] = {}
@@ -106,22 +106,17 @@ class _Shells:
             for own in hidden[number]:
                 object.__setattr__(shell, own, _below(attributes[own], shells))
             for own in (*hidden[number], *_REPLACED_CALLS):
-                self._watch(attributes, own)
+                value = attributes.get(own)
+                held = value.copy() if isinstance(value, dict | list) else None
+                self._watched.append((attributes, own, value, held))
         self.root: Any = shells.get(id(model), model)
-
-    def _watch(self, attributes: dict[str, Any], name: str) -> None:
-        value = attributes.get(name)
-        self._owners.append(attributes)
-        self._names.append(name)
-        self._values.append(value)
-        if isinstance(value, dict | list):
-            self._containers.append(value)
-            self._copies.append(value.copy())
 
     def current(self) -> bool:
         """Whether the model still consists of the parts that the shells stand for."""
-        found = map(dict.get, self._owners, self._names)
-        return all(map(is_, found, self._values)) and all(map(eq, self._containers, self._copies))
+        return all(
+            attributes.get(name) is value and (held is None or value == held)
+            for attributes, name, value, held in self._watched
+        )
 
 
 class _Shell:
@@ -209,25 +204,14 @@ def _below(value: Any, shells: dict[int, Any]) -> Any:
 
 def _above_settings(parts: dict[int, Any], refers: dict[int, dict[str, set[int]]]) -> set[int]:
     """Ids of the configurations, and of whatever leads to one."""
-    holders: dict[int, set[int]] = {}
-    for number, names in refers.items():
-        for below in set().union(*names.values()):
-            holders.setdefault(below, set()).add(number)
-    found = {number for number, part in parts.items() if _has_setting(part)}
-    waiting = list(found)
-    while waiting:
-        above = holders.get(waiting.pop(), set()) - found
+    below = {number: set().union(*names.values()) for number, names in refers.items()}
+    found: set[int] = set()
+    above = {number for number, part in parts.items() if _has_setting(part)}
+    while above:
         found |= above
-        waiting += above
+        above = {number for number in below.keys() - found if below[number] & above}
     return found
 
 
 def _has_setting(part: Any) -> bool:
     return isinstance(part, PretrainedConfig) and _SETTING in vars(part)
-
-
-def _refusal(part: Any) -> str | None:
-    """Why a part can have no shell; None if it can."""
-    if any(vars(part).get(name) is not None for name in _REPLACED_CALLS):
-        return f"{type(part).__name__} was compiled, or its forward was replaced"
-    return None

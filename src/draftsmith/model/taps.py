@@ -28,7 +28,7 @@ from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, Taps, Weights
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.attention import watch
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.seen import Seen, attention_at, attention_rows
+from draftsmith.model.seen import Seen, attention_at
 
 _FIRST_ROWS = 256
 
@@ -152,25 +152,21 @@ class RowTaps:
     """Computes weights when it is asked: while drafting pauses, nobody asks."""
     _attended: int = 0
     """Positions that the attention row covers."""
-    _pass: tuple[PassTaps, int] | None = field(default=None, repr=False)
+    pass_taps: tuple[PassTaps, int] | None = field(default=None, repr=False)
     """The pass that awaits `keep`, and this row's place in it."""
-
-    def joins(self, taps: PassTaps, index: int) -> None:
-        """The next pass records into `taps`, this row being its row `index`."""
-        self._pass = taps, index
 
     def of_pass(self, first: int, end: int) -> Tensor | None:
         """(end - first, D) hidden states of the last pass from its position `first` on."""
-        if self._pass is None or self.needs.hidden_layer is None:
+        if self.pass_taps is None or self.needs.hidden_layer is None:
             return None
-        taps, index = self._pass
+        taps, index = self.pass_taps
         return taps.hidden[self.needs.hidden_layer][index, first:end]
 
     def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
         """Of the last pass, which began at position `start`, keep `pending` tokens and a path."""
-        if self._pass is None:
+        if self.pass_taps is None:
             return
-        (taps, index), self._pass = self._pass, None
+        (taps, index), self.pass_taps = self.pass_taps, None
         picked = [*range(pending), *(pending + node for node in path)]
         self.length = start + len(picked)
         if self.needs.hidden_layer is not None:
@@ -181,14 +177,12 @@ class RowTaps:
     def _attend(self, taps: PassTaps, index: int, start: int, picked: list[int]) -> None:
         """Be ready to tell the weights of the last picked position."""
         self._attended = start + len(picked)
-        heads = self.needs.attention_heads
+        weights = partial(attention_at, taps.seen, self.needs.attention_heads, index, picked[-1])
         if _in_place(picked):
-            own = partial(attention_at, taps.seen, heads, index, picked[-1], end=self._attended)
-            self._attention = own
+            self._attention = partial(weights, end=self._attended)
         else:  # the keys are about to close up
             slots = torch.tensor([*range(start), *(start + node for node in picked)])
-            row = attention_rows(taps.seen, heads, index, picked[-1], slots)
-            self._attention = partial(_columns, row)
+            self._attention = partial(_columns, weights(slots))
 
     def settle(self) -> None:
         """Compute the whole attention row now: its keys are about to move."""
@@ -215,7 +209,7 @@ class RowTaps:
 
     def truncate(self, length: int) -> None:
         """Forget the positions at and beyond `length`."""
-        self.length, self._pass = min(self.length, length), None
+        self.length, self.pass_taps = min(self.length, length), None
 
     def show(self, states: int) -> Taps:
         """What there is for a sequence with so many states; nothing if some are missing."""
@@ -239,7 +233,7 @@ def record(
         return None
     taps = PassTaps([row.needs for _, row in asking], blocks, last_only, firsts)
     for index, row in asking:
-        row.joins(taps, index)
+        row.pass_taps = taps, index
     return taps
 
 
