@@ -82,7 +82,7 @@ def step(
         seconds.verify += (verified - passed) / len(sessions)
         seconds.total += (end - begin) / len(sessions)
     return [
-        Step(verdict.tokens, sources(draft, verdict), draft.size, end - begin)
+        Step(verdict.tokens, sources(draft, verdict))
         for draft, verdict in zip(drafts, verdicts, strict=True)
     ]
 

@@ -23,10 +23,6 @@ class Step:
     """Newly committed token ids."""
     sources: tuple[str, ...]
     """Who guessed each token: a drafter's name, or `TARGET`."""
-    drafted: int
-    """Draft nodes that were verified (probes not counted)."""
-    seconds: float
-    """Wall time of the whole step, shared by the sequences in it."""
 
 
 @dataclass(slots=True)

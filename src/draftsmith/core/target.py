@@ -85,8 +85,6 @@ class RowOutput:
     """(1+n+m, V); row 0 follows the root, row 1+i follows node i."""
     choices: Sequence[int] | None = None
     """(1+n) arg-max of each row, where the target knows it without computing logits."""
-    hidden: Tensor | None = None
-    """(1+n+m, D) of the layer asked for."""
     finite: bool = True
     """False where a drafted token overflowed the model, so that no row means anything."""
 

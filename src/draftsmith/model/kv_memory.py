@@ -131,8 +131,7 @@ class KVMemory(Memory):
             if not usable:
                 self.cache.clear(row.slot, row.cached)
             own = logits[i, s.pending - 1 - skipped : s.width - skipped]
-            hidden = row.hidden_of_pass(s.pending - 1, s.width)
-            outputs.append(RowOutput(own, hidden=hidden, finite=usable))
+            outputs.append(RowOutput(own, finite=usable))
         return outputs
 
     def _begin(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> Views:

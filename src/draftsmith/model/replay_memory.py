@@ -81,9 +81,8 @@ class ReplayMemory(Memory):
             last = 1 + len(draft)
             tokens = [*row.pending, *draft.tokens]
             logits = self._pass(row, tokens, last, taps=record([row.taps], self._blocks))
-            hidden = row.hidden_of_pass(len(row.pending) - 1, len(tokens))
             usable = not draft or finite(logits[None])[0]
-            outputs.append(RowOutput(logits[-last:], hidden=hidden, finite=usable))
+            outputs.append(RowOutput(logits[-last:], finite=usable))
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:

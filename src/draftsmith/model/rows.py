@@ -39,10 +39,6 @@ class SequenceRow:
         """Position of the last committed token."""
         return len(self.ids) + len(self.pending) - 1
 
-    def hidden_of_pass(self, first: int, end: int) -> Tensor | None:
-        """(end - first, D) states that the last pass recorded; None if it recorded none."""
-        return None if self.taps is None else self.taps.of_pass(first, end)
-
 
 def finite(logits: Tensor) -> list[bool]:
     """Whether all positions of each row (B, Q, V) were computed without overflow.

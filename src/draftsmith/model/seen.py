@@ -76,14 +76,9 @@ class Seen:
 
 
 def attention_at(
-    seen: Mapping[int, Seen],
-    heads: Heads,
-    row: int,
-    query: int,
-    slots: Tensor,
-    end: int | None = None,
+    seen: Mapping[int, Seen], heads: Heads, row: int, query: int, slots: Tensor, end: int
 ) -> Tensor:
-    """(heads, |slots|) float32 weights of one query among the first `end` slots; None: all.
+    """(heads, |slots|) float32 weights of one query among the first `end` slots.
 
     Only the keys in `slots` are read where the sums of exponents are known; else all of them.
     """

@@ -155,13 +155,6 @@ class RowTaps:
     pass_taps: tuple[PassTaps, int] | None = field(default=None, repr=False)
     """The pass that awaits `keep`, and this row's place in it."""
 
-    def of_pass(self, first: int, end: int) -> Tensor | None:
-        """(end - first, D) hidden states of the last pass from its position `first` on."""
-        if self.pass_taps is None or self.needs.hidden_layer is None:
-            return None
-        taps, index = self.pass_taps
-        return taps.hidden[self.needs.hidden_layer][index, first:end]
-
     def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
         """Of the last pass, which began at position `start`, keep `pending` tokens and a path."""
         if self.pass_taps is None:
@@ -177,10 +170,10 @@ class RowTaps:
     def _attend(self, taps: PassTaps, index: int, start: int, picked: list[int]) -> None:
         """Be ready to tell the weights of the last picked position."""
         self._attended = start + len(picked)
-        weights = partial(attention_at, taps.seen, self.needs.attention_heads, index, picked[-1])
-        if _in_place(picked):
-            self._attention = partial(weights, end=self._attended)
-        else:  # the keys are about to close up
+        query, heads = picked[-1], self.needs.attention_heads
+        weights = partial(attention_at, taps.seen, heads, index, query, end=start + query + 1)
+        self._attention = weights
+        if not _in_place(picked):  # the keys are about to close up
             slots = torch.tensor([*range(start), *(start + node for node in picked)])
             self._attention = partial(_columns, weights(slots))
 
