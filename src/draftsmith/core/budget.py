@@ -1,9 +1,7 @@
 """How many target positions a step may spend on guesses.
 
 The automatic budget keeps a promise: never much slower than plain decoding, however bad the
-drafts. It weighs what a wider pass costs on this very machine, as measured on the passes so far,
-and what drafting costs, against how many tokens drafts of that width have been getting accepted
-lately.
+drafts. It weighs what passes and drafts have cost against what has been accepted lately.
 """
 
 from __future__ import annotations
@@ -162,9 +160,8 @@ class OpenBudget(FixedBudget):
 class AutoBudget:
     """The width with the best expected tokens per second; pauses when no width pays.
 
-    `survival[d]` is the smoothed share of attempts in which at least d+1 tokens were accepted.
-    Beyond the depths tried it is continued geometrically, so success widens the drafts by itself.
-    When nothing pays, drafting pauses, twice as long after every failed retry.
+    `survival[d]` is the smoothed share of attempts in which at least d+1 tokens were accepted;
+    beyond the depths tried it is continued geometrically, so success widens the drafts by itself.
     """
 
     def __init__(

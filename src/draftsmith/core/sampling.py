@@ -1,7 +1,6 @@
 """The target's law for one node, and draws from it.
 
-Every function here takes and returns scores of shape (1, V), as transformers' processors do, so
-that the two kinds mix freely in one list.
+Scores have the shape (1, V), as transformers' processors want them: both kinds mix in one list.
 """
 
 from __future__ import annotations
@@ -64,14 +63,9 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
                 raise OptionError(f"{name}={value!r} cannot work; it must be {allowed}")
-        for name, of in (("stop", str), ("stop_token_ids", int)):
-            for value in getattr(self, name):
-                if not isinstance(value, of) or value == "":
-                    raise OptionError(f"{name}={value!r} cannot work; give {_NAMES[of]}")
 
 
-_NAMES: dict[type, str] = {str: "non-empty strings", int: "token ids"}
-_REAL, _WHOLE = (int, float), (int,)
+_REAL, _WHOLE, _MANY = (int, float), (int,), (tuple, list)
 _ALLOWED: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     # Scores divided by less would overflow.
     "temperature": (
@@ -87,6 +81,8 @@ _ALLOWED: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
     "frequency_penalty": (_REAL, math.isfinite, "a finite number"),
     "max_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
     "min_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
+    "stop": (_MANY, lambda v: all(isinstance(s, str) and s for s in v), "non-empty strings"),
+    "stop_token_ids": (_MANY, lambda v: all(isinstance(i, int) for i in v), "token ids"),
     "seed": (
         (int, NoneType),
         lambda v: v is None or -(2**63) <= v < 2**64,

@@ -12,6 +12,7 @@ paper's; with their neighbours it meets it (`benchmarks/quotesum.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from draftsmith.errors import OptionError
@@ -55,15 +56,13 @@ def find_copies(
 
 def runs(origins: Sequence[int | None], first: int, min_length: int) -> list[Copy]:
     """Consecutive origins as copies; `first` is the position of the token that has `origins[0]`."""
+    distances = [None if o is None else position - o for position, o in enumerate(origins, first)]
     copies: list[Copy] = []
-    start = 0
-    for end in range(1, len(origins) + 1):
-        origin = origins[start]
-        if origin is not None and end < len(origins) and origins[end] == origin + end - start:
-            continue
-        if origin is not None and end - start >= min_length:
-            placed = Span(first + start, first + end)
-            copies.append(Copy(placed, Span(origin, origin + end - start)))
+    start = first
+    for distance, group in groupby(distances):
+        end = start + len(list(group))
+        if distance is not None and end - start >= min_length:
+            copies.append(Copy(Span(start, end), Span(start - distance, end - distance)))
         start = end
     return copies
 

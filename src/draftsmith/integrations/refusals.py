@@ -5,7 +5,7 @@ Every function gives the reason as a clause, None where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,8 @@ def of_model(model: Any) -> str | None:
     return None
 
 
-def of_config(config: Any) -> str | None:
-    """Why this generation config needs transformers' loop."""
+def of_call(config: Any, inputs: Mapping[str, Any]) -> str | None:
+    """Why this generation config, or an input beside ids and mask, needs transformers' loop."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is neither greedy search nor sampling"
@@ -70,15 +70,11 @@ def of_config(config: Any) -> str | None:
         return "use_cache=False asks for decoding without a cache"
     if config.cache_implementation not in _OUR_CACHE:
         return f"cache_implementation={config.cache_implementation!r} asks for another cache"
-    asked = [name for name in _NEEDS_PLAIN if getattr(config, name, None)]
-    return f"{', '.join(asked)} can only be had from plain decoding" if asked else None
-
-
-def of_inputs(inputs: dict[str, Any]) -> str | None:
-    """Why these model inputs, beside ids and mask, cannot be passed on."""
-    known = ("input_ids", "attention_mask")
-    extra = [name for name, value in inputs.items() if value is not None and name not in known]
-    return f"{', '.join(sorted(extra))} was given" if extra else None
+    if asked := [name for name in _NEEDS_PLAIN if getattr(config, name, None)]:
+        return f"{', '.join(asked)} can only be had from plain decoding"
+    given = {name for name, value in inputs.items() if value is not None}
+    extra = sorted(given - {"input_ids", "attention_mask"})
+    return f"{', '.join(extra)} was given" if extra else None
 
 
 def of_prompts(input_ids: Tensor, mask: Tensor | None) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
@@ -31,6 +32,7 @@ from draftsmith.engine.jobs import Job, run
 from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
+from draftsmith.model.forward import unwrapped
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
@@ -67,7 +69,7 @@ def accelerate(
     needs what this model cannot record.
     """
     chosen, budget = registry.parse(drafter), checked_budget(budget)
-    own = _unwrapped(model)
+    own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
         raise LoadError(f"{type(own).__name__} has no generate() of transformers to accelerate")
     restore(own)
@@ -86,7 +88,7 @@ def accelerate(
 
 def restore(model: Any) -> None:
     """Give `model` its own `generate` back; does nothing if it is not accelerated."""
-    own = _unwrapped(model)
+    own = unwrapped(model)
     handle = vars(own).get("generate")
     if not isinstance(handle, Accelerated):
         return
@@ -194,7 +196,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             given = call.get("generation_config")
             # Private, but it is the very function that `generate` itself will use, in any version.
             config, inputs = self.model._prepare_generation_config(given, **options)
-            reason = refusals.of_config(config) or refusals.of_inputs(inputs)
+            reason = refusals.of_call(config, inputs)
         except Exception as error:
             # Whatever is wrong with it, `generate` should be the one to say.
             return None, f"its generation config cannot be read ({error})"
@@ -264,12 +266,11 @@ class Record:
         self.streamer = streamer
         self.config = config
         self._wanted = bool(config.return_dict_in_generate)
-        self.scores: tuple[Tensor, ...] | None = (
-            () if self._wanted and config.output_scores else None
-        )
-        self.logits: tuple[Tensor, ...] | None = (
-            () if self._wanted and config.output_logits else None
-        )
+        self.scores = self._collected(config.output_scores)
+        self.logits = self._collected(config.output_logits)
+
+    def _collected(self, asked: bool) -> tuple[Tensor, ...] | None:
+        return () if self._wanted and asked else None
 
     def __call__(self, session: Session, scores: Tensor | None) -> str | None:
         if self.scores is not None and scores is not None:
@@ -346,11 +347,10 @@ def _draft_seed(device: torch.device, index: int) -> int:
 def _sequences(input_ids: Tensor, sessions: Sequence[Session], config: Any) -> Tensor:
     """(B, T) prompts and answers; shorter answers are padded on the right."""
     pad = config._pad_token_tensor
-    width = max(session.generated for session in sessions)
-    new = input_ids.new_full((len(sessions), width), 0 if pad is None else int(pad.flatten()[0]))
-    for row, session in zip(new, sessions, strict=True):
-        row[: session.generated] = torch.tensor(session.ids[session.prompt_length :])
-    return torch.cat([input_ids, new], dim=1)
+    answers = [torch.tensor(session.ids[session.prompt_length :]) for session in sessions]
+    fill = 0 if pad is None else int(pad.flatten()[0])
+    new = pad_sequence(answers, batch_first=True, padding_value=fill)
+    return torch.cat([input_ids, new.to(input_ids)], dim=1)
 
 
 def _sampling(config: Any) -> SamplingParams:
@@ -382,13 +382,6 @@ def _with_stop_strings(call: dict[str, Any], stops: Any, model_config: Any) -> d
         criteria.append(StopStringCriteria(tokenizer=tokenizer, stop_strings=stops))
     call["stopping_criteria"] = StoppingCriteriaList(criteria)
     return call
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model inside a PEFT or a compiled one, whose `generate` is called anyway."""
-    model = getattr(model, "_orig_mod", model)
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(model, "_orig_mod", model)
 
 
 def _load(model: Any, tokenizer: Any) -> tuple[LoadedModel | None, str | None]:

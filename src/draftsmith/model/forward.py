@@ -28,9 +28,7 @@ class Forward:
     """
 
     def __init__(self, model: Any, attention: str | None) -> None:
-        own = model.get_base_model() if hasattr(model, "get_base_model") else model
-        own = _uncompiled(own)
-        known = set(inspect.signature(own.forward).parameters)
+        known = set(inspect.signature(unwrapped(model).forward).parameters)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             # Learned virtual tokens come before ours: only the adapter knows the positions.
             known -= {"position_ids", "cache_position"}
@@ -107,6 +105,12 @@ def _running(model: Any, attention: str | None) -> Any:
 def _uncompiled(model: Any) -> Any:
     """What torch.compile wrapped, or the model itself."""
     return getattr(model, "_orig_mod", model)
+
+
+def unwrapped(model: Any) -> Any:
+    """The transformers model inside a PEFT or a compiled one, or the model itself."""
+    model = _uncompiled(model)
+    return _uncompiled(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
 
 def input_device(model: Any) -> torch.device:

@@ -26,7 +26,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.capabilities import CacheKind, Capabilities
-from draftsmith.model.forward import Forward
+from draftsmith.model.forward import Forward, unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.replay_memory import first_recurrent_state, recurrent_cache
 from draftsmith.model.rope import scaled_by_slot
@@ -394,7 +394,7 @@ def _independence(loaded: LoadedModel) -> float:
 
 def _is_recurrent(loaded: LoadedModel) -> bool:
     config, model = loaded.config, loaded.model
-    own = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = unwrapped(model)
     if getattr(own, "_is_stateful", False) or recurrent_cache(config) is not None:
         return True
     types = set(getattr(config, "layer_types", None) or ())

@@ -36,7 +36,7 @@ _WIDEST = 256
 
 
 class Runner:
-    """Runs one model over any number of sequences; cheap to make, shares nothing with others."""
+    """A `Target` that runs one model over many sequences; cheap to make, shares nothing."""
 
     def __init__(
         self,
@@ -87,12 +87,10 @@ class Runner:
 
     @property
     def vocab_size(self) -> int:
-        """V: the width of the logits, padding ids included."""
         return self._vocab_size
 
     @property
     def shape(self) -> Shape:
-        """Drafts that `forward` can verify."""
         return self._abilities.shape
 
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> SequenceRow:
@@ -120,15 +118,13 @@ class Runner:
 
     @torch.inference_mode()
     def close(self, row: SequenceRow) -> None:
-        """Drop a sequence and its cache."""
         self._memory.close(row)
 
     @torch.inference_mode()
     def prefill(self, row: SequenceRow) -> None:
-        """Compute `row.pending` but for its last token, or a short rest, in chunks.
+        """Does nothing where the prompt and its root must share one pass: `forward` feeds it whole.
 
-        Does nothing where the prompt and its root must share one pass (`forward` then feeds it
-        whole): plain targets, and rotary angles that depend on the length of the pass.
+        So it is for plain targets, and for rotary angles that depend on the length of the pass.
         """
         other_angles = self._boundary is not None and self._boundary.beyond(row.root)
         if self.shape == "plain" or other_angles:
@@ -142,7 +138,6 @@ class Runner:
             _count(row, len(tokens))
 
     def room(self, row: SequenceRow) -> int:
-        """Positions the next pass may use beyond this row's root; 0: this step decodes plainly."""
         if self.shape == "plain":
             return 0
         if self._abilities.cache == "replay" and len(row.pending) > _MOST_PENDING:
@@ -158,10 +153,7 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass over each row's pending tokens and draft; changes nothing until `commit`.
-
-        Raises DrafterError for a draft of a shape that this target cannot verify.
-        """
+        """Raises DrafterError for a draft of a shape that this target cannot verify."""
         if self.shape == "plain" and any(drafts):
             raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
         if self.shape == "chain" and not all(draft.is_chain for draft in drafts):
@@ -171,7 +163,6 @@ class Runner:
         return self._memory.verify(rows, drafts)
 
     def wait(self) -> None:
-        """Return when the device has finished the last pass."""
         device = self.loaded.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -185,7 +176,6 @@ class Runner:
         paths: Sequence[Sequence[int]],
         tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Keep the nodes on each path; `tokens[i]` are one per node and one more, now pending."""
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             if row.taps is not None:  # while the keys of the pass are still in their places
                 row.taps.keep(row.cached, len(row.pending), path)
@@ -195,11 +185,7 @@ class Runner:
 
     @torch.inference_mode()
     def extend(self, row: SequenceRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
-        """Make `ids` the row's tokens; returns how many cached positions could be kept.
-
-        At least the last token stays pending, even where the cache has it. Positions whose taps
-        `needs` asks for, and that were computed without, are computed again. Raises as `open`.
-        """
+        """At least the last token stays pending, even where the cache has it. Raises as `open`."""
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
         new, root = list(ids), len(ids) - 1

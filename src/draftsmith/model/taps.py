@@ -1,10 +1,8 @@
 """What drafters may see beside logits: one layer's hidden states, chosen heads' attention.
 
-A pass only keeps references: the output of one block (a hook for the length of the pass), and the
-queries and keys that our attention function was called with. On commit each row copies the hidden
-states of its accepted positions behind those it has; what was rejected is never copied, so nothing
-is rolled back. Attention weights of the last accepted position are computed when a drafter asks for
-them, of the chosen heads at the positions asked for only.
+A pass only keeps references: the output of one block, and the queries and keys that our attention
+function was called with. On commit each row copies the states of its accepted positions, so that
+nothing is rolled back; attention weights are computed when a drafter asks for them.
 
 Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key heads, `D` width.
 """
