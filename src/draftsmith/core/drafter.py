@@ -47,10 +47,9 @@ class Context:
     cost: CostCurve | None = None
     """What passes cost, for a drafter that divides an automatic budget itself; else None."""
     hidden: Tensor | None = None
-    """(T-1, D) states of the layer in `Needs.hidden_layer`; row i belongs to `ids[i]`.
+    """(T-1, D) states of the layer in `Needs.hidden_layer`, a view to be read in `draft` only.
 
-    The last of the T ids has none yet: it was drawn after the pass that recorded the others. None
-    where the target has recorded none. A view, to be read in `draft` only.
+    The last of the T ids has none yet. None where the target has recorded none.
     """
     attention: Weights | None = None
     """Positions (n,) from 0 to T-2 → weights (heads, n) of the last id that has a state.

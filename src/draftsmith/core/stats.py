@@ -121,13 +121,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON, derived ones included."""
-        derived = (
-            "tokens_per_pass",
-            "mean_accepted_length",
-            "acceptance_rate",
-            "accepted_share",
-            "tokens_per_second",
-        )
+        derived = [name for name, member in vars(Stats).items() if isinstance(member, property)]
         record = asdict(self)
         record["seconds"]["other"] = self.seconds.other
         return record | {name: getattr(self, name) for name in derived}

@@ -1,8 +1,7 @@
 """The only place where a token is ever accepted.
 
-`verify` walks the draft from the root and is the reference; it serves every law and every draft.
-`verify_greedy` is its short cut when no processor needs the prefix: the arg-max of all rows is
-taken at once, so that one copy to the host serves the whole step.
+`verify` serves every law and every draft. `verify_greedy` is its short cut where no processor needs
+the prefix: the arg-max of all rows is taken at once, in one copy to the host for the whole step.
 """
 
 from __future__ import annotations

@@ -224,8 +224,7 @@ def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
     for name in options:
         if name not in _SAMPLING:
             raise UnknownName("option", name, Options.__annotations__, _INSTEAD.get(name))
-    settings = generation_config.given(model.generation_config)
-    merged = generation_config.sampling_defaults(settings)
+    merged = generation_config.sampling_defaults(generation_config.given(model.generation_config))
     merged |= {name: value for name, value in options.items() if value is not None}
     for name in ("stop", "stop_token_ids", "processors"):
         value = merged.get(name, ())
