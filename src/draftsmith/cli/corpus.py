@@ -18,8 +18,6 @@ from draftsmith.cli.options import (
     MachineOptions,
     Model,
     NewFolder,
-    group,
-    grouped,
 )
 from draftsmith.cli.progress import bar
 from draftsmith.cli.render import facts_table, plain_table, plural, visible
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
     from draftsmith.corpus.datastore import Datastore
     from draftsmith.corpus.files import Header
-
-corpus = group("Build and look into corpora: what the drafters retrieval and spectra look up.")
 
 PlanOptions = Annotated[
     Given,
@@ -200,7 +196,3 @@ def _show(folder: Path, header: Header, json_: bool) -> None:
         "read": ", ".join(f"{value:,} {name}" for name, value in made.get("read", {}).items()),
     }
     stdout().print(facts_table(facts))
-
-
-for _command in (build, info, query):
-    corpus.command()(grouped(_command))

@@ -1,7 +1,4 @@
-"""Options that commands share, in groups: a command takes a group where others take an option.
-
-A group is a dataclass of options, or the fields of one of the library's own dataclasses (`Fields`).
-"""
+"""Options that commands share, in groups: a command takes a group where others take an option."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -50,13 +47,6 @@ class Fields:
     spelt: Mapping[str, str] = field(default_factory=dict)
     """Field → how it is typed, where that is not its name and type: `--file -f PATH`."""
 
-    def parameters(self) -> Iterator[inspect.Parameter]:
-        """The options, one by one."""
-        known = {f.name: f for f in declared(self.where).fields}
-        for panel, names in self.panels.items():
-            for name in names.split():
-                yield _parameter(known[name], self.spelt.get(name, ""), panel)
-
 
 def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Parameter:
     kind, metavar = _KINDS[option.type.removesuffix(" | None")]
@@ -77,12 +67,8 @@ def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Paramete
         told = typer.Option(
             *flags, metavar=metavar, help=text, show_default=shown, rich_help_panel=panel
         )
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if option.default == REQUIRED else None,
-        annotation=Annotated[kind | None, told],
-    )
+    default = inspect.Parameter.empty if option.default == REQUIRED else None
+    return _keyword(option.name, Annotated[kind | None, told], default)
 
 
 def _given(**values: Any) -> Given:
@@ -184,19 +170,6 @@ class OutputOptions:
     """Show passes, acceptance and times on standard error."""
 
 
-def group(about: str) -> typer.Typer:
-    """A command that only has subcommands."""
-    made = typer.Typer(
-        help=about,
-        no_args_is_help=True,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    # Without a callback, typer would give a lone subcommand the group's name.
-    made.callback()(lambda: None)
-    return made
-
-
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer wants it: every option of its groups a parameter of its own.
 
@@ -208,7 +181,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         found = _group(hints[name])
         if found is None:
-            flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+            flat.append(_keyword(name, hints[name], parameter.default))
         else:
             parameters, make = found
             flat += parameters
@@ -236,36 +209,33 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
     """The parameters of a group and what makes one value of theirs; None: no group."""
     for told in getattr(hint, "__metadata__", ()):
         if isinstance(told, Fields):
-            return list(told.parameters()), _given
-    if not is_dataclass(hint):
+            known = {f.name: f for f in declared(told.where).fields}
+            return [
+                _parameter(known[name], told.spelt.get(name, ""), panel)
+                for panel, names in told.panels.items()
+                for name in names.split()
+            ], _given
+    if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
     hints = get_type_hints(hint, include_extras=True)
     panel, spelt = getattr(hint, "panel", None), getattr(hint, "spelt", {})
+    known = {f.name: f for f in declared(f"{hint.__module__}:{hint.__qualname__}").fields}
     parameters = []
     # What a group adds stands before what it has in common with others.
-    for f in sorted(fields(hint), key=lambda f: f.name not in hint.__annotations__):
-        if hasattr(hints[f.name], "__metadata__"):
-            parameters.append(_in_panel(f, hints[f.name], panel))
-        else:
-            parameters.append(_parameter(_declared_in(hint, f.name), spelt.get(f.name, ""), panel))
-    return parameters, lambda **values: hint(**_given(**values))  # type: ignore[operator]
+    for f in sorted(fields(hint), key=lambda f: f.name not in known):
+        kind = hints[f.name]
+        if get_origin(kind) is not Annotated:
+            parameters.append(_parameter(known[f.name], spelt.get(f.name, ""), panel))
+            continue
+        option = copy.copy(kind.__metadata__[0])
+        option.rich_help_panel = option.rich_help_panel or panel
+        parameters.append(_keyword(f.name, Annotated[kind.__origin__, option], f.default))
+    return parameters, lambda **values: hint(**_given(**values))
 
 
-def _declared_in(kind: Any, name: str) -> Field:
-    owner = next(base for base in kind.__mro__ if name in base.__annotations__)
-    found = declared(f"{owner.__module__}:{owner.__name__}").fields
-    return next(option for option in found if option.name == name)
-
-
-def _in_panel(option: Any, annotated: Any, panel: str | None) -> inspect.Parameter:
-    told = copy.copy(annotated.__metadata__[0])
-    told.rich_help_panel = told.rich_help_panel or panel
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option.default,
-        annotation=Annotated[annotated.__origin__, told],
-    )
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _flags(parameters: list[inspect.Parameter]) -> Iterator[tuple[str, str]]:
@@ -281,12 +251,10 @@ def _check_text(value: Any, flag: str) -> None:
     """Raise OptionError for a text that is not UTF-8; files may have such names."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not os.path.exists(text):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise OptionError(
-                    f"{flag} is not UTF-8 text, from character {error.start + 1} on"
-                ) from error
+            foreign = re.search("[\ud800-\udfff]", text)
+            if foreign:
+                at = foreign.start() + 1
+                raise OptionError(f"{flag} is not UTF-8 text, from character {at} on")
 
 
 def as_typed(message: str, flags: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from draftsmith.cli.loading import quiet, resolve, set_threads
-from draftsmith.cli.options import Fields, Given, Json, Model, NewFolder, Threads, group, grouped
+from draftsmith.cli.options import Fields, Given, Json, Model, NewFolder, Threads
 from draftsmith.cli.progress import bar, progress
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
@@ -16,8 +16,6 @@ from draftsmith.cli.report import note, print_json, stdout
 if TYPE_CHECKING:
     from draftsmith.train.curves import Row
     from draftsmith.train.sdsat import Trained
-
-train = group("Teach a model to draft for itself (needs the extra `train`).")
 
 RecipeOptions = Annotated[
     Given,
@@ -130,6 +128,3 @@ def show(trained: Trained, tokens: str) -> None:
         facts["right by depth"] = " ".join(f"{share:.2f}" for share in trained.depths.accuracy)
         facts["accepted by k"] = " ".join(f"{count:.2f}" for count in trained.depths.accepted)
     stdout().print(facts_table(facts))
-
-
-train.command()(grouped(sdsat))

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from draftsmith.cli.loading import load_model
-from draftsmith.cli.options import Json, MachineOptions, group, grouped
+from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.progress import bar
 from draftsmith.cli.render import plain_table, plural
 from draftsmith.cli.report import note, stdout
@@ -17,8 +17,6 @@ from draftsmith.cli.report import note, stdout
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
     from draftsmith.model.loaded import LoadedModel
-
-tune = group("Find the settings of a drafter that suit a model.")
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
@@ -118,6 +116,3 @@ def show(found: Calibration, attends: bool) -> None:
     first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])
     share = len(found.heads) / total
     console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
-
-
-tune.command("pld-plus")(grouped(pld_plus))
