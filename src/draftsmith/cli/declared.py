@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 REQUIRED = "(required)"
 """The default of a field that has none."""
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(NamedTuple):
     """One field: its type and its default as they are written."""
 
     name: str
@@ -24,13 +23,12 @@ class Field:
     """The docstring below it."""
 
 
-@dataclass(frozen=True)
-class Declared:
-    """A class: its docstring, its fields in order, and the plain values of its class variables."""
+class Declared(NamedTuple):
+    """A class: its docstring, its fields in order, and the texts of its class variables."""
 
     doc: str
     fields: tuple[Field, ...]
-    constants: dict[str, Any]
+    constants: Mapping[str, str]
 
 
 @cache
@@ -45,7 +43,7 @@ def declared(where: str) -> Declared:
             continue
         annotation, name, value = ast.unparse(node.annotation), node.target.id, node.value
         if annotation.startswith("ClassVar"):
-            constants[name] = value.value if isinstance(value, ast.Constant) else None
+            constants[name] = _text(value)
             continue
         text = _text(after)
         if isinstance(value, ast.Call) and len(value.args) > 1:  # setting(5, "So many.")
@@ -60,8 +58,7 @@ def declared(where: str) -> Declared:
 def _body(module: str) -> list[ast.stmt]:
     spec = find_spec(module)
     assert spec is not None, f"there is no module {module}"
-    assert spec.origin is not None, f"{module} has no source"
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    return ast.parse(Path(spec.origin or "").read_text(encoding="utf-8")).body
 
 
 def _constant(module: str, name: str) -> ast.expr:
@@ -69,18 +66,12 @@ def _constant(module: str, name: str) -> ast.expr:
     for node in _body(module):
         if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
             return _constant(node.module or "", name)
-        if isinstance(node, ast.Assign):
-            for target, value in zip(_parts(node.targets[0]), _parts(node.value), strict=False):
-                if isinstance(target, ast.Name) and target.id == name:
-                    return value
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
     raise LookupError(f"{module} has no constant {name}")
 
 
-def _parts(node: ast.expr) -> list[ast.expr]:
-    return node.elts if isinstance(node, ast.Tuple) else [node]
-
-
-def _text(node: ast.stmt | ast.expr) -> str:
+def _text(node: ast.AST | None) -> str:
     """The text that a constant or a docstring is, on one line; nothing if it is none."""
     value = node.value if isinstance(node, ast.Expr) else node
     return " ".join(str(value.value).split()) if isinstance(value, ast.Constant) else ""
