@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 
@@ -63,66 +64,42 @@ def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
     return texts
 
 
-def show_copies(engine: Engine, result: GenerationResult, options: AttributionOptions) -> None:
+def show_copies(engine: Engine, result: GenerationResult, min_copy: int) -> None:
     """Print an answer with its copies marked, and on stderr how much of it they are."""
-    copies = result.copies(options.min_copy)
-    console = stdout()
-    marked = Text()
-    for text, copy, number in stretches(answer_texts(engine, result), result, copies):
+    console, colours, marked = stdout(), cycle(COLOURS), Text()
+    spans = copied = 0
+    for text, copy in stretches(engine, result, min_copy):
+        shown = visible(text) if console.is_terminal else text
         if copy is None:
-            marked.append(visible(text) if console.is_terminal else text)
-        elif console.is_terminal:
-            colour = COLOURS[number % len(COLOURS)]
-            marked.append(visible(text), f"{colour} underline")
-            marked.append(place(copy), f"{colour} dim")
+            marked.append(shown)
+            continue
+        spans, copied = spans + 1, copied + copy.output.end - copy.output.start
+        place = f"[{copy.source.start}:{copy.source.end}]"
+        if console.is_terminal:
+            colour = next(colours)
+            marked.append(shown, f"{colour} underline").append(place, f"{colour} dim")
         else:
-            marked.append(f"⟦{text}⟧{place(copy)}")
+            marked.append(f"⟦{shown}⟧{place}")
     if result.text:
         console.print(marked, soft_wrap=True, end="" if marked.plain.endswith("\n") else "\n")
-    note(summary(result, copies))
-
-
-def stretches(
-    texts: list[str], result: GenerationResult, copies: list[Copy]
-) -> Iterator[tuple[str, Copy | None, int]]:
-    """The answer in order: (text, the copy that it is, how many copies came before)."""
-    first, at = len(result.prompt_tokens), 0
-    for number, copy in enumerate(copies):
-        start, end = copy.output.start - first, copy.output.end - first
-        yield "".join(texts[at:start]), None, number
-        yield "".join(texts[start:end]), copy, number
-        at = end
-    yield "".join(texts[at:]), None, len(copies)
-
-
-def place(copy: Copy) -> str:
-    """Where a copy was made from, as a slice of token positions."""
-    return f"[{copy.source.start}:{copy.source.end}]"
-
-
-def summary(result: GenerationResult, copies: list[Copy]) -> str:
-    """How much was copied, and how positions count."""
-    copied = sum(copy.output.end - copy.output.start for copy in copies)
     prompt, answer = len(result.prompt_tokens), len(result.tokens)
-    return (
-        f"copied: {copied} of {plural(answer, 'token')} in {plural(len(copies), 'span')}; "
+    note(
+        f"copied: {copied} of {plural(answer, 'token')} in {plural(spans, 'span')}; "
         f"positions 0 to {prompt - 1} are the prompt, the answer goes on from {prompt}"
     )
 
 
-def copies_as_json(
-    engine: Engine, result: GenerationResult, options: AttributionOptions
-) -> list[dict[str, Any]]:
-    """The copies as plain data: half-open token positions in prompt and answer together."""
-    texts, first = answer_texts(engine, result), len(result.prompt_tokens)
-    return [
-        {
-            "output": list(copy.output),
-            "source": list(copy.source),
-            "text": "".join(texts[copy.output.start - first : copy.output.end - first]),
-        }
-        for copy in result.copies(options.min_copy)
-    ]
+def stretches(
+    engine: Engine, result: GenerationResult, min_copy: int
+) -> Iterator[tuple[str, Copy | None]]:
+    """The answer in order: (text, the copy that it is)."""
+    texts, at = answer_texts(engine, result), 0
+    for copy in result.copies(min_copy):
+        start, end = (position - len(result.prompt_tokens) for position in copy.output)
+        yield "".join(texts[at:start]), None
+        yield "".join(texts[start:end]), copy
+        at = end
+    yield "".join(texts[at:]), None
 
 
 def write_page(

@@ -1,9 +1,10 @@
-"""From the command's options to a model or an engine, checked before and quiet while loading."""
+"""From the command's options to texts, a model or an engine, checked before and quietly."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith import builtin
 from draftsmith.cli.options import Given, MachineOptions, ModelOptions
 from draftsmith.cli.report import note, stderr
+from draftsmith.errors import LoadError
 
 if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
@@ -68,6 +70,21 @@ def load_tokenizer(model: str | None) -> Any:
         from draftsmith.model.load import read_tokenizer
 
         return read_tokenizer(source, {})
+
+
+def read_text(path: str) -> str:
+    """A text file, or standard input for -; raises LoadError for what is no text."""
+    name = "standard input" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise LoadError(f"cannot read {name}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{name} is not UTF-8 text (byte {error.start} does not fit)") from error
+    if "\0" in text:
+        raise LoadError(f"{name} is not text: it contains zero bytes")
+    return text
 
 
 def set_threads(threads: int | None) -> None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-def progress(what: str, field: str = "", *, transient: bool = False) -> Progress:
-    """Bars that show done and total, the time left, and a field's text; silent in a file."""
+def progress(*, transient: bool = False) -> Progress:
+    """Bars that show done and total and the time left; silent in a file."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -22,16 +22,15 @@ def progress(what: str, field: str = "", *, transient: bool = False) -> Progress
         TimeRemainingColumn,
     )
 
-    console = stderr()
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    more = (TextColumn(f"{{task.fields[{field}]}}"),) if field else ()
+    console, text = stderr(), TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     silent = not console.is_terminal
-    return Progress(*columns, *more, console=console, disable=silent, transient=transient)
+    return Progress(*columns, console=console, disable=silent, transient=transient)
 
 
 @contextlib.contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar that its caller advances."""
-    with progress(what, transient=True) as shown:
+    with progress(transient=True) as shown:
         number = shown.add_task(what, total=total)
         yield lambda done: shown.advance(number, done)

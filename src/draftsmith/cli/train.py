@@ -100,11 +100,12 @@ def sdsat(
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
     """The newest losses beside a bar if somebody is watching, else a line now and then."""
-    with progress("training", "losses") as shown:
-        number = shown.add_task("training", total=steps, losses="", visible=False)
+    with progress() as shown:
+        number = shown.add_task("training", total=steps, visible=False)
 
         def follow(row: Row) -> None:
-            shown.update(number, completed=row.step, losses=losses(row), visible=True)
+            told = f"training: {losses(row)}"
+            shown.update(number, completed=row.step, description=told, visible=True)
             if shown.disable and (row.step % every == 0 or row.step == steps):
                 note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses(row)}")
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_tokenizer, quiet, resolve, short, waiting
+from draftsmith.cli.loading import load_tokenizer, quiet, read_text, resolve, short, waiting
 from draftsmith.cli.options import Json
-from draftsmith.cli.reading import read_text
 from draftsmith.cli.render import plain_table, plural, visible
 from draftsmith.cli.report import print_json, stdout
 from draftsmith.errors import LoadError, OptionError
