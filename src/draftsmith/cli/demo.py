@@ -8,11 +8,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.syntax import Syntax
+from rich.table import Table
 from rich.text import Text
 
 from draftsmith import builtin
@@ -35,8 +35,6 @@ TIE = 1e-5
 _REFRESH_SECONDS = 0.08
 _COPIED = "bold green"
 _PANEL_LINES = 22
-_SIDE_BY_SIDE = 100
-"""Terminal columns from which two panels of code fit beside each other."""
 
 
 def demo(
@@ -134,6 +132,10 @@ class Lane:
     text: Text = field(default_factory=Text)
     counters: str = "waiting"
 
+    def count(self, s: Stats) -> None:
+        speed, seconds = s.tokens_per_second, s.seconds.total
+        self.counters = f"{s.tokens} tokens · {speed:.0f} tok/s · {seconds:.2f} s"
+
 
 def race(
     console: Console, engine: Engine, prompt: list[dict[str, str]], limit: int, lanes: list[Lane]
@@ -157,37 +159,31 @@ def race(
                     style = "" if piece.source == TARGET else _COPIED
                     lane.text.append(visible(piece.text), style)
                     if console.is_terminal and perf_counter() - drawn > _REFRESH_SECONDS:
-                        lane.counters = counters(stream.result.stats)
+                        lane.count(stream.result.stats)
                         live.update(view(console, lanes), refresh=True)
                         drawn = perf_counter()
             results.append(stream.result)
-            lane.counters = counters(stream.result.stats)
+            lane.count(stream.result.stats)
             if console.is_terminal:
                 live.update(view(console, lanes), refresh=True)
     return results
 
 
-def counters(s: Stats) -> str:
-    return f"{s.tokens} tokens · {s.tokens_per_second:.0f} tok/s · {s.seconds.total:.2f} s"
-
-
 def view(console: Console, lanes: list[Lane]) -> Group:
-    """Both texts' last lines in panels, beside each other where there is room."""
-    wide = console.width >= _SIDE_BY_SIDE
-    room = console.height - 6 if wide else (console.height - 9) // 2
-    lines = max(3, min(_PANEL_LINES, room))
+    """The last lines of both texts, side by side."""
+    lines = max(3, min(_PANEL_LINES, console.height - 6))
+    both = Table.grid(expand=True)
     panels = []
     for lane in lanes:
         last = list(lane.text.split("\n", allow_blank=True))[-lines:]
         tail = Text("\n", no_wrap=True, overflow="ellipsis").join(last)
-        width, height = console.width // 2 if wide else None, lines + 2
-        panels.append(
-            Panel(tail, title=lane.title, subtitle=lane.counters, width=width, height=height)
-        )
+        panels.append(Panel(tail, title=lane.title, subtitle=lane.counters, height=lines + 2))
+        both.add_column(ratio=1)
+    both.add_row(*panels)
     legend = Text.assemble(
         ("■ guessed, and confirmed by the model", _COPIED), "   ■ the model's own"
     )
-    return Group(*([Columns(panels, padding=0)] if wide else panels), legend)
+    return Group(both, legend)
 
 
 def compare(

@@ -12,7 +12,7 @@ import typer
 from draftsmith import builtin
 from draftsmith.cli.attribution import AttributionOptions, show_copies, stretches, write_page
 from draftsmith.cli.loading import load_engine, read_text
-from draftsmith.cli.options import Given, Json, ModelOptions, OutputOptions, Sampling
+from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
 from draftsmith.cli.remarks import say_end, say_notices
 from draftsmith.cli.render import AnswerPrinter, dtype_of, show_stats
 from draftsmith.cli.report import STOPPED, note, print_json
@@ -142,17 +142,26 @@ def run(
     say_notices(engine)
     # Where a copy begins is known when the answer is complete, so it is not shown as it comes.
     late = as_json or attribution.attribute
-    printer = None if late else AnswerPrinter(output.show_drafts)
+    printer = AnswerPrinter(output.show_drafts)
     results: list[GenerationResult] = []
     failure = None
     try:
         asked = prompt.ask(engine, text, before)
         for number in range(n):
-            if printer is not None:
-                show_number(number, n)
-            answer(engine, asked, sampling, printer, results)
-            if printer is not None:
-                say_end(engine, results[-1], before)
+            if n > 1 and not as_json:
+                note(f"--- answer {number + 1} of {n} ---")
+            with engine.stream(asked, **sampling) as stream:
+                try:
+                    for piece in stream:
+                        if not late:
+                            printer.piece(piece)
+                finally:
+                    results.append(stream.result)
+                    printer.end()
+                    if attribution.attribute and not as_json:
+                        show_copies(engine, stream.result, attribution.min_copy)
+            if not as_json:
+                say_end(engine, stream.result, before)
             if "seed" in sampling:
                 sampling["seed"] += 1
     except (Exception, KeyboardInterrupt) as error:
@@ -173,42 +182,12 @@ def run(
                     "error": failure,
                 }
             )
-        elif attribution.attribute:
-            for number, result in enumerate(results):
-                show_number(number, len(results))
-                show_copies(engine, result, attribution.min_copy)
-                say_end(engine, result, before)
         if attribution.attribute_html is not None and results:
             write_page(engine, results, attribution)
-        if printer is not None:
+        if not late:
             printer.legend([source for result in results for source in result.sources])
         if output.stats:
             show_stats(results)
-
-
-def answer(
-    engine: Engine,
-    asked: Any,
-    options: Given,
-    printer: AnswerPrinter | None,
-    results: list[GenerationResult],
-) -> None:
-    """Stream one answer; it is added to the results also where it is broken off."""
-    with engine.stream(asked, **options) as stream:
-        try:
-            for piece in stream:
-                if printer is not None:
-                    printer.piece(piece)
-        finally:
-            results.append(stream.result)
-            if printer is not None:
-                printer.end()
-
-
-def show_number(number: int, count: int) -> None:
-    """Say which of several answers follows."""
-    if count > 1:
-        note(f"--- answer {number + 1} of {count} ---")
 
 
 def room_for_edit(engine: Engine, before: str) -> int:
