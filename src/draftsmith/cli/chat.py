@@ -101,31 +101,25 @@ class Conversation:
 
     def loop(self) -> None:
         """Until Ctrl-D, the end of standard input, or /quit."""
-        with contextlib.suppress(EOFError):
-            while True:
-                line = self._read()
-                try:
-                    if line.startswith("/"):
-                        self.command(line)
-                    elif line:
-                        self.answer(line)
-                except DraftsmithError as error:
-                    show_error(str(error))
-
-    def _read(self) -> str:
         watched = sys.stdin.isatty() and sys.stdout.isatty()
         if watched:
             with contextlib.suppress(ImportError):  # not on Windows
                 import readline  # noqa: F401  gives input() line editing and a history
         while True:
             try:
-                return input("> " if watched else "").strip()
+                line = input("> " if watched else "").strip()
+                if line.startswith("/"):
+                    self.command(line)
+                elif line:
+                    self.answer(line)
+            except DraftsmithError as error:
+                show_error(str(error))
             except KeyboardInterrupt:
                 note("\n(Ctrl-D or /quit leaves)")
             except EOFError:
                 if watched:
                     print()
-                raise
+                return
 
     def answer(self, message: str) -> None:
         """Stream the answer to one message; Ctrl-C ends it and keeps what came."""
@@ -142,10 +136,10 @@ class Conversation:
                 stop.set()
             finally:
                 printer.end()
-                self.results.append(stream.result)
+                result = stream.result
+                self.results.append(result)
         if stop.is_set():
             note("(stopped)")
-        result = self.results[-1]
         say_end(self.engine, result)
         printer.legend(result.sources)
         if self.output.stats:

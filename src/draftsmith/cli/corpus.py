@@ -27,7 +27,6 @@ from draftsmith.errors import OptionError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftsmith.corpus.datastore import Datastore
     from draftsmith.corpus.files import Header
 
 PlanOptions = Annotated[
@@ -132,40 +131,36 @@ def query(
     from draftsmith.corpus.datastore import Datastore
 
     store = Datastore.open(folder, verify=False)
-    from draftsmith.text.tokenizer import encode
+    from draftsmith.text.tokenizer import decode, encode
     from draftsmith.text.vocab import fingerprint
 
     tokenizer = load_tokenizer(model or store.header.model)
     store.header.check_vocabulary(fingerprint(tokenizer), folder)
     ids = encode(tokenizer, text)
-    found = _look_up(store, tokenizer, ids, most)
+    match = store.find(ids)
+    found = {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
+    if match is not None:
+        trie = store.trie(match)
+        found = {
+            "matched": decode(tokenizer, ids[-match.length :]),
+            "tokens": match.length,
+            "occurrences": match.count,
+            "counted": len(trie.paths),
+            "continuations": [
+                {
+                    "text": decode(tokenizer, trie.tokens[path].tolist()),
+                    "begin": int(trie.weights[path[0]]),
+                    "whole": int(trie.weights[path[-1]]),
+                }
+                for path in trie.best(most)
+            ],
+        }
     if json_:
         print_json(found)
-    elif not found["matched"]:
-        stdout().print(Text("nothing in the corpus ends like this text"))
+    elif match is None:
+        stdout().print("nothing in the corpus ends like this text")
     else:
         stdout().print(_matches(found))
-
-
-def _look_up(store: Datastore, tokenizer: Any, ids: list[int], most: int) -> dict[str, Any]:
-    from draftsmith.text.tokenizer import decode
-
-    match = store.find(ids)
-    if match is None:
-        return {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
-    trie = store.trie(match)
-    continuations = []
-    for path in trie.best(most):
-        first, last = trie.weights[path[0]], trie.weights[path[-1]]
-        followed = decode(tokenizer, trie.tokens[path].tolist())
-        continuations.append({"text": followed, "begin": int(first), "whole": int(last)})
-    return {
-        "matched": decode(tokenizer, ids[-match.length :]),
-        "tokens": match.length,
-        "occurrences": match.count,
-        "counted": len(trie.paths),
-        "continuations": continuations,
-    }
 
 
 def _matches(found: dict[str, Any]) -> Table:

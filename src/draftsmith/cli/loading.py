@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from draftsmith.engine.request import BudgetSpec
     from draftsmith.model.loaded import LoadedModel
 
-_TOY = (
-    "note: answered by the built-in toy model {}, which can only rename words in small files; "
-    "choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
-)
-
 
 def resolve(model: str | None) -> str:
     """The folder or hub id that `--model` means; no value is the built-in model."""
@@ -49,7 +44,10 @@ def load_engine(options: ModelOptions, sampling: Given) -> Engine:
     from draftsmith.engine.engine import Engine
 
     if options.model is None:
-        note(_TOY.format(short(model.name)))
+        note(
+            f"note: answered by the built-in toy model {short(model.name)}, which can only rename "
+            "words in small files; choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
+        )
     return Engine(model, drafter=drafter, budget=budget)
 
 
@@ -130,10 +128,7 @@ def own_threads() -> Iterator[int]:
 def waiting(what: str) -> Iterator[None]:
     """Say on stderr what takes so long, if somebody is watching."""
     console = stderr()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
+    with console.status(what) if console.is_terminal else contextlib.nullcontext():
         yield
 
 
@@ -142,8 +137,7 @@ def quiet() -> Iterator[None]:
     """Without transformers' progress bars and warnings, which speak to programmers."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    level = logging.get_verbosity()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
