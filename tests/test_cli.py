@@ -25,10 +25,9 @@ from draftsmith import builtin
 from draftsmith.cli import app
 from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
-from draftsmith.cli.declared import REQUIRED, declared
 from draftsmith.cli.doctor import recommend
-from draftsmith.cli.options import as_typed
-from draftsmith.cli.remarks import looping, lost_lines
+from draftsmith.cli.options import REQUIRED, as_typed, declared
+from draftsmith.cli.render import looping, lost_lines
 from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine

@@ -16,8 +16,7 @@ import typer
 
 from draftsmith.cli.loading import load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.remarks import say_end, say_notices
-from draftsmith.cli.render import AnswerPrinter, label, show_stats
+from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import write_text

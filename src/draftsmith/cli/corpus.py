@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_model, load_tokenizer, quiet
+from draftsmith.cli.loading import bar, load_model, load_tokenizer, quiet
 from draftsmith.cli.options import (
     Fields,
     Given,
@@ -19,7 +19,6 @@ from draftsmith.cli.options import (
     Model,
     NewFolder,
 )
-from draftsmith.cli.progress import bar
 from draftsmith.cli.render import facts_table, plain_table, plural, visible
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from draftsmith.engine.result import GenerationResult
 
 FILE = "shop.py"
-TIE = 1e-5
-"""Two best logits closer than this are a tie: rounding may decide between them."""
 _REFRESH_SECONDS = 0.08
 _COPIED = "bold green"
 _PANEL_LINES = 22
@@ -189,7 +187,7 @@ def view(console: Console, lanes: list[Lane]) -> Group:
 def compare(
     console: Console, engine: Engine, plain: GenerationResult, drafted: GenerationResult
 ) -> bool:
-    """Say if the tokens are the same, and if not, where they part; False unless it is a tie."""
+    """Say if the tokens are the same, and if not, where they part and how close it was."""
     from draftsmith.model.agreement import first_difference, top_two_gap
     from draftsmith.text.tokenizer import decode
 
@@ -199,18 +197,16 @@ def compare(
         say(console, "Output", ("identical", "bold green"), f", all {plural(count, 'token')}")
         return True
     gap = top_two_gap(engine.model, [*plain.prompt_tokens, *plain.tokens[:at]])
-    tie = gap < TIE
-    words = "a tie, which rounding decides" if tie else "plain and block passes round differently"
     next_tokens = (result.tokens[at : at + 1] for result in (plain, drafted))
     ours, theirs = (repr(decode(engine.model.tokenizer, ids)) for ids in next_tokens)
     say(
         console,
         "Output",
-        (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
+        (f"differs from token {at + 1} of {count} on", "bold red"),
         f": {ours} against {theirs}. The model's two best logits are {gap:.2g} apart there, "
-        f"in {dtype_of(engine.model)} ({words})",
+        f"in {dtype_of(engine.model)} (plain and block passes round differently)",
     )
-    return tie
+    return False
 
 
 def show_speeds(console: Console, lanes: list[Lane], found: tuple[Stats, Stats]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, load_model, own_threads, quiet, short, waiting
+from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
 from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
@@ -218,23 +219,8 @@ def _about_drafts(relative: dict[int, float], shape: str) -> str:
 def show(record: dict[str, Any]) -> None:
     """The record for a person."""
     console = stdout()
-    facts, box = record["model"], record["machine"]
-    context = facts["context_length"] or "unlimited"
-    memory = f", {box['memory_bytes'] / 1e9:.0f} GB" if box["memory_bytes"] else ""
-    quantized = ", quantized" if facts["quantized"] else ""
-    lines = {
-        "versions": ", ".join(f"{name} {v}" for name, v in record["versions"].items()),
-        "machine": f"{box['system']}, {box['cores']} cores, torch uses {box['torch_threads']}",
-        "device": f"{box['device']} ({box['name']}{memory})",
-        "model": f"{short(facts['name'])} ({facts['type']}, {facts['parameters'] / 1e6:.1f} "
-        f"million parameters, {facts['dtype']}{quantized})",
-        "limits": f"context {context}, vocabulary {facts['vocab_size']}",
-        "text": ", ".join(
-            name if facts[key] else f"no {name}"
-            for name, key in (("tokenizer", "tokenizer"), ("chat template", "chat_template"))
-        ),
-    }
-    console.print(facts_table(lines))
+    facts = {name: ", ".join(_facts(record[name])) for name in ("versions", "machine", "model")}
+    console.print(facts_table(facts))
     console.print("\n[bold]What it can do")
     for line in record["capabilities"]["explained"]:
         console.print(Text(f"- {line}", "yellow" if line.startswith("Refused") else ""))
@@ -244,10 +230,10 @@ def show(record: dict[str, Any]) -> None:
         else "- Rows of a pass influence each other: drafts would change the answer."
     )
     threads = plural(record["measured_on_threads"], "thread")
-    on = f" (on {threads})" if box["device"] == "cpu" else ""
+    on = f" (on {threads})" if record["plain_pass_by_threads"] else ""
     console.print(f"\n[bold]Milliseconds of a pass, by how many tokens it covers{on}")
     costs = record["pass_seconds"]
-    table = plain_table("tokens", *map(str, costs[facts["dtype"]]), header=True)
+    table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)
     for name, seconds in costs.items():
         table.add_row(name, *(f"{1000 * s:.1f}" for s in seconds.values()))
         relative = (f"{s / seconds[1]:.2f}×" for s in seconds.values())
@@ -260,3 +246,11 @@ def show(record: dict[str, Any]) -> None:
     console.print("\n[bold]Recommendation")
     for line in record["recommendation"]["explained"]:
         console.print(f"- {line}")
+
+
+def _facts(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        words = {None: "unknown", True: "yes", False: "no"}
+        plain = value is None or isinstance(value, bool)
+        shown = words[value] if plain else f"{value:,}" if isinstance(value, int) else value
+        yield f"{name.replace('_', ' ')} {shown}"

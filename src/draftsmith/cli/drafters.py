@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.declared import REQUIRED, Declared, Field, declared
+from draftsmith.cli.options import REQUIRED, Declared, Field, declared
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import DraftsmithError, UnknownName

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from draftsmith.cli.report import note, stderr
 from draftsmith.errors import LoadError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.request import BudgetSpec
     from draftsmith.model.loaded import LoadedModel
@@ -148,3 +150,27 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
+
+
+def progress(*, transient: bool = False) -> Progress:
+    """Bars that show done and total and the time left; silent in a file."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console, text = stderr(), TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    silent = not console.is_terminal
+    return Progress(*columns, console=console, disable=silent, transient=transient)
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that its caller advances."""
+    with progress(transient=True) as shown:
+        number = shown.add_task(what, total=total)
+        yield lambda done: shown.advance(number, done)

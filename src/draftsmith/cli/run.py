@@ -13,8 +13,7 @@ from draftsmith import builtin
 from draftsmith.cli.attribution import AttributionOptions, show_copies, stretches, write_page
 from draftsmith.cli.loading import load_engine, read_text
 from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.remarks import say_end, say_notices
-from draftsmith.cli.render import AnswerPrinter, dtype_of, show_stats
+from draftsmith.cli.render import AnswerPrinter, dtype_of, say_end, say_notices, show_stats
 from draftsmith.cli.report import STOPPED, note, print_json
 from draftsmith.errors import OptionError, PromptError
 

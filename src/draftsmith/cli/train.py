@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from draftsmith.cli.loading import quiet, resolve, set_threads
+from draftsmith.cli.loading import bar, progress, quiet, resolve, set_threads
 from draftsmith.cli.options import Fields, Given, Json, Model, NewFolder, Threads
-from draftsmith.cli.progress import bar, progress
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
 

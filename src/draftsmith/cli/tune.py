@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.loading import load_model
+from draftsmith.cli.loading import bar, load_model
 from draftsmith.cli.options import Json, MachineOptions
-from draftsmith.cli.progress import bar
 from draftsmith.cli.render import plain_table, plural
 from draftsmith.cli.report import note, stdout
 
