@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -24,8 +24,6 @@ from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from draftsmith.corpus.files import Header
 
 PlanOptions = Annotated[
@@ -137,8 +135,10 @@ def query(
     store.header.check_vocabulary(fingerprint(tokenizer), folder)
     ids = encode(tokenizer, text)
     match = store.find(ids)
-    found = {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
-    if match is not None:
+    found: dict[str, Any]
+    if match is None:
+        found = {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
+    else:
         trie = store.trie(match)
         found = {
             "matched": decode(tokenizer, ids[-match.length :]),
@@ -156,23 +156,16 @@ def query(
         }
     if json_:
         print_json(found)
-    elif match is None:
+        return
+    if match is None:
         stdout().print("nothing in the corpus ends like this text")
-    else:
-        stdout().print(_matches(found))
-
-
-def _matches(found: dict[str, Any]) -> Table:
+        return
     table = plain_table("continuation", "begin so", "go on so", header=True)
-    table.title = Text(
-        f"{found['matched']!r} ({plural(found['tokens'], 'token')}) occurs "
-        f"{plural(found['occurrences'], 'time')}, {found['counted']} counted"
-    )
-    table.title_justify = "left"
     for one in found["continuations"]:
-        shown = visible(repr(one["text"]))
-        table.add_row(Text(shown), str(one["begin"]), str(one["whole"]))
-    return table
+        table.add_row(Text(visible(repr(one["text"]))), str(one["begin"]), str(one["whole"]))
+    tokens, times = plural(match.length, "token"), plural(match.count, "time")
+    title = f"{found['matched']!r} ({tokens}) occurs {times}, {found['counted']} counted"
+    stdout().print(Text(title, "italic"), table, sep="\n")
 
 
 def _show(folder: Path, header: Header, json_: bool) -> None:

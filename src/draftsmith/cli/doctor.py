@@ -250,7 +250,9 @@ def show(record: dict[str, Any]) -> None:
 
 def _facts(values: dict[str, Any]) -> Iterator[str]:
     for name, value in values.items():
-        words = {None: "unknown", True: "yes", False: "no"}
-        plain = value is None or isinstance(value, bool)
-        shown = words[value] if plain else f"{value:,}" if isinstance(value, int) else value
-        yield f"{name.replace('_', ' ')} {shown}"
+        shown = value
+        if isinstance(value, bool):
+            shown = "yes" if value else "no"
+        elif isinstance(value, int):
+            shown = f"{value:,}"
+        yield f"{name.replace('_', ' ')} {'unknown' if value is None else shown}"

@@ -98,23 +98,19 @@ def sdsat(
 
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
-    """The newest losses beside a bar if somebody is watching, else a line now and then."""
+    """The newest losses in nats beside a bar if somebody is watching, else a line now and then."""
     with progress() as shown:
         number = shown.add_task("training", total=steps, visible=False)
 
         def follow(row: Row) -> None:
-            told = f"training: {losses(row)}"
+            named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
+            losses = ", ".join(f"{k} {loss:.3f}" for k, loss in named.items() if loss is not None)
+            told = f"training: {losses}"
             shown.update(number, completed=row.step, description=told, visible=True)
             if shown.disable and (row.step % every == 0 or row.step == steps):
-                note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses(row)}")
+                note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses}")
 
         yield follow
-
-
-def losses(row: Row) -> str:
-    """What a person follows, in nats."""
-    named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
-    return ", ".join(f"{name} {value:.3f}" for name, value in named.items() if value is not None)
 
 
 def show(trained: Trained, tokens: str) -> None:
