@@ -415,7 +415,7 @@ def test_ctrl_c_keeps_the_text(endless: list[str]) -> None:
     assert process.stdout is not None
     first = process.stdout.read(20)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=3000)
     assert process.returncode == 130, errors
     assert len(first) == 20
     assert rest.endswith(b"\n")
@@ -447,7 +447,7 @@ def test_closed_pipe_is_no_error(endless: list[str]) -> None:
     assert process.stderr is not None
     process.stdout.read(5)
     process.stdout.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=3000) == 141
     errors = process.stderr.read()
     process.stderr.close()
     assert errors == b""
@@ -555,7 +555,7 @@ def test_options_come_from_the_dataclasses_that_they_fill() -> None:
         ("draftsmith.train.recipe:Recipe", ["train", "sdsat"]),
         ("draftsmith.train.sdsat:Options", ["train", "sdsat"]),
         ("draftsmith.train.texts:Texts", ["train", "sdsat"]),
-        ("draftsmith.corpus.build:Plan", ["corpus", "build"]),
+        ("draftsmith.corpus.build:CorpusPlan", ["corpus", "build"]),
     ):
         module, name = where.split(":")
         found = declared(where).fields

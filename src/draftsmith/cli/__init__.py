@@ -51,7 +51,7 @@ _add(app, demo.demo, run.run, chat.chat, drafters.drafters, vocab.vocab, doctor.
 _group(
     "bench",
     "Measure what drafters save: on recorded answers, and on this machine.",
-    *(bench.replay, bench.cost, bench.estimate, bench_run.run, bench_report.report, bench_run.half),
+    *(bench.replay, bench.cost, bench.estimate, bench_run.run, bench_report.report),
 )
 _group(
     "corpus",

@@ -7,20 +7,16 @@ from typing import Annotated
 
 import typer
 
-from draftsmith.cli import bench_report, bench_run
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import busy, load_model, parse_budget, short
+from draftsmith.cli.loading import bar, busy, load_model, parse_budget, short
 from draftsmith.cli.options import (
     Budget,
     Json,
     MachineOptions,
     Model,
     ModelArgument,
-    group,
-    grouped,
 )
-from draftsmith.cli.progress import bar
 from draftsmith.cli.render import plural
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
@@ -158,8 +154,3 @@ def _numbers(option: str, text: str) -> list[int]:
     if not numbers or numbers[0] < 1:
         raise OptionError(f"--{option} {text!r} cannot work; give numbers such as 1,4")
     return numbers
-
-
-bench = group("Measure what drafters save: on recorded answers, and on this machine.")
-for _command in (replay, cost, estimate, bench_run.run, bench_report.report):
-    bench.command()(grouped(_command))

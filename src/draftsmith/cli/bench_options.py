@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import typer
 
-from draftsmith.cli.loading import waiting
-from draftsmith.cli.progress import bar
+from draftsmith.cli.loading import bar, waiting
 from draftsmith.cli.render import label
 from draftsmith.cli.report import note
 from draftsmith.errors import OptionError

@@ -311,6 +311,7 @@ def write_page(
 ) -> None:
     """The page that `--attribute-html` asks for."""
     from draftsmith.cli.attribution_page import Answer, page
+    from draftsmith.storage import write_text
     from draftsmith.text.pieces import token_texts
 
     assert options.attribute_html is not None
@@ -323,5 +324,5 @@ def write_page(
         for result in results
     ]
     path = Path(options.attribute_html).expanduser()
-    path.write_text(page(answers, short(engine.model.name), str(engine.drafter)), encoding="utf-8")
+    write_text(path, page(answers, short(engine.model.name), str(engine.drafter)))
     note(f"wrote {path}")
