@@ -103,8 +103,8 @@ def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
     for args, wanted in (
         (["--attribute", "--show-drafts"], "both colour the answer"),
         (["--min-copy", "0"], "--min-copy=0 cannot work"),
-        (["--attribute-html", str(tmp_path / "no" / "page.html")], "does not exist"),
-        (["--attribute-html", str(tmp_path)], "is a folder"),
+        (["--attribute-html", str(tmp_path / "no" / "page.html")], "No such file or directory"),
+        (["--attribute-html", str(tmp_path)], "it is a folder; give a file"),
     ):
         result = call(model, *args)
         assert result.exit_code == 2

@@ -79,10 +79,8 @@ def cost(
 
     lengths, rows = _numbers("contexts", contexts), _numbers("batches", batches)
     widths = _numbers("positions", positions) if positions else None
-    if named is not None and model is not None:
-        raise OptionError("MODEL and --model were both given: choose one")
     check_writable(output)
-    loaded = load_model(named or model, machine)
+    loaded = load_model(model, machine, named)
     from draftsmith.model.measure import Grid, measure_cost
 
     grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, repeats)

@@ -15,7 +15,7 @@ from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
 from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
-from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.errors import DraftsmithError
 
 if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
@@ -44,9 +44,7 @@ def doctor(
 
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    if named is not None and model is not None:
-        raise OptionError("MODEL and --model were both given: choose one")
-    loaded = load_model(named or model, MachineOptions(device=device))
+    loaded = load_model(model, MachineOptions(device=device), named)
     with waiting("measuring …"), quiet():
         record = examine(loaded)
     if as_json:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith import builtin
 from draftsmith.cli.options import Given, MachineOptions, ModelOptions
 from draftsmith.cli.report import note, stderr
-from draftsmith.errors import LoadError
+from draftsmith.errors import LoadError, OptionError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -53,9 +53,11 @@ def load_engine(options: ModelOptions, sampling: Given) -> Engine:
     return Engine(model, drafter=drafter, budget=budget)
 
 
-def load_model(model: str | None, machine: MachineOptions) -> LoadedModel:
-    """The model that `--model` means, with torch's threads set as wanted."""
-    source = resolve(model)
+def load_model(model: str | None, machine: MachineOptions, named: str | None = None) -> LoadedModel:
+    """The model that `--model` or MODEL (`named`) means, with torch's threads set as wanted."""
+    if named is not None and model is not None:
+        raise OptionError("MODEL and --model were both given: choose one")
+    source = resolve(named or model)
     with waiting(f"loading {short(source)} …"), quiet():
         from draftsmith.model.load import load
 

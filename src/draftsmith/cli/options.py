@@ -51,6 +51,7 @@ _KINDS: dict[str, tuple[Any, str | None]] = {
     "str": (str, "NAME"),
     "tuple[int, ...]": (list[int], "N"),
     "tuple[str, ...]": (list[str], "TEXT"),
+    "Path": (Path, "PATH"),
     "Sequence[Path]": (list[Path], "PATH"),
 }
 """A field's type → what typer makes of an option, and what `--help` calls its value."""

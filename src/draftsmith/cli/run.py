@@ -27,6 +27,7 @@ from draftsmith.cli.render import (
 )
 from draftsmith.cli.report import STOPPED, note, print_json, stdout
 from draftsmith.errors import OptionError, PromptError
+from draftsmith.storage import check_writable, write_text
 
 if TYPE_CHECKING:
     from draftsmith.engine.attribution import Copy
@@ -39,26 +40,23 @@ class PromptOptions:
     """What is asked."""
 
     panel: ClassVar[str] = "Prompt"
-
     spelt: ClassVar[dict[str, str]] = {
         "prompt": "PROMPT",
         "file": "--file -f PATH",
-        "edit": "--edit PATH",
         "system": "--system TEXT",
-        "prediction": "--prediction PATH",
     }
 
     prompt: str | None = None
     """The prompt; - reads it from standard input."""
     file: str | None = None
     """Read the prompt from a file (- is standard input); goes after PROMPT if both."""
-    edit: str | None = None
+    edit: Path | None = None
     """Edit this file: PROMPT is the instruction, the answer is the new file."""
     system: str | None = None
     """A system message."""
     raw: bool = False
     """Continue the text, without a chat template."""
-    prediction: str | None = None
+    prediction: Path | None = None
     """A text that the answer will resemble: one more place to copy from."""
 
     def read(self) -> str:
@@ -95,7 +93,7 @@ class PromptOptions:
             raise OptionError(f"--system needs a chat template, and {why}")
         messages = None
         if self.edit is not None and before is not None:
-            path = self.edit.encode(errors="replace").decode()
+            path = str(self.edit).encode(errors="replace").decode()
             if builtin.is_ours(engine.model.name) and not plain:
                 # The model knows paths inside a project, not where this one lies on the disk.
                 name = Path(path).name if Path(path).is_absolute() else path
@@ -117,12 +115,10 @@ class AttributionOptions:
 
     panel: ClassVar[str] = "Attribution (which parts of the answer were copied, and from where)"
 
-    spelt: ClassVar[dict[str, str]] = {"attribute_html": "--attribute-html PATH"}
-
     attribute: bool = False
     """Mark copies with their place in prompt and answer, counted in tokens; prints the answer
     when it is complete. With --budget drafter every run marks the same."""
-    attribute_html: str | None = None
+    attribute_html: Path | None = None
     """Write a page where pointing at a copy shows its source."""
     min_copy: int = 2
     """Tokens that a copy must have to be shown."""
@@ -136,11 +132,7 @@ class AttributionOptions:
                 "--attribute and --show-drafts both colour the answer; give one of them"
             )
         if self.attribute_html is not None:
-            path = Path(self.attribute_html).expanduser()
-            if not path.parent.is_dir():
-                raise OptionError(f"--attribute-html: the folder {path.parent} does not exist")
-            if path.is_dir():
-                raise OptionError(f"--attribute-html: {path} is a folder; give a file's path")
+            check_writable(self.attribute_html.expanduser())
 
 
 def run(
@@ -175,8 +167,8 @@ def run(
         raise OptionError(f"n={n} cannot work; it must be at least 1")
     attribution.check(output.show_drafts)
     text = prompt.read()
-    before = None if prompt.edit is None else read_text(prompt.edit)
-    prediction = before if prompt.prediction is None else read_text(prompt.prediction)
+    before = None if prompt.edit is None else read_text(str(prompt.edit))
+    prediction = before if prompt.prediction is None else read_text(str(prompt.prediction))
     engine = load_engine(model, sampling)
     if prediction is not None:
         sampling["prediction"] = prediction
@@ -226,7 +218,9 @@ def run(
                 }
             )
         if attribution.attribute_html is not None and results:
-            write_page(engine, results, attribution)
+            path = attribution.attribute_html.expanduser()
+            write_text(path, html_page(engine, results, attribution.min_copy))
+            note(f"wrote {path}")
         if not late:
             printer.legend([source for result in results for source in result.sources])
         if output.stats:
@@ -306,23 +300,13 @@ def stretches(
     yield "".join(texts[at:]), None
 
 
-def write_page(
-    engine: Engine, results: list[GenerationResult], options: AttributionOptions
-) -> None:
+def html_page(engine: Engine, results: list[GenerationResult], min_copy: int) -> str:
     """The page that `--attribute-html` asks for."""
     from draftsmith.cli.attribution_page import Answer, page
-    from draftsmith.storage import write_text
     from draftsmith.text.pieces import token_texts
 
-    assert options.attribute_html is not None
-    answers = [
-        Answer(
-            token_texts(engine.model.tokenizer, result.prompt_tokens, special=True),
-            answer_texts(engine, result),
-            result.copies(options.min_copy),
-        )
-        for result in results
-    ]
-    path = Path(options.attribute_html).expanduser()
-    write_text(path, page(answers, short(engine.model.name), str(engine.drafter)))
-    note(f"wrote {path}")
+    answers = []
+    for result in results:
+        prompt = token_texts(engine.model.tokenizer, result.prompt_tokens, special=True)
+        answers.append(Answer(prompt, answer_texts(engine, result), result.copies(min_copy)))
+    return page(answers, short(engine.model.name), str(engine.drafter))
