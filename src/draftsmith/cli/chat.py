@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -34,6 +34,8 @@ HELP = """\
 /save FILE       write the conversation: .json as messages, anything else as text
 /quit            leave; so does Ctrl-D
 Ctrl-C           stop the answer"""
+
+COMMANDS = ("help", "reset", "stats", "drafter", "save", "quit")
 
 
 def chat(
@@ -89,14 +91,6 @@ class Conversation:
     def __init__(self, engine: Engine, chat: Chat, output: OutputOptions) -> None:
         self.engine, self.chat, self.output = engine, chat, output
         self.results: list[GenerationResult] = []
-        self.commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: stderr().print(HELP, markup=False),
-            "reset": self.reset,
-            "stats": self.stats,
-            "drafter": self.drafter,
-            "save": self.save,
-            "quit": self.quit,
-        }
 
     def loop(self) -> None:
         """Until Ctrl-D, the end of standard input, or /quit."""
@@ -147,9 +141,12 @@ class Conversation:
     def command(self, line: str) -> None:
         """Run a /command; raises UnknownName with a suggestion."""
         name, _, rest = line[1:].partition(" ")
-        if name not in self.commands:
-            raise UnknownName("command", f"/{name}", [f"/{known}" for known in self.commands])
-        self.commands[name](rest.strip())
+        if name not in COMMANDS:
+            raise UnknownName("command", f"/{name}", [f"/{known}" for known in COMMANDS])
+        getattr(self, name)(rest.strip())
+
+    def help(self, _: str) -> None:
+        stderr().print(HELP, markup=False)
 
     def reset(self, _: str) -> None:
         self.chat.reset()

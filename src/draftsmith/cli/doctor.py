@@ -183,10 +183,10 @@ def _about_dtype(dtype: str, own: str, costs: Costs) -> str:
         return f"Use {dtype}, the only type measured."
     from draftsmith.model.measure import WIDE
 
-    wide = max(width for width in costs[dtype] if width <= WIDE)
+    own_costs = costs[dtype]
+    wide = max(width for width in own_costs if width <= WIDE)
     others = ", ".join(
-        f"{seconds[1] / costs[dtype][1]:.2f} and {seconds[wide] / costs[dtype][wide]:.2f} times "
-        f"in {name}"
+        f"{seconds[1] / own_costs[1]:.2f} and {seconds[wide] / own_costs[wide]:.2f} times in {name}"
         for name, seconds in costs.items()
         if name != dtype
     )

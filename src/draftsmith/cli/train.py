@@ -115,9 +115,7 @@ def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
 
 def show(trained: Trained, tokens: str) -> None:
     """What came out, for a person."""
-    facts = {"model": str(trained.folder)}
-    if tokens:
-        facts["adaptive"] = tokens
+    facts = {"model": str(trained.folder)} | ({"adaptive": tokens} if tokens else {})
     if trained.before is not None and trained.after is not None:
         facts["held-out loss"] = f"{trained.before:.4f} → {trained.after:.4f}"
     if trained.depths is not None:
