@@ -115,7 +115,9 @@ def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
 
 def show(trained: Trained, tokens: str) -> None:
     """What came out, for a person."""
-    facts = {"model": str(trained.folder)} | ({"adaptive": tokens} if tokens else {})
+    facts = {"model": str(trained.folder)}
+    if tokens:
+        facts["adaptive"] = tokens
     if trained.before is not None and trained.after is not None:
         facts["held-out loss"] = f"{trained.before:.4f} → {trained.after:.4f}"
     if trained.depths is not None:
