@@ -23,12 +23,11 @@ import tiny
 from command import call, fails
 from draftsmith import builtin
 from draftsmith.cli import app
+from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
-from draftsmith.cli.declared import REQUIRED, declared
-from draftsmith.cli.demo import Race
 from draftsmith.cli.doctor import recommend
-from draftsmith.cli.options import as_typed
-from draftsmith.cli.remarks import looping, lost_lines
+from draftsmith.cli.options import REQUIRED, as_typed, declared
+from draftsmith.cli.render import looping, lost_lines
 from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine
@@ -646,15 +645,15 @@ def test_demo(own_builtin: Path) -> None:
 def test_demo_reports_a_difference(
     own_builtin: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, code: int
 ) -> None:
-    whole = Race.run
+    whole = cli_demo.race
 
-    def run(self: Race, console: Any) -> None:
-        whole(self, console)
-        tokens = list(self.results[1].tokens)
+    def race(*args: Any) -> Any:
+        plain, drafted = whole(*args)
+        tokens = list(drafted.tokens)
         tokens[3] += 1
-        self.results[1] = replace(self.results[1], tokens=tokens)
+        return plain, replace(drafted, tokens=tokens)
 
-    monkeypatch.setattr(Race, "run", run)
+    monkeypatch.setattr(cli_demo, "race", race)
     result = call("demo", "--max-new-tokens", "8", "--dtype", dtype)
     assert result.exit_code == code, result.output
     assert "differs from token 4" in result.stdout

@@ -14,7 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 import tiny
-from draftsmith.cli import app, attribution
+from draftsmith.cli import app
+from draftsmith.cli import run as cli_run
 from draftsmith.cli.attribution_page import Answer, page
 from draftsmith.engine.attribution import Copy, Span
 from draftsmith.engine.engine import Engine
@@ -78,7 +79,7 @@ def test_colours_in_a_terminal(model: str, monkeypatch: pytest.MonkeyPatch) -> N
     def terminal() -> Console:
         return Console(force_terminal=True, color_system="standard", highlight=False, width=2000)
 
-    monkeypatch.setattr(attribution, "stdout", terminal)
+    monkeypatch.setattr(cli_run, "stdout", terminal)
     shown = call(model, "--attribute").stdout
     assert "⟦" not in shown
     assert "\x1b[4;32m" in shown  # underlined and green
@@ -102,8 +103,8 @@ def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
     for args, wanted in (
         (["--attribute", "--show-drafts"], "both colour the answer"),
         (["--min-copy", "0"], "--min-copy=0 cannot work"),
-        (["--attribute-html", str(tmp_path / "no" / "page.html")], "does not exist"),
-        (["--attribute-html", str(tmp_path)], "is a folder"),
+        (["--attribute-html", str(tmp_path / "no" / "page.html")], "No such file or directory"),
+        (["--attribute-html", str(tmp_path)], "it is a folder; give a file"),
     ):
         result = call(model, *args)
         assert result.exit_code == 2

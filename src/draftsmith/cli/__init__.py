@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,8 @@ import typer
 import draftsmith
 from draftsmith.cli import (
     bench,
+    bench_report,
+    bench_run,
     chat,
     corpus,
     demo,
@@ -28,16 +31,35 @@ from draftsmith.cli.report import Reporting
 app = typer.Typer(
     cls=Reporting,
     no_args_is_help=True,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo.demo, run.run, chat.chat, drafters.drafters, vocab.vocab, doctor.doctor):
-    app.command()(grouped(command))
-app.add_typer(bench.bench, name="bench")
-app.add_typer(corpus.corpus, name="corpus")
-app.add_typer(train.train, name="train")
-app.add_typer(tune.tune, name="tune")
+
+
+def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
+    for command in commands:
+        to.command()(grouped(command))
+
+
+def _group(name: str, about: str, *commands: Callable[..., None]) -> None:
+    group = typer.Typer(help=about, no_args_is_help=True)
+    _add(group, *commands)
+    app.add_typer(group, name=name)
+
+
+_add(app, demo.demo, run.run, chat.chat, drafters.drafters, vocab.vocab, doctor.doctor)
+_group(
+    "bench",
+    "Measure what drafters save: on recorded answers, and on this machine.",
+    *(bench.replay, bench.cost, bench.estimate, bench_run.run, bench_report.report),
+)
+_group(
+    "corpus",
+    "Build and look into corpora: what the drafters retrieval and spectra look up.",
+    *(corpus.build, corpus.info, corpus.query),
+)
+_group("train", "Teach a model to draft for itself (needs the extra `train`).", train.sdsat)
+_group("tune", "Find the settings of a drafter that suit a model.", tune.pld_plus)
 
 
 def _version(wanted: bool) -> None:

@@ -7,20 +7,16 @@ from typing import Annotated
 
 import typer
 
-from draftsmith.cli import bench_report, bench_run
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import busy, load_model, parse_budget, short
+from draftsmith.cli.loading import bar, busy, load_model, parse_budget, short
 from draftsmith.cli.options import (
     Budget,
     Json,
     MachineOptions,
     Model,
     ModelArgument,
-    group,
-    grouped,
 )
-from draftsmith.cli.progress import bar
 from draftsmith.cli.render import plural
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
@@ -83,10 +79,8 @@ def cost(
 
     lengths, rows = _numbers("contexts", contexts), _numbers("batches", batches)
     widths = _numbers("positions", positions) if positions else None
-    if named is not None and model is not None:
-        raise OptionError("MODEL and --model were both given: choose one")
     check_writable(output)
-    loaded = load_model(named or model, machine)
+    loaded = load_model(model, machine, named)
     from draftsmith.model.measure import Grid, measure_cost
 
     grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, repeats)
@@ -158,8 +152,3 @@ def _numbers(option: str, text: str) -> list[int]:
     if not numbers or numbers[0] < 1:
         raise OptionError(f"--{option} {text!r} cannot work; give numbers such as 1,4")
     return numbers
-
-
-bench = group("Measure what drafters save: on recorded answers, and on this machine.")
-for _command in (replay, cost, estimate, bench_run.run, bench_report.report):
-    bench.command()(grouped(_command))

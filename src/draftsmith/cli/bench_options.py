@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import typer
 
-from draftsmith.cli.loading import waiting
-from draftsmith.cli.progress import bar
+from draftsmith.cli.loading import bar, waiting
 from draftsmith.cli.render import label
 from draftsmith.cli.report import note
 from draftsmith.errors import OptionError
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 """Wrong lines that are named; the rest is only counted."""
 
-DEFAULT_DRAFTERS = ["prompt_lookup", "copyspec", "auto"]
+DEFAULT_DRAFTERS = ("prompt_lookup", "copyspec", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,50 +69,37 @@ class AnswerOptions(FileOptions):
     """Which recorded answers are replayed, and how they become tokens."""
 
     purpose: ClassVar[str] = "replay"
+    spelt: ClassVar[dict[str, str]] = {
+        "drafter": "--drafter -d NAME",
+        "tokenizer": "--tokenizer -t NAME",
+        "on_error": "--on-error skip|fail",
+    }
 
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter", "-d", metavar="NAME", show_default=", ".join(DEFAULT_DRAFTERS),
-            help="Who guesses, e.g. 'copyspec(gamma=3)'; may be given several times.",
-        ),
-    ] = None  # fmt: skip
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer", "-t", metavar="NAME",
-            help="The tokenizer of the model that answered, where the records do not name it: "
-            "a model's folder or hub id, a built-in model, or a name in tokenizers/.",
-        ),
-    ] = None  # fmt: skip
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3.",
-        ),
-    ] = None
+    drafter: tuple[str, ...] = DEFAULT_DRAFTERS
+    """Who guesses, e.g. 'copyspec(gamma=3)'."""
+    tokenizer: str | None = None
+    """The tokenizer of the model that answered, where the records do not name it: a model's folder
+    or hub id, a built-in model, or a name in tokenizers/."""
+    template: str | None = None
+    """Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
     max_tokens: Annotated[
         int | None,
         typer.Option(
             metavar="N", min=1, show_default="whole answers", help="Cut answers after N tokens."
         ),
     ] = None
-    on_error: Annotated[str, typer.Option(metavar="skip|fail", help="What a wrong line does.")] = (
-        "fail"
-    )
+    on_error: str = "fail"
+    """What a wrong line does."""
     processes: Annotated[int, typer.Option(metavar="N", min=1, help="Replay in N processes.")] = 1
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Remember finished replays here, and go on from them."),
-    ] = None
+    resume: Path | None = None
+    """Remember finished replays here, and go on from them."""
 
     def drafters(self) -> list[Drafter]:
         """The drafters asked for, each once; UnsupportedError for those that need a model."""
         from draftsmith.bench.replay import check
         from draftsmith.drafters.registry import parse
 
-        found = {str(d): d for d in map(parse, self.drafter or DEFAULT_DRAFTERS)}
+        found = {str(d): d for d in map(parse, self.drafter)}
         for drafter in found.values():
             check(drafter)
         return list(found.values())

@@ -9,7 +9,7 @@ import typer
 
 from draftsmith.cli.bench_options import FileOptions, tell
 from draftsmith.cli.bench_report import show_sections
-from draftsmith.cli.loading import busy, load_model, parse_budget, quiet, waiting
+from draftsmith.cli.loading import bar, busy, load_model, parse_budget, quiet, waiting
 from draftsmith.cli.options import Budget, Json, MachineOptions, Model
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
@@ -101,7 +101,6 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings
     from draftsmith.bench.summary import sections
-    from draftsmith.cli.progress import bar
 
     chosen = {
         "temperature": plan.sampling.temperature,

@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from types import FrameType
@@ -16,8 +16,7 @@ import typer
 
 from draftsmith.cli.loading import load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.remarks import say_end, say_notices
-from draftsmith.cli.render import AnswerPrinter, label, show_stats
+from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import write_text
@@ -35,6 +34,8 @@ HELP = """\
 /save FILE       write the conversation: .json as messages, anything else as text
 /quit            leave; so does Ctrl-D
 Ctrl-C           stop the answer"""
+
+COMMANDS = ("help", "reset", "stats", "drafter", "save", "quit")
 
 
 def chat(
@@ -90,42 +91,28 @@ class Conversation:
     def __init__(self, engine: Engine, chat: Chat, output: OutputOptions) -> None:
         self.engine, self.chat, self.output = engine, chat, output
         self.results: list[GenerationResult] = []
-        self.commands: dict[str, Callable[[str], None]] = {
-            "help": lambda _: stderr().print(HELP, markup=False),
-            "reset": self.reset,
-            "stats": self.stats,
-            "drafter": self.drafter,
-            "save": self.save,
-            "quit": self.quit,
-        }
 
     def loop(self) -> None:
         """Until Ctrl-D, the end of standard input, or /quit."""
-        with contextlib.suppress(EOFError):
-            while True:
-                line = self._read()
-                try:
-                    if line.startswith("/"):
-                        self.command(line)
-                    elif line:
-                        self.answer(line)
-                except DraftsmithError as error:
-                    show_error(str(error))
-
-    def _read(self) -> str:
         watched = sys.stdin.isatty() and sys.stdout.isatty()
         if watched:
             with contextlib.suppress(ImportError):  # not on Windows
                 import readline  # noqa: F401  gives input() line editing and a history
         while True:
             try:
-                return input("> " if watched else "").strip()
+                line = input("> " if watched else "").strip()
+                if line.startswith("/"):
+                    self.command(line)
+                elif line:
+                    self.answer(line)
+            except DraftsmithError as error:
+                show_error(str(error))
             except KeyboardInterrupt:
                 note("\n(Ctrl-D or /quit leaves)")
             except EOFError:
                 if watched:
                     print()
-                raise
+                return
 
     def answer(self, message: str) -> None:
         """Stream the answer to one message; Ctrl-C ends it and keeps what came."""
@@ -142,10 +129,10 @@ class Conversation:
                 stop.set()
             finally:
                 printer.end()
-                self.results.append(stream.result)
+                result = stream.result
+                self.results.append(result)
         if stop.is_set():
             note("(stopped)")
-        result = self.results[-1]
         say_end(self.engine, result)
         printer.legend(result.sources)
         if self.output.stats:
@@ -154,9 +141,12 @@ class Conversation:
     def command(self, line: str) -> None:
         """Run a /command; raises UnknownName with a suggestion."""
         name, _, rest = line[1:].partition(" ")
-        if name not in self.commands:
-            raise UnknownName("command", f"/{name}", [f"/{known}" for known in self.commands])
-        self.commands[name](rest.strip())
+        if name not in COMMANDS:
+            raise UnknownName("command", f"/{name}", [f"/{known}" for known in COMMANDS])
+        getattr(self, name)(rest.strip())
+
+    def help(self, _: str) -> None:
+        stderr().print(HELP, markup=False)
 
     def reset(self, _: str) -> None:
         self.chat.reset()

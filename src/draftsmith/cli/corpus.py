@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_model, load_tokenizer, quiet
+from draftsmith.cli.loading import bar, load_model, load_tokenizer, quiet
 from draftsmith.cli.options import (
     Fields,
     Given,
@@ -18,21 +18,13 @@ from draftsmith.cli.options import (
     MachineOptions,
     Model,
     NewFolder,
-    group,
-    grouped,
 )
-from draftsmith.cli.progress import bar
 from draftsmith.cli.render import facts_table, plain_table, plural, visible
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from draftsmith.corpus.datastore import Datastore
     from draftsmith.corpus.files import Header
-
-corpus = group("Build and look into corpora: what the drafters retrieval and spectra look up.")
 
 PlanOptions = Annotated[
     Given,
@@ -136,53 +128,44 @@ def query(
     from draftsmith.corpus.datastore import Datastore
 
     store = Datastore.open(folder, verify=False)
-    from draftsmith.text.tokenizer import encode
+    from draftsmith.text.tokenizer import decode, encode
     from draftsmith.text.vocab import fingerprint
 
     tokenizer = load_tokenizer(model or store.header.model)
     store.header.check_vocabulary(fingerprint(tokenizer), folder)
     ids = encode(tokenizer, text)
-    found = _look_up(store, tokenizer, ids, most)
+    match = store.find(ids)
+    found: dict[str, Any]
+    if match is None:
+        found = {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
+    else:
+        trie = store.trie(match)
+        found = {
+            "matched": decode(tokenizer, ids[-match.length :]),
+            "tokens": match.length,
+            "occurrences": match.count,
+            "counted": len(trie.paths),
+            "continuations": [
+                {
+                    "text": decode(tokenizer, trie.tokens[path].tolist()),
+                    "begin": int(trie.weights[path[0]]),
+                    "whole": int(trie.weights[path[-1]]),
+                }
+                for path in trie.best(most)
+            ],
+        }
     if json_:
         print_json(found)
-    elif not found["matched"]:
-        stdout().print(Text("nothing in the corpus ends like this text"))
-    else:
-        stdout().print(_matches(found))
-
-
-def _look_up(store: Datastore, tokenizer: Any, ids: list[int], most: int) -> dict[str, Any]:
-    from draftsmith.text.tokenizer import decode
-
-    match = store.find(ids)
+        return
     if match is None:
-        return {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
-    trie = store.trie(match)
-    continuations = []
-    for path in trie.best(most):
-        first, last = trie.weights[path[0]], trie.weights[path[-1]]
-        followed = decode(tokenizer, trie.tokens[path].tolist())
-        continuations.append({"text": followed, "begin": int(first), "whole": int(last)})
-    return {
-        "matched": decode(tokenizer, ids[-match.length :]),
-        "tokens": match.length,
-        "occurrences": match.count,
-        "counted": len(trie.paths),
-        "continuations": continuations,
-    }
-
-
-def _matches(found: dict[str, Any]) -> Table:
+        stdout().print("nothing in the corpus ends like this text")
+        return
     table = plain_table("continuation", "begin so", "go on so", header=True)
-    table.title = Text(
-        f"{found['matched']!r} ({plural(found['tokens'], 'token')}) occurs "
-        f"{plural(found['occurrences'], 'time')}, {found['counted']} counted"
-    )
-    table.title_justify = "left"
     for one in found["continuations"]:
-        shown = visible(repr(one["text"]))
-        table.add_row(Text(shown), str(one["begin"]), str(one["whole"]))
-    return table
+        table.add_row(Text(visible(repr(one["text"]))), str(one["begin"]), str(one["whole"]))
+    tokens, times = plural(match.length, "token"), plural(match.count, "time")
+    title = f"{found['matched']!r} ({tokens}) occurs {times}, {found['counted']} counted"
+    stdout().print(Text(title, "italic"), table, sep="\n")
 
 
 def _show(folder: Path, header: Header, json_: bool) -> None:
@@ -200,7 +183,3 @@ def _show(folder: Path, header: Header, json_: bool) -> None:
         "read": ", ".join(f"{value:,} {name}" for name, value in made.get("read", {}).items()),
     }
     stdout().print(facts_table(facts))
-
-
-for _command in (build, info, query):
-    corpus.command()(grouped(_command))

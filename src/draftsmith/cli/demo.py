@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import busy, own_threads, quiet, resolve, short, waiting
+from draftsmith.cli.doctor import DTYPES, by_threads
+from draftsmith.cli.loading import busy, own_threads, quiet, resolve, waiting
 from draftsmith.cli.render import TARGET, dtype_of, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
@@ -25,18 +27,12 @@ if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
     from draftsmith.core.stats import Stats
     from draftsmith.engine.engine import Engine
-    from draftsmith.engine.jobs import Piece
     from draftsmith.engine.result import GenerationResult
 
 FILE = "shop.py"
-DTYPES = ("float32", "bfloat16")
-TIE = 1e-5
-"""Two best logits closer than this are a tie: rounding may decide between them."""
 _REFRESH_SECONDS = 0.08
 _COPIED = "bold green"
 _PANEL_LINES = 22
-_SIDE_BY_SIDE = 100
-"""Terminal columns from which two panels of code fit beside each other."""
 
 
 def demo(
@@ -73,10 +69,13 @@ def demo(
         engine = prepare(console, dtype)
         say(console, "Task", f"edit {FILE}: ", (message, "italic"))
         limit = max_new_tokens or room_for_edit(engine, before)
-        race = Race(engine, builtin.edit_messages(FILE, message, before), limit, guesser)
-        race.run(console)
-        same = report(console, race)
-        show_diff(console, before, race.results[1])
+        lanes = [Lane("plain decoding", "none"), Lane(f"with {label(guesser)}", guesser)]
+        prompt = builtin.edit_messages(FILE, message, before)
+        plain, drafted = race(console, engine, prompt, limit, lanes)
+        console.print()
+        same = compare(console, engine, plain, drafted)
+        show_speeds(console, lanes, (plain.stats, drafted.stats))
+        show_diff(console, before, drafted)
     if not same and dtype_of(engine.model) == "float32":
         raise typer.Exit(FAILED)
 
@@ -89,29 +88,29 @@ def prepare(console: Console, dtype: str | None) -> Engine:
     """
     import torch
 
-    source, disturbed = resolve(None), busy()
+    disturbed = busy()
     with waiting("loading and measuring …"), quiet():
         from draftsmith.engine.engine import Engine
-        from draftsmith.model.measure import WIDE, cheapest, pass_cost
+        from draftsmith.model.measure import WIDE, cheapest
 
-        names = DTYPES if dtype is None else (dtype,)
-        engines = {name: Engine.from_pretrained(source, dtype=name) for name in names}
-        costs: dict[tuple[str, int], dict[int, float]] = {}
-        for threads in sorted({1, torch.get_num_threads()}):
-            torch.set_num_threads(threads)
-            for name, engine in engines.items():
-                costs[name, threads] = pass_cost(engine.model, widths=(1, WIDE), repeats=9)
+        engines = {
+            name: Engine.from_pretrained(resolve(None), dtype=name)
+            for name in (DTYPES if dtype is None else (dtype,))
+        }
+        costs = {
+            (name, threads): seconds
+            for name, engine in engines.items()
+            for threads, seconds in by_threads(engine.model).items()
+        }
     best = cheapest(costs, {way for way in costs if way[0] == "float32"})
     torch.set_num_threads(best[1])
     engine = engines[best[0]]
     size = sum(p.numel() for p in engine.model.model.parameters()) / 1e6
-    say(console, "Model", f"{short(source)}, {size:.1f} million parameters")
-    told = {way: _milliseconds(seconds) for way, seconds in costs.items()}
-    passes = f"a plain pass and one over {WIDE} tokens take {told.pop(best)} ms"
-    say(console, "Run", f"{_called(best)}: {passes}")
-    if told:
-        others = ", ".join(f"{_called(way)} ({took})" for way, took in told.items())
-        say(console, "", f"chosen by their sum from {others}")
+    say(console, "Model", f"{builtin.DEFAULT}, {size:.1f} million parameters")
+    took = " and ".join(f"{1000 * seconds:.1f}" for seconds in costs[best].values())
+    passes = f"a plain pass and one over {WIDE} tokens take {took} ms"
+    least = f", the least of {len(costs)} ways" if len(costs) > 1 else ""
+    say(console, "Run", f"{best[0]} with {plural(best[1], 'thread')}: {passes}{least}")
     if disturbed:
         say(console, "Note", disturbed)
     return engine
@@ -122,167 +121,114 @@ def say(console: Console, name: str, *parts: str | tuple[str, str]) -> None:
     console.print(Text.assemble((f"{name:7}", "bold"), *parts))
 
 
-def _called(way: tuple[str, int]) -> str:
-    return f"{way[0]} with {plural(way[1], 'thread')}"
-
-
-def _milliseconds(seconds: dict[int, float]) -> str:
-    return " and ".join(f"{1000 * s:.1f}" for s in seconds.values())
-
-
 @dataclass(slots=True)
 class Lane:
-    """One of the two runs: its text so far, coloured, and its numbers."""
+    """One of the two runs: its text so far, coloured, and its counters."""
 
     title: str
-    text: Text = field(default_factory=lambda: Text(no_wrap=True, overflow="ellipsis"))
-    stats: Stats | None = None
-    state: str = "waiting"
+    drafter: str | Drafter
+    text: Text = field(default_factory=Text)
+    counters: str = "waiting"
 
-    def add(self, piece: Piece) -> None:
-        self.text.append(visible(piece.text), style=_COPIED if piece.source != TARGET else "")
-
-    def panel(self, lines: int, width: int) -> Panel:
-        """The last lines of the text, with counters below."""
-        tail = Text("\n", no_wrap=True, overflow="ellipsis").join(
-            list(self.text.split("\n", allow_blank=True))[-lines:]
-        )
-        done = self.state == "done"
-        return Panel(
-            tail,
-            title=Text(self.title, "bold"),
-            subtitle=self.counters(),
-            height=lines + 2,
-            width=width,
-            border_style="green" if done else "white" if self.stats else "dim",
-        )
-
-    def counters(self) -> str:
-        if self.stats is None:
-            return self.state
-        s = self.stats
-        return f"{s.tokens} tokens · {s.tokens_per_second:.0f} tok/s · {s.seconds.total:.2f} s"
+    def count(self, s: Stats) -> None:
+        speed, seconds = s.tokens_per_second, s.seconds.total
+        self.counters = f"{s.tokens} tokens · {speed:.0f} tok/s · {seconds:.2f} s"
 
 
-class Race:
-    """The same prompt twice; every step of both is shown as it happens."""
-
-    def __init__(self, engine: Engine, prompt: Any, limit: int, drafter: Drafter) -> None:
-        self.engine, self.prompt, self.limit = engine, prompt, limit
-        self.drafters: tuple[str | Drafter, ...] = ("none", drafter)
-        self.lanes = [Lane("plain decoding"), Lane(f"with {label(drafter)}")]
-        self.results: list[GenerationResult] = []
-
-    def run(self, console: Console) -> None:
-        """Decode twice, live in a terminal, after a short warm-up."""
-        with waiting("warming up …"):
-            for drafter in self.drafters:
-                few = min(self.limit, 24)
-                self.engine.generate(
-                    self.prompt, drafter=drafter, max_new_tokens=few, temperature=0.0
-                )
-        if not console.is_terminal:
-            for number in range(2):
-                self._decode(number, None)
-                console.print(f"{self.lanes[number].title}: {self.lanes[number].counters()}")
-            return
-        # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
-        # part of the times shown.
-        with Live(self.view(console), console=console, auto_refresh=False) as live:
-            for number in range(2):
-                self._decode(number, live)
-
-    def _decode(self, number: int, live: Live | None) -> None:
-        lane, drawn = self.lanes[number], 0.0
-        drafter, limit = self.drafters[number], self.limit
-        with self.engine.stream(
-            self.prompt, temperature=0.0, drafter=drafter, max_new_tokens=limit
-        ) as stream:
-            for piece in stream:
-                lane.add(piece)
-                if live is not None and perf_counter() - drawn > _REFRESH_SECONDS:
-                    lane.stats = stream.result.stats
-                    live.update(self.view(live.console), refresh=True)
-                    drawn = perf_counter()
-        lane.stats, lane.state = stream.result.stats, "done"
-        self.results.append(stream.result)
-        if live is not None:
-            live.update(self.view(live.console), refresh=True)
-
-    def view(self, console: Console) -> RenderableType:
-        """Both panels, beside each other where there is room."""
-        wide = console.width >= _SIDE_BY_SIDE
-        lines = min(_PANEL_LINES, (console.height - 6 if wide else (console.height - 9) // 2))
-        width = console.width // 2 if wide else console.width
-        panels = [lane.panel(max(3, lines), width) for lane in self.lanes]
-        legend = Text.assemble(
-            ("■ guessed, and confirmed by the model", _COPIED), "   ■ the model's own"
-        )
-        both = Columns(panels, padding=0) if wide else Group(*panels)
-        return Group(both, legend)
+def race(
+    console: Console, engine: Engine, prompt: list[dict[str, str]], limit: int, lanes: list[Lane]
+) -> list[GenerationResult]:
+    """Decode in one lane after the other, live in a terminal, after a short warm-up."""
+    with waiting("warming up …"):
+        for lane in lanes:
+            engine.generate(
+                prompt, drafter=lane.drafter, max_new_tokens=min(limit, 24), temperature=0.0
+            )
+    results = []
+    # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
+    # part of the times shown.
+    with Live(console=console, auto_refresh=False, transient=not console.is_terminal) as live:
+        for lane in lanes:
+            drawn = 0.0
+            with engine.stream(
+                prompt, drafter=lane.drafter, max_new_tokens=limit, temperature=0.0
+            ) as stream:
+                for piece in stream:
+                    style = "" if piece.source == TARGET else _COPIED
+                    lane.text.append(visible(piece.text), style)
+                    if console.is_terminal and perf_counter() - drawn > _REFRESH_SECONDS:
+                        lane.count(stream.result.stats)
+                        live.update(view(console, lanes), refresh=True)
+                        drawn = perf_counter()
+            results.append(stream.result)
+            lane.count(stream.result.stats)
+            if console.is_terminal:
+                live.update(view(console, lanes), refresh=True)
+    return results
 
 
-def report(console: Console, race: Race) -> bool:
-    """Say whether the outputs are identical and how the times compare; False if they differ."""
-    plain, drafted = race.results
-    console.print()
-    same = compare(console, race)
-    ratio = plain.stats.seconds.total / max(drafted.stats.seconds.total, 1e-9)
-    verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
-    say(console, "Speed", (verdict, "bold green" if ratio > 1 else ""))
-    console.print()
-    table = plain_table("", "tokens", "passes", "tokens/pass", "tok/s", "seconds", header=True)
-    for lane, result in zip(race.lanes, race.results, strict=True):
-        s = result.stats
-        numbers = (str(s.tokens), str(s.passes), f"{s.tokens_per_pass:.2f}")
-        table.add_row(lane.title, *numbers, f"{s.tokens_per_second:.0f}", f"{s.seconds.total:.2f}")
-    console.print(table)
-    return same
+def view(console: Console, lanes: list[Lane]) -> Group:
+    """The last lines of both texts, side by side."""
+    lines = max(3, min(_PANEL_LINES, console.height - 6))
+    both = Table.grid(expand=True)
+    panels = []
+    for lane in lanes:
+        last = list(lane.text.split("\n", allow_blank=True))[-lines:]
+        tail = Text("\n", no_wrap=True, overflow="ellipsis").join(last)
+        panels.append(Panel(tail, title=lane.title, subtitle=lane.counters, height=lines + 2))
+        both.add_column(ratio=1)
+    both.add_row(*panels)
+    legend = Text.assemble(
+        ("■ guessed, and confirmed by the model", _COPIED), "   ■ the model's own"
+    )
+    return Group(both, legend)
 
 
-def compare(console: Console, race: Race) -> bool:
-    """Print whether the tokens are the same, and if not, the first difference and how close."""
+def compare(
+    console: Console, engine: Engine, plain: GenerationResult, drafted: GenerationResult
+) -> bool:
+    """Say if the tokens are the same, and if not, where they part and how close it was."""
     from draftsmith.model.agreement import first_difference, top_two_gap
+    from draftsmith.text.tokenizer import decode
 
-    plain, drafted = race.results
     count = len(plain.tokens)
     at = first_difference(plain.tokens, drafted.tokens)
     if at is None:
         say(console, "Output", ("identical", "bold green"), f", all {plural(count, 'token')}")
         return True
-    gap = top_two_gap(race.engine.model, [*plain.prompt_tokens, *plain.tokens[:at]])
-    tie = gap < TIE
-    words = "a tie, which rounding decides" if tie else "plain and block passes round differently"
+    gap = top_two_gap(engine.model, [*plain.prompt_tokens, *plain.tokens[:at]])
+    next_tokens = (result.tokens[at : at + 1] for result in (plain, drafted))
+    ours, theirs = (repr(decode(engine.model.tokenizer, ids)) for ids in next_tokens)
     say(
         console,
         "Output",
-        (f"differs from token {at + 1} of {count} on", "bold yellow" if tie else "bold red"),
-        f": {_token(race, plain, at)} against {_token(race, drafted, at)}. The model's two best "
-        f"logits are {gap:.2g} apart there, in {dtype_of(race.engine.model)} ({words})",
+        (f"differs from token {at + 1} of {count} on", "bold red"),
+        f": {ours} against {theirs}. The model's two best logits are {gap:.2g} apart there, "
+        f"in {dtype_of(engine.model)} (plain and block passes round differently)",
     )
-    return tie
+    return False
 
 
-def _token(race: Race, result: GenerationResult, at: int) -> str:
-    if at >= len(result.tokens):
-        return "the end"
-    from draftsmith.text.tokenizer import decode
-
-    return repr(decode(race.engine.model.tokenizer, [result.tokens[at]]))
+def show_speeds(console: Console, lanes: list[Lane], found: tuple[Stats, Stats]) -> None:
+    """How the times compare, and the counts behind them."""
+    table = plain_table("", "tokens", "passes", "tokens/pass", "tok/s", "seconds", header=True)
+    for lane, s in zip(lanes, found, strict=True):
+        numbers = (str(s.tokens), str(s.passes), f"{s.tokens_per_pass:.2f}")
+        table.add_row(lane.title, *numbers, f"{s.tokens_per_second:.0f}", f"{s.seconds.total:.2f}")
+    plain, drafted = (s.seconds.total for s in found)
+    ratio = plain / drafted
+    verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
+    say(console, "Speed", (verdict, "bold green" if ratio > 1 else ""))
+    console.print("", table, sep="\n")
 
 
 def show_diff(console: Console, before: str, result: GenerationResult) -> None:
     """The edit that was made, as a unified diff; not if the answer is only a part of the file."""
-    console.print()
     if result.finish_reason == "length":
-        console.print(
-            f"The answer was cut after {plural(result.stats.tokens, 'token')}; no edit to show."
-        )
+        cut = plural(result.stats.tokens, "token")
+        console.print(f"\nThe answer was cut after {cut}; no edit to show.")
         return
     old, new = before.splitlines(), result.text.splitlines()
     lines = list(difflib.unified_diff(old, new, FILE, f"{FILE} (edited)", lineterm="", n=2))
-    if not lines:
-        console.print("The model left the file as it was.")
-    for line in lines:
-        style = {"+": "green", "-": "red", "@": "cyan"}.get(line[0], "")
-        console.print(Text(line, style if not line.startswith(("+++", "---")) else "bold"))
+    shown = Syntax("\n".join(lines), "diff", theme="ansi_dark", background_color="default")
+    console.print("", shown if lines else "The model left the file as it was.", sep="\n")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, load_model, own_threads, quiet, short, waiting
+from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
 from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
-from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.errors import DraftsmithError
 
 if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
@@ -23,6 +24,8 @@ DTYPES = {"float32": 4, "bfloat16": 2}
 """Bytes per parameter."""
 _MEMORY_SHARE = 0.5
 """Loading in another type is only tried where it leaves half of the memory free."""
+
+_PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 
 Costs = dict[str, dict[int, float]]
 
@@ -41,9 +44,7 @@ def doctor(
 
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    if named is not None and model is not None:
-        raise OptionError("MODEL and --model were both given: choose one")
-    loaded = load_model(named or model, MachineOptions(device=device))
+    loaded = load_model(model, MachineOptions(device=device), named)
     with waiting("measuring …"), quiet():
         record = examine(loaded)
     if as_json:
@@ -56,62 +57,48 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
     import torch
 
-    disturbed = busy()
-    capabilities = loaded.capabilities
+    capabilities, model = loaded.capabilities, describe(loaded)
     record: dict[str, Any] = {
-        "busy": disturbed,
-        "versions": versions(),
+        "busy": busy(),
+        "versions": {name: version(name) for name in _PACKAGES},
         "machine": machine(loaded),
-        "model": describe(loaded),
+        "model": model,
         "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
+    record["versions"]["python"] = platform.python_version()
     with own_threads():
-        threads = by_threads(loaded)
+        threads = by_threads(loaded) if loaded.device.type == "cpu" else {}
         advice = about_threads(threads)
         if advice:
             torch.set_num_threads(1)
-        costs, skipped = measure(loaded)
+        costs, skipped = measure(loaded, model, record["machine"]["memory_bytes"])
         record["measured_on_threads"] = torch.get_num_threads()
     record["plain_pass_by_threads"] = {count: seconds[1] for count, seconds in threads.items()}
     record["pass_seconds"], record["not_measured"] = costs, skipped
-    record["recommendation"] = recommend(costs, capabilities.shape, record["model"]["dtype"])
+    record["recommendation"] = recommend(costs, capabilities.shape, model["dtype"])
     record["recommendation"]["explained"] += advice
     return record
-
-
-def versions() -> dict[str, str]:
-    """Of everything that decides what happens."""
-    packages = ("draftsmith", "torch", "transformers", "tokenizers")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}
 
 
 def machine(loaded: LoadedModel) -> dict[str, Any]:
     """Where the model runs."""
     import torch
 
-    device = loaded.device
-    memory: int | None
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        memory = torch.cuda.get_device_properties(device).total_memory
-    else:
-        name, memory = platform.processor() or platform.machine(), _system_memory()
+    name, memory = platform.processor() or platform.machine(), None
+    if loaded.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(loaded.device)
+        name, memory = properties.name, properties.total_memory
+    elif hasattr(os, "sysconf"):  # not on Windows
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "device": str(device),
+        "device": str(loaded.device),
         "name": name,
         "memory_bytes": memory,
         "torch_threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
-
-
-def _system_memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
-        return None
 
 
 def describe(loaded: LoadedModel) -> dict[str, Any]:
@@ -129,19 +116,19 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def measure(loaded: LoadedModel) -> tuple[Costs, dict[str, str]]:
+def measure(
+    loaded: LoadedModel, model: dict[str, Any], memory: int | None
+) -> tuple[Costs, dict[str, str]]:
     """Seconds of a pass by dtype and width; and the dtypes left out, with the reason."""
     from draftsmith.model.load import load
     from draftsmith.model.measure import pass_cost
 
-    facts, memory = describe(loaded), machine(loaded)["memory_bytes"]
-    own = facts["dtype"]
-    costs, skipped = {own: pass_cost(loaded)}, {}
+    costs, skipped = {model["dtype"]: pass_cost(loaded)}, {}
     for name, size in DTYPES.items():
-        if name == own:
+        needed = model["parameters"] * size
+        if name in costs:
             continue
-        needed = facts["parameters"] * size
-        if facts["quantized"]:
+        if model["quantized"]:
             skipped[name] = "the model is quantized"
         elif memory is not None and needed > _MEMORY_SHARE * memory:
             skipped[name] = f"its weights alone would take {needed / 1e9:.1f} GB"
@@ -154,16 +141,11 @@ def measure(loaded: LoadedModel) -> tuple[Costs, dict[str, str]]:
 
 
 def by_threads(loaded: LoadedModel) -> dict[int, dict[int, float]]:
-    """Seconds of a plain and a wide pass with torch's number of threads and with one.
-
-    Empty off the CPU.
-    """
+    """Seconds of a plain and a wide pass with torch's number of threads and with one."""
     import torch
 
     from draftsmith.model.measure import WIDE, pass_cost
 
-    if loaded.device.type != "cpu":
-        return {}
     seconds = {}
     with own_threads() as usual:
         for threads in sorted({usual, 1}):
@@ -201,10 +183,10 @@ def _about_dtype(dtype: str, own: str, costs: Costs) -> str:
         return f"Use {dtype}, the only type measured."
     from draftsmith.model.measure import WIDE
 
-    wide = max(width for width in costs[dtype] if width <= WIDE)
+    own_costs = costs[dtype]
+    wide = max(width for width in own_costs if width <= WIDE)
     others = ", ".join(
-        f"{seconds[1] / costs[dtype][1]:.2f} and {seconds[wide] / costs[dtype][wide]:.2f} times "
-        f"in {name}"
+        f"{seconds[1] / own_costs[1]:.2f} and {seconds[wide] / own_costs[wide]:.2f} times in {name}"
         for name, seconds in costs.items()
         if name != dtype
     )
@@ -224,9 +206,8 @@ def _about_drafts(relative: dict[int, float], shape: str) -> str:
     if shape == "plain" or len(relative) < 2:
         return "Drafts are of no use here: this model verifies one token per pass."
     width = max(w for w in relative if w <= 8)
-    cost = relative[width]
-    drafted, needed = width - 1, max(0.0, cost - 1)
-    head = f"A pass over {width} tokens costs {cost:.2f} plain ones: "
+    drafted, needed = width - 1, max(0.0, relative[width] - 1)
+    head = f"A pass over {width} tokens costs {relative[width]:.2f} plain ones: "
     if needed >= drafted:
         return head + "drafts do not pay here; use -d none."
     verdict = "drafts pay almost always" if needed < 1 else "drafts pay where much is copied"
@@ -236,53 +217,40 @@ def _about_drafts(relative: dict[int, float], shape: str) -> str:
 def show(record: dict[str, Any]) -> None:
     """The record for a person."""
     console = stdout()
-    facts, box = record["model"], record["machine"]
-    context = facts["context_length"] or "unlimited"
-    memory = f", {box['memory_bytes'] / 1e9:.0f} GB" if box["memory_bytes"] else ""
-    lines = {
-        "versions": ", ".join(f"{name} {v}" for name, v in record["versions"].items()),
-        "machine": f"{box['system']}, {box['cores']} cores, torch uses {box['torch_threads']}",
-        "device": f"{box['device']} ({box['name']}{memory})",
-        "model": f"{short(facts['name'])} ({facts['type']}, {facts['parameters'] / 1e6:.1f} "
-        f"million parameters, {facts['dtype']}{', quantized' if facts['quantized'] else ''})",
-        "limits": f"context {context}, vocabulary {facts['vocab_size']}",
-        "text": ("tokenizer" if facts["tokenizer"] else "no tokenizer")
-        + (", chat template" if facts["chat_template"] else ", no chat template"),
-    }
-    console.print(facts_table(lines))
-    _section("What it can do")
-    independent = record["rows_independent"]
+    facts = {name: ", ".join(_facts(record[name])) for name in ("versions", "machine", "model")}
+    console.print(facts_table(facts))
+    console.print("\n[bold]What it can do")
     for line in record["capabilities"]["explained"]:
         console.print(Text(f"- {line}", "yellow" if line.startswith("Refused") else ""))
     console.print(
         "- Rows of a pass do not influence each other."
-        if independent
+        if record["rows_independent"]
         else "- Rows of a pass influence each other: drafts would change the answer."
     )
     threads = plural(record["measured_on_threads"], "thread")
-    on = f" (on {threads})" if box["device"] == "cpu" else ""
-    _section(f"Milliseconds of a pass, by how many tokens it covers{on}")
-    _show_costs(record)
+    on = f" (on {threads})" if record["plain_pass_by_threads"] else ""
+    console.print(f"\n[bold]Milliseconds of a pass, by how many tokens it covers{on}")
+    costs = record["pass_seconds"]
+    table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)
+    for name, seconds in costs.items():
+        table.add_row(name, *(f"{1000 * s:.1f}" for s in seconds.values()))
+        relative = (f"{s / seconds[1]:.2f}×" for s in seconds.values())
+        table.add_row("  relative", *relative, style="dim")
+    console.print(table)
+    for name, reason in record["not_measured"].items():
+        console.print(Text(f"{name} not measured: {reason}"))
     if record["busy"]:
         console.print(f"({record['busy']})")
-    _section("Recommendation")
+    console.print("\n[bold]Recommendation")
     for line in record["recommendation"]["explained"]:
         console.print(f"- {line}")
 
 
-def _section(title: str) -> None:
-    stdout().print(Text(f"\n{title}", "bold"))
-
-
-def _show_costs(record: dict[str, Any]) -> None:
-    costs = record["pass_seconds"]
-    widths = next(iter(costs.values()))
-    table = plain_table("tokens", *map(str, widths), header=True)
-    for name, seconds in costs.items():
-        table.add_row(name, *(f"{1000 * s:.1f}" for s in seconds.values()))
-        first = seconds[1]
-        relative = (f"{s / first:.2f}×" for s in seconds.values())
-        table.add_row(Text("  relative", "dim"), *(Text(r, "dim") for r in relative))
-    stdout().print(table)
-    for name, reason in record["not_measured"].items():
-        stdout().print(Text(f"{name} not measured: {reason}"))
+def _facts(values: dict[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        shown = value
+        if isinstance(value, bool):
+            shown = "yes" if value else "no"
+        elif isinstance(value, int):
+            shown = f"{value:,}"
+        yield f"{name.replace('_', ' ')} {'unknown' if value is None else shown}"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.declared import REQUIRED, Declared, Field, declared
+from draftsmith.cli.options import REQUIRED, Declared, Field, declared
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import DraftsmithError, UnknownName
@@ -30,52 +30,50 @@ def drafters(
 
     draftsmith drafters copyspec
     """
+    installed = {entry.name: entry.value for entry in entry_points(group="draftsmith.drafters")}
     if name is None:
-        _list()
+        _list(installed)
     else:
-        _describe(name)
+        _describe(name, installed)
 
 
-def _list() -> None:
+def _list(installed: dict[str, str]) -> None:
     table = plain_table(header=True)
     table.add_column("drafter", style="bold", no_wrap=True)
     table.add_column("what it does", overflow="fold")
     table.add_column("options and their defaults", overflow="fold")
     broken = []
-    for name, value in sorted(_installed().items()):
+    for name, value in sorted(installed.items()):
         try:
             about = _about(name, value)
         except DraftsmithError as error:
             broken.append(str(error))  # somebody else's plugin must not hide the others
-            continue
-        table.add_row(name, about.constants["summary"], ", ".join(map(_default, about.fields)))
+        else:
+            table.add_row(name, about.constants["summary"], _defaults(about.fields))
     stdout().print(table)
     for message in broken:
         note(f"note: {message}")
 
 
-def _describe(spec: str) -> None:
+def _describe(spec: str, installed: dict[str, str]) -> None:
     # People paste what they would use: copyspec(gamma=5) is about copyspec.
-    name, installed = spec.split("(", 1)[0].strip(), _installed()
+    name = spec.split("(", 1)[0].strip()
     if name not in installed:
         raise UnknownName("drafter", name, installed)
     about = _about(name, installed[name])
     console = stdout()
     console.print(Text.assemble((name, "bold"), f": {about.constants['summary']}\n"))
-    console.print(Text(_reflowed(about.doc)))
+    # Docstrings break lines for the source's width, not for this terminal's.
+    paragraphs = (" ".join(paragraph.split()) for paragraph in about.doc.split("\n\n"))
+    console.print(Text("\n\n".join(paragraphs)))
+    example = name
     if about.fields:
         table = plain_table("\noption", "\ndefault", "\ntype", header=True)
         for option in about.fields:
             table.add_row(option.name, option.default, option.type)
         console.print(table)
-    options = ", ".join(map(_default, about.fields[:2]))
-    example = f'"{name}({options})"' if options else name
+        example = f'"{name}({_defaults(about.fields[:2])})"'
     console.print(Text.assemble("\nUse it with ", (f"-d {example}", "bold")))
-
-
-def _installed() -> dict[str, str]:
-    """Name → class, as `package.module:Class`."""
-    return {entry.name: entry.value for entry in entry_points(group="draftsmith.drafters")}
 
 
 def _about(name: str, value: str) -> Declared:
@@ -98,11 +96,6 @@ def _about(name: str, value: str) -> Declared:
     return Declared(inspect.getdoc(cls) or "", tuple(options), {"summary": cls.summary})
 
 
-def _reflowed(doc: str) -> str:
-    # Docstrings break lines for the source's width, not for this terminal's.
-    paragraphs = doc.split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def _default(option: Field) -> str:
-    return f"{option.name}={'…' if option.default == REQUIRED else option.default}"
+def _defaults(options: tuple[Field, ...]) -> str:
+    known = ((f.name, "…" if f.default == REQUIRED else f.default) for f in options)
+    return ", ".join(f"{name}={default}" for name, default in known)

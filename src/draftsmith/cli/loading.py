@@ -1,27 +1,26 @@
-"""From the command's options to a model or an engine, checked before and quiet while loading."""
+"""From the command's options to texts, a model or an engine, checked before and quietly."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith import builtin
 from draftsmith.cli.options import Given, MachineOptions, ModelOptions
 from draftsmith.cli.report import note, stderr
+from draftsmith.errors import LoadError, OptionError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.request import BudgetSpec
     from draftsmith.model.loaded import LoadedModel
-
-_TOY = (
-    "note: answered by the built-in toy model {}, which can only rename words in small files; "
-    "choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
-)
 
 
 def resolve(model: str | None) -> str:
@@ -47,13 +46,18 @@ def load_engine(options: ModelOptions, sampling: Given) -> Engine:
     from draftsmith.engine.engine import Engine
 
     if options.model is None:
-        note(_TOY.format(short(model.name)))
+        note(
+            f"note: answered by the built-in toy model {short(model.name)}, which can only rename "
+            "words in small files; choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
+        )
     return Engine(model, drafter=drafter, budget=budget)
 
 
-def load_model(model: str | None, machine: MachineOptions) -> LoadedModel:
-    """The model that `--model` means, with torch's threads set as wanted."""
-    source = resolve(model)
+def load_model(model: str | None, machine: MachineOptions, named: str | None = None) -> LoadedModel:
+    """The model that `--model` or MODEL (`named`) means, with torch's threads set as wanted."""
+    if named is not None and model is not None:
+        raise OptionError("MODEL and --model were both given: choose one")
+    source = resolve(named or model)
     with waiting(f"loading {short(source)} …"), quiet():
         from draftsmith.model.load import load
 
@@ -68,6 +72,21 @@ def load_tokenizer(model: str | None) -> Any:
         from draftsmith.model.load import read_tokenizer
 
         return read_tokenizer(source, {})
+
+
+def read_text(path: str) -> str:
+    """A text file, or standard input for -; raises LoadError for what is no text."""
+    name = "standard input" if path == "-" else path
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise LoadError(f"cannot read {name}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{name} is not UTF-8 text (byte {error.start} does not fit)") from error
+    if "\0" in text:
+        raise LoadError(f"{name} is not text: it contains zero bytes")
+    return text
 
 
 def set_threads(threads: int | None) -> None:
@@ -113,10 +132,7 @@ def own_threads() -> Iterator[int]:
 def waiting(what: str) -> Iterator[None]:
     """Say on stderr what takes so long, if somebody is watching."""
     console = stderr()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
+    with console.status(what) if console.is_terminal else contextlib.nullcontext():
         yield
 
 
@@ -125,8 +141,7 @@ def quiet() -> Iterator[None]:
     """Without transformers' progress bars and warnings, which speak to programmers."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
-    level = logging.get_verbosity()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
@@ -137,3 +152,27 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
+
+
+def progress(*, transient: bool = False) -> Progress:
+    """Bars that show done and total and the time left; silent in a file."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console, text = stderr(), TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    silent = not console.is_terminal
+    return Progress(*columns, console=console, disable=silent, transient=transient)
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar that its caller advances."""
+    with progress(transient=True) as shown:
+        number = shown.add_task(what, total=total)
+        yield lambda done: shown.advance(number, done)

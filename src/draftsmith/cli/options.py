@@ -1,7 +1,4 @@
-"""Options that commands share, in groups: a command takes a group where others take an option.
-
-A group is a dataclass of options, or the fields of one of the library's own dataclasses (`Fields`).
-"""
+"""Options that commands share, in groups: a command takes a group where others take an option."""
 
 from __future__ import annotations
 
@@ -12,14 +9,37 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_origin, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
-from draftsmith.cli.declared import REQUIRED, Field, declared
 from draftsmith.errors import OptionError
+
+REQUIRED = "(required)"
+"""The default of a field that has none."""
+
+
+class Field(NamedTuple):
+    """One field: its type and its default as they are written."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+    """The docstring below it."""
+
+
+class Declared(NamedTuple):
+    """A class: its docstring, its fields in order, and the texts of its class variables."""
+
+    doc: str
+    fields: tuple[Field, ...]
+    constants: Mapping[str, str]
+
 
 Given = dict[str, Any]
 """Field → value, of those fields that the caller named."""
@@ -31,6 +51,7 @@ _KINDS: dict[str, tuple[Any, str | None]] = {
     "str": (str, "NAME"),
     "tuple[int, ...]": (list[int], "N"),
     "tuple[str, ...]": (list[str], "TEXT"),
+    "Path": (Path, "PATH"),
     "Sequence[Path]": (list[Path], "PATH"),
 }
 """A field's type → what typer makes of an option, and what `--help` calls its value."""
@@ -49,13 +70,6 @@ class Fields:
     """Panel of `--help` → the fields in it."""
     spelt: Mapping[str, str] = field(default_factory=dict)
     """Field → how it is typed, where that is not its name and type: `--file -f PATH`."""
-
-    def parameters(self) -> Iterator[inspect.Parameter]:
-        """The options, one by one."""
-        known = {f.name: f for f in declared(self.where).fields}
-        for panel, names in self.panels.items():
-            for name in names.split():
-                yield _parameter(known[name], self.spelt.get(name, ""), panel)
 
 
 def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Parameter:
@@ -77,12 +91,8 @@ def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Paramete
         told = typer.Option(
             *flags, metavar=metavar, help=text, show_default=shown, rich_help_panel=panel
         )
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if option.default == REQUIRED else None,
-        annotation=Annotated[kind | None, told],
-    )
+    default = inspect.Parameter.empty if option.default == REQUIRED else None
+    return _keyword(option.name, Annotated[kind | None, told], default)
 
 
 def _given(**values: Any) -> Given:
@@ -184,19 +194,6 @@ class OutputOptions:
     """Show passes, acceptance and times on standard error."""
 
 
-def group(about: str) -> typer.Typer:
-    """A command that only has subcommands."""
-    made = typer.Typer(
-        help=about,
-        no_args_is_help=True,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    # Without a callback, typer would give a lone subcommand the group's name.
-    made.callback()(lambda: None)
-    return made
-
-
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer wants it: every option of its groups a parameter of its own.
 
@@ -208,7 +205,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         found = _group(hints[name])
         if found is None:
-            flat.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
+            flat.append(_keyword(name, hints[name], parameter.default))
         else:
             parameters, make = found
             flat += parameters
@@ -236,36 +233,33 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
     """The parameters of a group and what makes one value of theirs; None: no group."""
     for told in getattr(hint, "__metadata__", ()):
         if isinstance(told, Fields):
-            return list(told.parameters()), _given
-    if not is_dataclass(hint):
+            known = {f.name: f for f in declared(told.where).fields}
+            return [
+                _parameter(known[name], told.spelt.get(name, ""), panel)
+                for panel, names in told.panels.items()
+                for name in names.split()
+            ], _given
+    if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
     hints = get_type_hints(hint, include_extras=True)
     panel, spelt = getattr(hint, "panel", None), getattr(hint, "spelt", {})
+    known = {f.name: f for f in declared(f"{hint.__module__}:{hint.__qualname__}").fields}
     parameters = []
     # What a group adds stands before what it has in common with others.
-    for f in sorted(fields(hint), key=lambda f: f.name not in hint.__annotations__):
-        if hasattr(hints[f.name], "__metadata__"):
-            parameters.append(_in_panel(f, hints[f.name], panel))
-        else:
-            parameters.append(_parameter(_declared_in(hint, f.name), spelt.get(f.name, ""), panel))
-    return parameters, lambda **values: hint(**_given(**values))  # type: ignore[operator]
+    for f in sorted(fields(hint), key=lambda f: f.name not in known):
+        kind = hints[f.name]
+        if get_origin(kind) is not Annotated:
+            parameters.append(_parameter(known[f.name], spelt.get(f.name, ""), panel))
+            continue
+        option = copy.copy(kind.__metadata__[0])
+        option.rich_help_panel = option.rich_help_panel or panel
+        parameters.append(_keyword(f.name, Annotated[kind.__origin__, option], f.default))
+    return parameters, lambda **values: hint(**_given(**values))
 
 
-def _declared_in(kind: Any, name: str) -> Field:
-    owner = next(base for base in kind.__mro__ if name in base.__annotations__)
-    found = declared(f"{owner.__module__}:{owner.__name__}").fields
-    return next(option for option in found if option.name == name)
-
-
-def _in_panel(option: Any, annotated: Any, panel: str | None) -> inspect.Parameter:
-    told = copy.copy(annotated.__metadata__[0])
-    told.rich_help_panel = told.rich_help_panel or panel
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option.default,
-        annotation=Annotated[annotated.__origin__, told],
-    )
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _flags(parameters: list[inspect.Parameter]) -> Iterator[tuple[str, str]]:
@@ -281,12 +275,10 @@ def _check_text(value: Any, flag: str) -> None:
     """Raise OptionError for a text that is not UTF-8; files may have such names."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and not os.path.exists(text):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise OptionError(
-                    f"{flag} is not UTF-8 text, from character {error.start + 1} on"
-                ) from error
+            foreign = re.search("[\ud800-\udfff]", text)
+            if foreign:
+                at = foreign.start() + 1
+                raise OptionError(f"{flag} is not UTF-8 text, from character {at} on")
 
 
 def as_typed(message: str, flags: Mapping[str, str]) -> str:
@@ -295,3 +287,49 @@ def as_typed(message: str, flags: Mapping[str, str]) -> str:
         # A drafter's option stands in parentheses, or behind the drafter's name and a colon.
         message = re.sub(rf"((?<![\w(-])(?<!: ){name}(?==)|\A{name}(?= must))", flag, message)
     return message
+
+
+@cache
+def declared(where: str) -> Declared:
+    """What the class `package.module:Class` declares in its own body."""
+    module, wanted = where.split(":")
+    classes = (node for node in _body(module) if isinstance(node, ast.ClassDef))
+    found = next(node for node in classes if node.name == wanted)
+    fields, constants = [], {}
+    for node, after in zip(found.body, [*found.body[1:], ast.Pass()], strict=True):
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
+            continue
+        annotation, name, value = ast.unparse(node.annotation), node.target.id, node.value
+        if annotation.startswith("ClassVar"):
+            constants[name] = _text(value)
+            continue
+        text = _text(after)
+        if isinstance(value, ast.Call) and len(value.args) > 1:  # setting(5, "So many.")
+            text, value = _text(value.args[1]), value.args[0]
+        if isinstance(value, ast.Name):
+            value = _constant(module, value.id)
+        fields.append(Field(name, annotation, ast.unparse(value) if value else REQUIRED, text))
+    return Declared(ast.get_docstring(found) or "", tuple(fields), constants)
+
+
+@cache
+def _body(module: str) -> list[ast.stmt]:
+    spec = find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    return ast.parse(Path(spec.origin or "").read_text(encoding="utf-8")).body
+
+
+def _constant(module: str, name: str) -> ast.expr:
+    """The value that a name has in a module, which may have imported it."""
+    for node in _body(module):
+        if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
+            return _constant(node.module or "", name)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return node.value
+    raise LookupError(f"{module} has no constant {name}")
+
+
+def _text(node: ast.AST | None) -> str:
+    """The text that a constant or a docstring is, on one line; nothing if it is none."""
+    value = node.value if isinstance(node, ast.Expr) else node
+    return " ".join(str(value.value).split()) if isinstance(value, ast.Constant) else ""

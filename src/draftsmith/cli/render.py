@@ -1,56 +1,38 @@
-"""What an answer and its statistics look like."""
+"""What an answer and its statistics look like, and what is said beside it."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftsmith.cli.report import stderr, stdout
+from draftsmith.cli.report import note, stderr, stdout
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
-    from draftsmith.core.stats import Stats
+    from draftsmith.engine.engine import Engine
     from draftsmith.engine.jobs import Piece
     from draftsmith.engine.result import GenerationResult
     from draftsmith.model.loaded import LoadedModel
 
 TARGET = "target"
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
+LOOP_TOKENS = 48
+"""So many tokens at the end, the same passage again and again, are a loop."""
+LOST_SHARE = 0.1
+"""An edit that drops more of a file's lines than this is worth a look."""
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 _PICTURES = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
 _PICTURES |= {127: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
-
-
-class Palette:
-    """A colour for each source, given in the order they turn up; the target's own is none."""
-
-    def __init__(self) -> None:
-        self._styles: dict[str, str] = {TARGET: ""}
-
-    def __getitem__(self, source: str) -> str:
-        count = len(self._styles) - 1
-        return self._styles.setdefault(source, COLOURS[count % len(COLOURS)])
-
-    def legend(self, sources: Iterable[str]) -> Text:
-        """Who guessed how many tokens, each in its colour."""
-        counts = Counter(sources)
-        parts = [
-            (f"■ {self._label(source)} {count}", self[source]) for source, count in counts.items()
-        ]
-        return Text("   ").join(Text(text, style) for text, style in parts)
-
-    @staticmethod
-    def _label(source: str) -> str:
-        return "the model itself" if source == TARGET else source
 
 
 def visible(text: str) -> str:
@@ -63,8 +45,8 @@ class AnswerPrinter:
 
     def __init__(self, show_drafts: bool) -> None:
         self._console: Console = stdout()
-        self.coloured = show_drafts and self._console.is_terminal
-        self.palette = Palette()
+        self._coloured = show_drafts and self._console.is_terminal
+        self._styles = {TARGET: ""}
         self._last = ""
 
     def piece(self, piece: Piece) -> None:
@@ -73,11 +55,15 @@ class AnswerPrinter:
             return
         self._last = piece.text[-1]
         text = visible(piece.text) if self._console.is_terminal else piece.text
-        if self.coloured:
-            self._console.out(text, style=self.palette[piece.source] or None, end="")
+        if self._coloured:
+            self._console.out(text, style=self._style(piece.source) or None, end="")
         else:
             sys.stdout.write(text)
             sys.stdout.flush()
+
+    def _style(self, source: str) -> str:
+        """A colour for each source, given in the order they turn up; the target's own is none."""
+        return self._styles.setdefault(source, COLOURS[(len(self._styles) - 1) % len(COLOURS)])
 
     def end(self) -> None:
         """Finish the last line, if there is one to finish."""
@@ -87,56 +73,56 @@ class AnswerPrinter:
         self._last = ""
 
     def legend(self, sources: list[str]) -> None:
-        """Explain the colours, on stderr."""
-        if self.coloured and sources:
-            stderr().print(self.palette.legend(sources), "", sep="\n", end="")
+        """Explain the colours on stderr: who guessed how many tokens."""
+        if self._coloured and sources:
+            parts = []
+            for source, count in Counter(sources).items():
+                name = "the model itself" if source == TARGET else source
+                parts.append(Text(f"■ {name} {count}", self._style(source)))
+            stderr().print(Text("   ").join(parts))
 
 
-def stats_view(stats: Stats, finish_reason: str) -> Group:
-    """Everything `--stats` shows."""
-    s = stats.seconds
-    summary = facts_table(
-        {
-            "answer": f"{plural(stats.tokens, 'token')}, ended by {finish_reason}",
-            "prompt": f"{plural(stats.prompt_tokens, 'token')}, {stats.reused_tokens} of them "
-            "still cached",
-            "passes": f"{stats.passes}, {stats.tokens_per_pass:.2f} tokens each",
-            "drafts": f"in {plural(stats.attempts, 'pass')}, {stats.accepted} of {stats.drafted} "
-            "accepted",
-            "speed": f"{stats.tokens_per_second:.1f} tokens per second",
-            "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
-            f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
-            "first token": f"after {stats.first_token_seconds:.3f} s",
-        }
-    )
-    parts: list[Table | str] = [summary]
+def show_stats(results: list[GenerationResult]) -> None:
+    """Print the stats of one answer, or the sum over several, on stderr."""
+    from draftsmith.core.stats import total
+
+    if not results:
+        return
+    stats = results[0].stats if len(results) == 1 else total([r.stats for r in results])
+    reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
+    s, console = stats.seconds, stderr()
+    facts = {
+        "answer": f"{plural(stats.tokens, 'token')}, ended by {reasons}",
+        "prompt": f"{plural(stats.prompt_tokens, 'token')}, {stats.reused_tokens} of them "
+        "still cached",
+        "passes": f"{stats.passes}, {stats.tokens_per_pass:.2f} tokens each",
+        "drafts": f"in {plural(stats.attempts, 'pass')}, {stats.accepted} of {stats.drafted} "
+        "accepted",
+        "speed": f"{stats.tokens_per_second:.1f} tokens per second",
+        "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
+        f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
+        "first token": f"after {stats.first_token_seconds:.3f} s",
+    }
+    console.print(facts_table(facts))
     if stats.by_source:
-        parts += ["", _by_source(stats)]
+        table = plain_table("guessed by", "drafts", "tokens", "accepted", "share", header=True)
+        for source, entry in stats.by_source.items():
+            numbers = map(str, (entry.attempts, entry.drafted, entry.accepted))
+            table.add_row(source, *numbers, _share(entry.accepted, entry.drafted))
+        console.print("", table, sep="\n")
     if stats.drafted_by_depth:
-        parts += ["", _by_depth(stats)]
-    return Group(*parts)
+        depths = [d for d in _DEPTHS if d <= len(stats.drafted_by_depth)]
+        accepted = [*stats.accepted_by_depth, *[0] * len(stats.drafted_by_depth)]
+        counts = [(accepted[d - 1], stats.drafted_by_depth[d - 1]) for d in depths]
+        table = plain_table("draft position", *map(str, depths), header=True)
+        table.add_row("drafted", *(str(drafted) for _, drafted in counts))
+        table.add_row("accepted", *(str(held) for held, _ in counts))
+        table.add_row("share", *(_share(*both) for both in counts))
+        console.print("", table, sep="\n")
 
 
-def _by_source(stats: Stats) -> Table:
-    table = plain_table("guessed by", "drafts", "tokens", "accepted", "share", header=True)
-    for source, entry in stats.by_source.items():
-        share = entry.accepted / entry.drafted if entry.drafted else 0.0
-        numbers = (entry.attempts, entry.drafted, entry.accepted)
-        table.add_row(source, *map(str, numbers), f"{share:.0%}")
-    return table
-
-
-def _by_depth(stats: Stats) -> Table:
-    depths = [d for d in _DEPTHS if d <= len(stats.drafted_by_depth)]
-    accepted = stats.accepted_by_depth
-    table = plain_table("draft position", *map(str, depths), header=True)
-    reached = [stats.drafted_by_depth[d - 1] for d in depths]
-    held = [accepted[d - 1] if d <= len(accepted) else 0 for d in depths]
-    table.add_row("drafted", *map(str, reached))
-    table.add_row("accepted", *map(str, held))
-    shares = [h / r if r else 0.0 for h, r in zip(held, reached, strict=True)]
-    table.add_row("share", *(f"{share:.0%}" for share in shares))
-    return table
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole if whole else 0:.0%}"
 
 
 def plural(count: int, noun: str) -> str:
@@ -176,12 +162,44 @@ def facts_table(facts: Mapping[str, str]) -> Table:
     return table
 
 
-def show_stats(results: list[GenerationResult]) -> None:
-    """Print the stats of one answer, or the sum over several, on stderr."""
-    from draftsmith.core.stats import total
+def say_notices(engine: Engine) -> None:
+    """Tell once if drafts are of no use with this model, and why."""
+    if engine.model.capabilities.shape == "plain" and engine.drafter.preferred_width():
+        why = "; ".join(engine.notices) or "it verifies one token per pass"
+        note(f"note: this model decodes plainly, without drafts: {why}")
 
-    if not results:
-        return
-    stats = results[0].stats if len(results) == 1 else total([r.stats for r in results])
-    reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
-    stderr().print(stats_view(stats, reasons))
+
+def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
+    """Tell if the answer was cut short, and if it lacks lines of the file that it is to edit."""
+    tokens, room = len(result.tokens), engine.model.context_length
+    if result.finish_reason == "length":
+        passage = looping(result.tokens)
+        if passage:
+            note(
+                f"note: the answer loops: its end repeats the same {plural(passage, 'token')}, and "
+                f"was cut after {tokens}; try --repetition-penalty 1.1 or another model"
+            )
+        elif room is not None and len(result.prompt_tokens) + tokens >= room:
+            note("note: cut because the model's context is full")
+        else:
+            note(f"note: cut after {plural(tokens, 'token')}; --max-new-tokens sets this")
+    if before is not None and result.finish_reason != "cancelled":
+        lost, had = lost_lines(before, result.text), len(before.splitlines())
+        if lost > LOST_SHARE * had:
+            note(f"note: {lost} of the file's {had} lines are gone; compare before you use it")
+
+
+def looping(tokens: Sequence[int]) -> int:
+    """The length of the passage that the end repeats, at least thrice; 0 if it does not."""
+    for passage in range(1, len(tokens) // 3 + 1):
+        tail = tokens[-max(LOOP_TOKENS, 3 * passage) :]
+        if len(tail) >= LOOP_TOKENS and tail[passage:] == tail[:-passage]:
+            return passage
+    return 0
+
+
+def lost_lines(before: str, after: str) -> int:
+    """Lines of a text that another one has nothing in place of."""
+    compared = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    spans = ((i2 - i1, j2 - j1) for _, i1, i2, j1, j2 in compared.get_opcodes())
+    return sum(max(0, old - new) for old, new in spans)

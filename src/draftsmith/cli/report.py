@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -36,39 +34,33 @@ _BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError, WriteError)
 
 
 class Reporting(TyperGroup):
-    """The command group; turns what went wrong in any command into a line and a code."""
+    """The command group; turns known errors, Ctrl-C and a closed pipe into a line and a code."""
 
     def invoke(self, ctx: Any) -> Any:
-        with reported():
+        try:
             return super().invoke(ctx)
-
-
-@contextmanager
-def reported() -> Iterator[None]:
-    """Turn known errors, Ctrl-C and a closed pipe into exit codes."""
-    try:
-        yield
-    except DraftsmithError as error:
-        show_error(str(error))
-        raise typer.Exit(BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED) from error
-    except KeyboardInterrupt as error:
-        note(STOPPED)
-        raise typer.Exit(INTERRUPTED) from error
-    except BrokenPipeError as error:
-        _drop_stdout()
-        raise typer.Exit(PIPE_CLOSED) from error
-    except OSError as error:  # a full disk behind stdout, say
-        show_error(str(error))
-        _drop_stdout()
-        raise typer.Exit(FAILED) from error
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            raise
-        show_error(
-            f"out of memory ({str(error).splitlines()[0] if str(error) else 'no details'}); "
-            "try a smaller model, --dtype bfloat16 or a shorter prompt"
-        )
-        raise typer.Exit(FAILED) from error
+        except DraftsmithError as error:
+            show_error(str(error))
+            raise typer.Exit(BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED) from error
+        except KeyboardInterrupt as error:
+            note(STOPPED)
+            raise typer.Exit(INTERRUPTED) from error
+        except BrokenPipeError as error:
+            _drop_stdout()
+            raise typer.Exit(PIPE_CLOSED) from error
+        except OSError as error:  # a full disk behind stdout, say
+            show_error(str(error))
+            _drop_stdout()
+            raise typer.Exit(FAILED) from error
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            details = (str(error).splitlines() or ["no details"])[0]
+            show_error(
+                f"out of memory ({details}); "
+                "try a smaller model, --dtype bfloat16 or a shorter prompt"
+            )
+            raise typer.Exit(FAILED) from error
 
 
 def _drop_stdout() -> None:
@@ -85,15 +77,11 @@ def _out_of_memory(error: Exception) -> bool:
 
 def stderr() -> Console:
     """The console for everything that is not the answer. Made anew: tests swap the streams."""
-    return _console(stderr=True)
+    return stdout(stderr=True)
 
 
-def stdout() -> Console:
+def stdout(*, stderr: bool = False) -> Console:
     """The console for the answer."""
-    return _console(stderr=False)
-
-
-def _console(*, stderr: bool) -> Console:
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = 10_000  # files and pipes get whole lines

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.attribution import AttributionOptions, copies_as_json, show_copies, write_page
-from draftsmith.cli.loading import load_engine
-from draftsmith.cli.options import Given, Json, ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.reading import read_text
-from draftsmith.cli.remarks import say_end, say_notices
-from draftsmith.cli.render import AnswerPrinter, dtype_of, show_stats
-from draftsmith.cli.report import STOPPED, note, print_json
+from draftsmith.cli.loading import load_engine, read_text, short
+from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
+from draftsmith.cli.render import (
+    COLOURS,
+    AnswerPrinter,
+    dtype_of,
+    plural,
+    say_end,
+    say_notices,
+    show_stats,
+    visible,
+)
+from draftsmith.cli.report import STOPPED, note, print_json, stdout
 from draftsmith.errors import OptionError, PromptError
+from draftsmith.storage import check_writable, write_text
 
 if TYPE_CHECKING:
+    from draftsmith.engine.attribution import Copy
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.result import GenerationResult
 
@@ -30,31 +40,37 @@ class PromptOptions:
     """What is asked."""
 
     panel: ClassVar[str] = "Prompt"
-
     spelt: ClassVar[dict[str, str]] = {
         "prompt": "PROMPT",
         "file": "--file -f PATH",
-        "edit": "--edit PATH",
         "system": "--system TEXT",
-        "prediction": "--prediction PATH",
     }
 
     prompt: str | None = None
     """The prompt; - reads it from standard input."""
     file: str | None = None
     """Read the prompt from a file (- is standard input); goes after PROMPT if both."""
-    edit: str | None = None
+    edit: Path | None = None
     """Edit this file: PROMPT is the instruction, the answer is the new file."""
     system: str | None = None
     """A system message."""
     raw: bool = False
     """Continue the text, without a chat template."""
-    prediction: str | None = None
+    prediction: Path | None = None
     """A text that the answer will resemble: one more place to copy from."""
 
-    def read(self) -> Request:
-        """The prompt's parts from the command line, files and standard input."""
-        parts = list(self._parts())
+    def read(self) -> str:
+        """The prompt from the command line, files and standard input."""
+        if self.prompt == "-" and self.file == "-":
+            raise OptionError("standard input cannot be both PROMPT and --file; give one of them")
+        asked = self.prompt is not None or self.file is not None
+        parts = []
+        if self.prompt == "-" or (not asked and not sys.stdin.isatty()):
+            parts.append(self._trimmed(read_text("-")))
+        elif self.prompt is not None:
+            parts.append(self.prompt)
+        if self.file is not None:
+            parts.append(self._trimmed(read_text(self.file)))
         if not parts and self.edit is not None:
             raise PromptError("--edit needs an instruction, e.g. --edit a.py 'rename f to g'")
         if not parts:
@@ -62,62 +78,61 @@ class PromptOptions:
         text = "\n\n".join(parts)
         if not (text if self.raw else text.strip()):
             raise PromptError("the prompt is empty; give at least one character")
-        before = None if self.edit is None else read_text(self.edit)
-        prediction = before if self.prediction is None else read_text(self.prediction)
-        return Request(text, self, before, prediction)
-
-    def _parts(self) -> Iterator[str]:
-        if self.prompt == "-" and self.file == "-":
-            raise OptionError("standard input cannot be both PROMPT and --file; give one of them")
-        asked = self.prompt is not None or self.file is not None
-        if self.prompt == "-" or (not asked and not sys.stdin.isatty()):
-            yield self._trimmed(read_text("-"))
-        elif self.prompt is not None:
-            yield self.prompt
-        if self.file is not None:
-            yield self._trimmed(read_text(self.file))
+        return text
 
     def _trimmed(self, text: str) -> str:
         # `echo` and editors end a text with a line break that nobody means.
         return text if self.raw else text.removesuffix("\n").removesuffix("\r")
 
-
-@dataclass(slots=True)
-class Request:
-    """A prompt, read and checked, before any model is loaded; then its answers."""
-
-    text: str
-    options: PromptOptions
-    before: str | None
-    """Content of the file to edit."""
-    prediction: str | None
-    answers: list[GenerationResult] = field(default_factory=list)
-    error: str | None = None
-
-    def prompt(self, engine: Engine) -> Any:
+    def ask(self, engine: Engine, text: str, before: str | None) -> Any:
         """What the engine is asked: messages where there is a chat template, else text."""
-        asked, text = self.options, self.text
         has_template = bool(getattr(engine.model.tokenizer, "chat_template", None))
-        plain = asked.raw or not has_template
-        if plain and asked.system is not None:
-            why = "--raw leaves it out" if asked.raw else "this model has no chat template"
+        plain = self.raw or not has_template
+        if plain and self.system is not None:
+            why = "--raw leaves it out" if self.raw else "this model has no chat template"
             raise OptionError(f"--system needs a chat template, and {why}")
-        messages = [{"role": "user", "content": text}]
-        if asked.edit is not None and self.before is not None:
-            path = asked.edit.encode(errors="replace").decode()
+        messages = None
+        if self.edit is not None and before is not None:
+            path = str(self.edit).encode(errors="replace").decode()
             if builtin.is_ours(engine.model.name) and not plain:
                 # The model knows paths inside a project, not where this one lies on the disk.
                 name = Path(path).name if Path(path).is_absolute() else path
-                messages = builtin.edit_messages(name, text, self.before)
+                messages = builtin.edit_messages(name, text, before)
             else:
                 text = (
                     f"{text}\n\nAnswer with the complete new content of {path} and nothing else. "
-                    f"This is {path} now:\n\n{self.before}"
+                    f"This is {path} now:\n\n{before}"
                 )
-                messages = [{"role": "user", "content": text}]
-        if asked.system is not None:
-            messages.insert(0, {"role": "system", "content": asked.system})
-        return text if plain else messages
+        if plain:
+            return text
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return system + (messages or [{"role": "user", "content": text}])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionOptions:
+    """Whether and how copies are shown."""
+
+    panel: ClassVar[str] = "Attribution (which parts of the answer were copied, and from where)"
+
+    attribute: bool = False
+    """Mark copies with their place in prompt and answer, counted in tokens; prints the answer
+    when it is complete. With --budget drafter every run marks the same."""
+    attribute_html: Path | None = None
+    """Write a page where pointing at a copy shows its source."""
+    min_copy: int = 2
+    """Tokens that a copy must have to be shown."""
+
+    def check(self, show_drafts: bool) -> None:
+        """Raise OptionError now rather than after the answer."""
+        if self.min_copy < 1:
+            raise OptionError(f"min_copy={self.min_copy} cannot work; it must be at least 1")
+        if self.attribute and show_drafts:
+            raise OptionError(
+                "--attribute and --show-drafts both colour the answer; give one of them"
+            )
+        if self.attribute_html is not None:
+            check_writable(self.attribute_html.expanduser())
 
 
 def run(
@@ -151,65 +166,65 @@ def run(
     if n < 1:
         raise OptionError(f"n={n} cannot work; it must be at least 1")
     attribution.check(output.show_drafts)
-    request = prompt.read()
+    text = prompt.read()
+    before = None if prompt.edit is None else read_text(str(prompt.edit))
+    prediction = before if prompt.prediction is None else read_text(str(prompt.prediction))
     engine = load_engine(model, sampling)
-    if request.prediction is not None:
-        sampling["prediction"] = request.prediction
-    if request.before is not None:
-        sampling.setdefault("max_new_tokens", room_for_edit(engine, request.before))
+    if prediction is not None:
+        sampling["prediction"] = prediction
+    if before is not None:
+        sampling.setdefault("max_new_tokens", room_for_edit(engine, before))
     say_notices(engine)
     # Where a copy begins is known when the answer is complete, so it is not shown as it comes.
     late = as_json or attribution.attribute
-    printer = None if late else AnswerPrinter(output.show_drafts)
+    printer = AnswerPrinter(output.show_drafts)
+    results: list[GenerationResult] = []
+    failure = None
     try:
-        answer(engine, request, sampling, n, printer)
+        asked = prompt.ask(engine, text, before)
+        for number in range(n):
+            if n > 1 and not as_json:
+                note(f"--- answer {number + 1} of {n} ---")
+            with engine.stream(asked, **sampling) as stream:
+                try:
+                    for piece in stream:
+                        if not late:
+                            printer.piece(piece)
+                finally:
+                    results.append(stream.result)
+                    printer.end()
+                    if attribution.attribute and not as_json:
+                        show_copies(engine, stream.result, attribution.min_copy)
+            if not as_json:
+                say_end(engine, stream.result, before)
+            if "seed" in sampling:
+                sampling["seed"] += 1
     except (Exception, KeyboardInterrupt) as error:
-        request.error = str(error) or STOPPED
+        failure = str(error) or STOPPED
         raise
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
-        if as_json and (request.answers or request.error is None):
-            print_json(record(engine, request, attribution))
-        elif attribution.attribute:
-            for number, result in enumerate(request.answers):
-                show_number(number, len(request.answers))
-                show_copies(engine, result, attribution)
-                say_end(engine, result, request.before)
-        if attribution.attribute_html is not None and request.answers:
-            write_page(engine, request.answers, attribution)
-        if printer is not None:
-            printer.legend([source for result in request.answers for source in result.sources])
+        if as_json and (results or failure is None):
+            answers = [record(engine, result, attribution.min_copy) for result in results]
+            print_json(
+                {
+                    "model": engine.model.name,
+                    "dtype": dtype_of(engine.model),
+                    "device": str(engine.model.device),
+                    "drafter": str(engine.drafter),
+                    "answers": answers,
+                    "notices": list(engine.notices),
+                    "error": failure,
+                }
+            )
+        if attribution.attribute_html is not None and results:
+            path = attribution.attribute_html.expanduser()
+            write_text(path, html_page(engine, results, attribution.min_copy))
+            note(f"wrote {path}")
+        if not late:
+            printer.legend([source for result in results for source in result.sources])
         if output.stats:
-            show_stats(request.answers)
-
-
-def answer(
-    engine: Engine, request: Request, options: Given, n: int, printer: AnswerPrinter | None
-) -> None:
-    """Stream the answers one after the other into `request.answers`."""
-    prompt, seed = request.prompt(engine), options.get("seed")
-    for number in range(n):
-        if printer is not None:
-            show_number(number, n)
-        if seed is not None:
-            options["seed"] = seed + number
-        with engine.stream(prompt, **options) as stream:
-            try:
-                for piece in stream:
-                    if printer is not None:
-                        printer.piece(piece)
-            finally:
-                request.answers.append(stream.result)
-                if printer is not None:
-                    printer.end()
-        if printer is not None:
-            say_end(engine, request.answers[-1], request.before)
-
-
-def show_number(number: int, count: int) -> None:
-    """Say which of several answers follows."""
-    if count > 1:
-        note(f"--- answer {number + 1} of {count} ---")
+            show_stats(results)
 
 
 def room_for_edit(engine: Engine, before: str) -> int:
@@ -219,25 +234,79 @@ def room_for_edit(engine: Engine, before: str) -> int:
     return len(encode(engine.model.tokenizer, before)) * 5 // 4 + 128
 
 
-def record(engine: Engine, request: Request, attribution: AttributionOptions) -> dict[str, Any]:
-    """What `--json` prints."""
-    answers = [
-        {
-            "text": result.text,
-            "finish_reason": result.finish_reason,
-            "tokens": result.tokens,
-            "sources": result.sources,
-            "copies": copies_as_json(engine, result, attribution),
-            "stats": result.stats.as_dict(),
-        }
-        for result in request.answers
+def record(engine: Engine, result: GenerationResult, min_copy: int) -> dict[str, Any]:
+    """What `--json` prints of an answer; positions of copies count from the prompt's beginning."""
+    copies = [
+        {"output": list(copy.output), "source": list(copy.source), "text": text}
+        for text, copy in stretches(engine, result, min_copy)
+        if copy is not None
     ]
     return {
-        "model": engine.model.name,
-        "dtype": dtype_of(engine.model),
-        "device": str(engine.model.device),
-        "drafter": str(engine.drafter),
-        "answers": answers,
-        "notices": list(engine.notices),
-        "error": request.error,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "tokens": result.tokens,
+        "sources": result.sources,
+        "copies": copies,
+        "stats": result.stats.as_dict(),
     }
+
+
+def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
+    """The text of each token of the answer, cut where the answer was cut at a stop string."""
+    from draftsmith.text.pieces import token_texts
+
+    texts, left = [], len(result.text)
+    for text in token_texts(engine.model.tokenizer, result.tokens):
+        texts.append(text[:left])
+        left -= len(texts[-1])
+    return texts
+
+
+def show_copies(engine: Engine, result: GenerationResult, min_copy: int) -> None:
+    """Print an answer with its copies marked, and on stderr how much of it they are."""
+    console, colours, marked = stdout(), cycle(COLOURS), Text()
+    spans = copied = 0
+    for text, copy in stretches(engine, result, min_copy):
+        shown = visible(text) if console.is_terminal else text
+        if copy is None:
+            marked.append(shown)
+            continue
+        spans, copied = spans + 1, copied + copy.output.end - copy.output.start
+        place = f"[{copy.source.start}:{copy.source.end}]"
+        if console.is_terminal:
+            colour = next(colours)
+            marked.append(shown, f"{colour} underline").append(place, f"{colour} dim")
+        else:
+            marked.append(f"⟦{shown}⟧{place}")
+    if result.text:
+        console.print(marked, soft_wrap=True, end="" if marked.plain.endswith("\n") else "\n")
+    prompt, answer = len(result.prompt_tokens), len(result.tokens)
+    note(
+        f"copied: {copied} of {plural(answer, 'token')} in {plural(spans, 'span')}; "
+        f"positions 0 to {prompt - 1} are the prompt, the answer goes on from {prompt}"
+    )
+
+
+def stretches(
+    engine: Engine, result: GenerationResult, min_copy: int
+) -> Iterator[tuple[str, Copy | None]]:
+    """The answer in order: (text, the copy that it is)."""
+    texts, at = answer_texts(engine, result), 0
+    for copy in result.copies(min_copy):
+        start, end = (position - len(result.prompt_tokens) for position in copy.output)
+        yield "".join(texts[at:start]), None
+        yield "".join(texts[start:end]), copy
+        at = end
+    yield "".join(texts[at:]), None
+
+
+def html_page(engine: Engine, results: list[GenerationResult], min_copy: int) -> str:
+    """The page that `--attribute-html` asks for."""
+    from draftsmith.cli.attribution_page import Answer, page
+    from draftsmith.text.pieces import token_texts
+
+    answers = []
+    for result in results:
+        prompt = token_texts(engine.model.tokenizer, result.prompt_tokens, special=True)
+        answers.append(Answer(prompt, answer_texts(engine, result), result.copies(min_copy)))
+    return page(answers, short(engine.model.name), str(engine.drafter))

@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from draftsmith.cli.loading import quiet, resolve, set_threads
-from draftsmith.cli.options import Fields, Given, Json, Model, NewFolder, Threads, group, grouped
-from draftsmith.cli.progress import bar, progress
+from draftsmith.cli.loading import bar, progress, quiet, resolve, set_threads
+from draftsmith.cli.options import Fields, Given, Json, Model, NewFolder, Threads
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
 
 if TYPE_CHECKING:
     from draftsmith.train.curves import Row
     from draftsmith.train.sdsat import Trained
-
-train = group("Teach a model to draft for itself (needs the extra `train`).")
 
 RecipeOptions = Annotated[
     Given,
@@ -101,22 +98,19 @@ def sdsat(
 
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
-    """The newest losses beside a bar if somebody is watching, else a line now and then."""
-    with progress("training", "losses") as shown:
-        number = shown.add_task("training", total=steps, losses="", visible=False)
+    """The newest losses in nats beside a bar if somebody is watching, else a line now and then."""
+    with progress() as shown:
+        number = shown.add_task("training", total=steps, visible=False)
 
         def follow(row: Row) -> None:
-            shown.update(number, completed=row.step, losses=losses(row), visible=True)
+            named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
+            losses = ", ".join(f"{k} {loss:.3f}" for k, loss in named.items() if loss is not None)
+            told = f"training: {losses}"
+            shown.update(number, completed=row.step, description=told, visible=True)
             if shown.disable and (row.step % every == 0 or row.step == steps):
-                note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses(row)}")
+                note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses}")
 
         yield follow
-
-
-def losses(row: Row) -> str:
-    """What a person follows, in nats."""
-    named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
-    return ", ".join(f"{name} {value:.3f}" for name, value in named.items() if value is not None)
 
 
 def show(trained: Trained, tokens: str) -> None:
@@ -130,6 +124,3 @@ def show(trained: Trained, tokens: str) -> None:
         facts["right by depth"] = " ".join(f"{share:.2f}" for share in trained.depths.accuracy)
         facts["accepted by k"] = " ".join(f"{count:.2f}" for count in trained.depths.accepted)
     stdout().print(facts_table(facts))
-
-
-train.command()(grouped(sdsat))

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from draftsmith.cli.loading import load_model
-from draftsmith.cli.options import Json, MachineOptions, group, grouped
-from draftsmith.cli.progress import bar
+from draftsmith.cli.loading import bar, load_model
+from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.render import plain_table, plural
 from draftsmith.cli.report import note, stdout
 
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
     from draftsmith.model.loaded import LoadedModel
-
-tune = group("Find the settings of a drafter that suit a model.")
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
@@ -80,10 +77,9 @@ def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
 
     found: list[list[int]] = []
     for record in read_records(path).records:
-        if len(found) == limit:
-            break
-        if any(message["content"] is None for message in record.messages):
-            continue  # a later turn, whose earlier answers are not known
+        later = any(message["content"] is None for message in record.messages)
+        if later or len(found) == limit:
+            continue  # the earlier answers of a later turn are not known
         try:
             found.append(encoded(model, record))
         except PromptError as error:
@@ -94,12 +90,8 @@ def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
 def show(found: Calibration, attends: bool) -> None:
     """What was found, for a person; `attends`: whether heads were looked at."""
     console = stdout()
-    console.print(
-        Text.assemble(
-            (f"PLD+ on {found.model}", "bold"),
-            f": {found.tokens:,} tokens of {found.prompts} answers",
-        )
-    )
+    told = f": {found.tokens:,} tokens of {found.prompts} answers"
+    console.print(Text.assemble((f"PLD+ on {found.model}", "bold"), told))
     table = plain_table("", "mean accepted length", header=True)
     layers = found.accepted["layer"]
     for layer in sorted(layers, key=lambda n: -layers[n])[:_SHOWN]:
@@ -109,15 +101,10 @@ def show(found: Calibration, attends: bool) -> None:
             chosen = "  ← shortest within 1 % of the best" if int(K) == best else ""
             table.add_row(f"by {rank}, K={K}", f"{length:.2f}{chosen}")
     console.print(table)
-    if not attends:
-        return
     total = found.layers * found.heads_per_layer
-    if not found.heads:
+    if found.heads:
+        first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])
+        share = len(found.heads) / total
+        console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
+    elif attends:
         console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
-        return
-    first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])
-    share = len(found.heads) / total
-    console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
-
-
-tune.command("pld-plus")(grouped(pld_plus))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_tokenizer, quiet, resolve, short, waiting
+from draftsmith.cli.loading import load_tokenizer, quiet, read_text, resolve, short, waiting
 from draftsmith.cli.options import Json
-from draftsmith.cli.reading import read_text
-from draftsmith.cli.render import plain_table, visible
+from draftsmith.cli.render import plain_table, plural, visible
 from draftsmith.cli.report import print_json, stdout
 from draftsmith.errors import LoadError, OptionError
 
@@ -77,35 +76,30 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
     if not 2 <= len(named) <= 3:
         raise OptionError("two tokenizers are compared: give A and B, and a TEXT if you like")
     target, drafter, *paths = named
-    sample = _sample(paths[0]) if paths else "\n".join(builtin.demo())
+    sample = read_text(paths[0]) if paths else "\n".join(builtin.demo())
+    if not sample:
+        raise OptionError(f"{paths[0]} is empty; give a text like those that will be generated")
     usages = {}
     for name in (target, drafter, *chosen.also):
         vocabulary = _vocabulary(name)
         with waiting(f"reading {short(name)} …"), quiet():
             usages[name] = Usage(vocabulary, sample)
     pairs = permutations(usages, 2) if chosen.also else [(target, drafter)]
-    found = {(a, b): Comparison(usages[a], usages[b]) for a, b in pairs}
+    tokenizers = {name: _facts(usage) for name, usage in usages.items()}
+    found = [_compared(a, b, Comparison(usages[a], usages[b])) for a, b in pairs]
     if json_:
-        print_json(_as_json(usages, found))
+        print_json({"tokenizers": tokenizers, "pairs": found})
         return
     console = stdout()
-    console.print(_tokenizers(usages), "", _pairs(found), sep="\n")
+    console.print(_tokenizers(tokenizers), "", _pairs(found), sep="\n")
     console.print(Text(_LEGEND, "dim"))
     if not chosen.also:
-        algorithm, why = found[target, drafter].advice
-        use = Text(f"draft_model(…, algorithm={algorithm!r})", "bold")
-        console.print(Text.assemble("\nUse ", use, f": {why}."))
-    for name, usage in usages.items():
-        if usage.changed:
-            example = f"{_called(name)} changes {_example(*usage.changed[0])}."
+        use = Text(f"draft_model(…, algorithm={found[0]['algorithm']!r})", "bold")
+        console.print(Text.assemble("\nUse ", use, f": {found[0]['why']}."))
+    for name, facts in tokenizers.items():
+        for changed in facts["changed"][:1]:
+            example = f"{_called(name)} changes {_example(**changed)}."
             console.print(Text("\n" + visible(example)))
-
-
-def _sample(path: str) -> str:
-    text = read_text(path)
-    if not text:
-        raise OptionError(f"{path} is empty; give a text like those that will be generated")
-    return text
 
 
 def _vocabulary(name: str) -> Vocabulary:
@@ -118,17 +112,13 @@ def _vocabulary(name: str) -> Vocabulary:
         if not path.is_file():
             raise LoadError(f"{source} has neither tokenizer_config.json nor tokenizer.json")
     if path.is_file():
-        return Vocabulary.of(_file(path))
+        from tokenizers import Tokenizer
+
+        try:
+            return Vocabulary.of(Tokenizer.from_file(str(path)))
+        except Exception as error:  # The library raises nothing more special.
+            raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
     return Vocabulary.of(load_tokenizer(name))
-
-
-def _file(path: Path) -> Any:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more special.
-        raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
 def _called(name: str) -> str:
@@ -136,34 +126,55 @@ def _called(name: str) -> str:
     return path.resolve().parent.name if path.is_file() else short(name)
 
 
-def _tokenizers(usages: dict[str, Usage]) -> Table:
+def _facts(usage: Usage) -> dict[str, Any]:
     from draftsmith.text.comparison import count
 
+    return {
+        "tokens": count(usage.vocabulary),
+        "special": len(usage.vocabulary.special),
+        "longest": usage.vocabulary.longest,
+        "tokens_per_character": usage.tokens_per_character,
+        "pieces": len(usage.pieces),
+        "changed": [{"text": piece, "back": back} for piece, back in usage.changed],
+    }
+
+
+def _compared(target: str, drafter: str, found: Comparison) -> dict[str, Any]:
+    algorithm, why = found.advice
+    return {
+        "target": target,
+        "drafter": drafter,
+        "shared": found.shared.size,
+        "same": found.shared.same,
+        **{name: getattr(found, name) for name in _SHARES},
+        "algorithm": algorithm,
+        "why": why,
+    }
+
+
+def _tokenizers(tokenizers: dict[str, dict[str, Any]]) -> Table:
     heads = ("", "tokens", "special", "longest", "per character", "injective")
     table = plain_table(*heads, header=True)
-    for name, usage in usages.items():
-        v, changed = usage.vocabulary, len(usage.changed)
+    for name, facts in tokenizers.items():
+        changed = len(facts["changed"])
         table.add_row(
             _called(name),
-            f"{count(v):,}",
-            f"{len(v.special):,}",
-            f"{v.longest} bytes" if v.longest > 1 else "1 byte",
-            f"{usage.tokens_per_character:.3f}",
-            f"no ({changed}/{len(usage.pieces)})" if changed else f"yes (0/{len(usage.pieces)})",
+            f"{facts['tokens']:,}",
+            f"{facts['special']:,}",
+            plural(facts["longest"], "byte"),
+            f"{facts['tokens_per_character']:.3f}",
+            f"{'no' if changed else 'yes'} ({changed}/{facts['pieces']})",
         )
     return table
 
 
-def _pairs(found: dict[tuple[str, str], Comparison]) -> Table:
+def _pairs(found: list[dict[str, Any]]) -> Table:
     heads = ("target ← drafter", "shared", "of T", "of D", "T in text", "D in text", "algorithm")
     table = plain_table(*heads, header=True)
-    for (target, drafter), c in found.items():
-        table.add_row(
-            f"{_called(target)} ← {_called(drafter)}",
-            f"{c.shared.size:,}",
-            *(_share(getattr(c, name)) for name in _SHARES),
-            c.advice[0],
-        )
+    for pair in found:
+        name = f"{_called(pair['target'])} ← {_called(pair['drafter'])}"
+        shares = (_share(pair[share]) for share in _SHARES)
+        table.add_row(name, f"{pair['shared']:,}", *shares, pair["algorithm"])
     return table
 
 
@@ -171,39 +182,8 @@ def _share(value: float) -> str:
     return f"{value:.3f}" if value < 1 else "1"
 
 
-def _example(piece: str, back: str) -> str:
+def _example(text: str, back: str) -> str:
     """A piece and what becomes of it, from the first character that differs."""
-    pairs = enumerate(zip(piece, back, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(piece), len(back)))
-    part = slice(at, at + _SHOWN)
-    return f"{piece[part]!r} into {back[part]!r}"
-
-
-def _as_json(usages: dict[str, Usage], found: dict[tuple[str, str], Comparison]) -> dict[str, Any]:
-    from draftsmith.text.comparison import count
-
-    return {
-        "tokenizers": {
-            name: {
-                "tokens": count(usage.vocabulary),
-                "special": len(usage.vocabulary.special),
-                "longest": usage.vocabulary.longest,
-                "tokens_per_character": usage.tokens_per_character,
-                "pieces": len(usage.pieces),
-                "changed": [{"text": piece, "back": back} for piece, back in usage.changed],
-            }
-            for name, usage in usages.items()
-        },
-        "pairs": [
-            {
-                "target": target,
-                "drafter": drafter,
-                "shared": c.shared.size,
-                "same": c.shared.same,
-                **{name: getattr(c, name) for name in _SHARES},
-                "algorithm": c.advice[0],
-                "why": c.advice[1],
-            }
-            for (target, drafter), c in found.items()
-        ],
-    }
+    pairs = enumerate(zip(text, back, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(text), len(back)))
+    return f"{text[at : at + _SHOWN]!r} into {back[at : at + _SHOWN]!r}"

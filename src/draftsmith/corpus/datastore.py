@@ -22,7 +22,8 @@ from draftsmith.corpus.suffixes import ID, POSITION
 from draftsmith.corpus.trie import Trie
 from draftsmith.errors import UnsupportedError
 
-LONGEST, SHORTEST = 16, 2
+LONGEST = 16
+SHORTEST = 2
 DEPTH = 10
 """Tokens of a continuation, as in REST."""
 SAMPLE = 256
