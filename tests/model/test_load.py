@@ -298,7 +298,7 @@ def test_dynamic_quantization_decodes_plainly_and_says_why() -> None:
 
 def test_costs_are_measured_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr("draftsmith.model.measure.time.perf_counter", lambda: 0.5 * next(ticks))
+    monkeypatch.setattr("draftsmith.model.measure.perf_counter", lambda: 0.5 * next(ticks))
     costs = pass_cost(load(build("llama")), widths=(1, 4), context=16, repeats=2)
     assert list(costs) == [1, 4]
     assert all(seconds == 0.5 for seconds in costs.values())
