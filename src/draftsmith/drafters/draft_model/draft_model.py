@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,27 +35,16 @@ from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
 
 
-def _token_level(pair: Pair, *, beyond: bool = False) -> Callable[[], Translation]:
-    maps = TokenMap(pair, beyond=beyond)
-    return lambda: TokenLevel(maps)
-
-
-def _string_match(pair: Pair) -> Callable[[], Translation]:
-    bridge = Bridge(pair)
-    return lambda: StringMatch(pair, bridge)
-
-
 def _string_rejection(pair: Pair) -> Callable[[], Translation]:
     bridge = Bridge(pair)
-    rule = rule_of(pair, bridge)
-    return lambda: StringRejection(pair, bridge, rule)
+    return partial(StringRejection, bridge, rule_of(bridge))
 
 
 ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
-    "standard": _token_level,
-    "union": lambda pair: _token_level(pair, beyond=True),
-    "tli": _token_level,
-    "slem": _string_match,
+    "standard": lambda pair: partial(TokenLevel, TokenMap(pair)),
+    "union": lambda pair: partial(TokenLevel, TokenMap(pair, beyond=True)),
+    "tli": lambda pair: partial(TokenLevel, TokenMap(pair)),
+    "slem": lambda pair: partial(StringMatch, Bridge(pair)),
     "slrs": _string_rejection,
 }
 """Algorithm → what makes a new sequence's translation, once the pair is known."""
@@ -119,7 +109,9 @@ class DraftModel(Drafter):
 
         Raises LoadError, OptionError or UnsupportedError where the two do not go together.
         """
-        loaded = self._load(model)
+        own = self.device is None and isinstance(self.model, str | Path)
+        device = model.device if own else self.device
+        loaded = load(self.model, self.tokenizer, self.dtype, device)
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
         algorithm, why = self._choose(pair)
@@ -129,7 +121,6 @@ class DraftModel(Drafter):
             ALGORITHMS[algorithm](pair),
             guesses=self.reproducible or algorithm in GUESSING,
             why=why,
-            context_length=loaded.context_length,
             rewinds=loaded.capabilities.cache != "replay",
             copier=Auto() if self.copies else None,
         )
@@ -143,12 +134,6 @@ class DraftModel(Drafter):
     def __str__(self) -> str:
         shown = (f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self))
         return f"{self.name}({', '.join(shown)})"
-
-    def _load(self, model: ModelFacts) -> LoadedModel:
-        source, device = self.model, self.device
-        if isinstance(source, str | Path):
-            device = model.device if device is None else device
-        return load(source, self.tokenizer, self.dtype, device)
 
     def _pair(self, model: ModelFacts, loaded: LoadedModel) -> Pair:
         target = drafter = None

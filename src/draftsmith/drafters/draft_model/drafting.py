@@ -41,8 +41,6 @@ class BoundDraftModel(Drafter):
     """Whether its drafts never carry laws."""
     why: str
     """Why it drafts by this algorithm; empty: because it was told to."""
-    context_length: int | None = None
-    """Tokens that the drafter model can read; None: any number."""
     rewinds: bool = True
     """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
     copier: Drafter | None = None
@@ -97,12 +95,6 @@ class BoundDraftModel(Drafter):
 
     def __str__(self) -> str:
         return str(self.config)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return hash(self.config)
 
 
 class Pick(NamedTuple):
@@ -206,7 +198,7 @@ class _Sequence(DrafterState):
 
         It moves in quarters of the context, so that the cache serves most steps.
         """
-        context = self.drafter.context_length
+        context = self.translation.pair.context_length
         over = 0 if context is None else len(ids) + self.translation.reach - context
         if over <= 0 or context is None:
             return ids

@@ -36,6 +36,7 @@ class Bridge:
     def __init__(self, pair: Pair) -> None:
         assert pair.target is not None  # bind() refuses
         assert pair.drafter is not None
+        self.pair = pair
         self.target, self.drafter = pair.target, pair.drafter
         self._to_target: list[int] = pair.shared.to_target.tolist()
         self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
@@ -146,8 +147,8 @@ class StringMatch(Translation):
     the best x. It drafts as many tokens as `tokens` of the target's take in this text.
     """
 
-    def __init__(self, pair: Pair, bridge: Bridge) -> None:
-        super().__init__(pair)
+    def __init__(self, bridge: Bridge) -> None:
+        super().__init__(bridge.pair)
         self.bridge = bridge
         self.ids: list[int] = []
         """The drafter's ids of the text so far, and of the last draft."""
