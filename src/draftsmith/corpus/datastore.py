@@ -59,21 +59,14 @@ class Datastore:
         self._places = memoryview(self._order).cast("I")
 
     @classmethod
-    def open(
-        cls, path: str | Path, vocabulary: str | None = None, *, verify: bool = True
-    ) -> Datastore:
+    def open(cls, path: str | Path, *, verify: bool = True) -> Datastore:
         """Open a folder made by `draftsmith corpus build`.
 
-        `vocabulary` is the fingerprint of the target's (`LoadedModel.vocabulary`); None leaves it
-        unchecked. `verify` reads both files once, 0.4 s for 10⁸ tokens. Raises LoadError if the
-        folder is no corpus, has another version, or is cut off or damaged; OptionError for another
-        vocabulary.
+        `verify` reads both files once, 0.4 s for 10⁸ tokens. Raises LoadError if the folder is no
+        corpus, has another version, or is cut off or damaged.
         """
         folder = Path(path).expanduser()
-        header = Header.load(folder)
-        if vocabulary is not None:
-            header.check_vocabulary(vocabulary, folder)
-        store = cls(folder, header)
+        store = cls(folder, Header.load(folder))
         if verify:
             store.verify()
         return store
