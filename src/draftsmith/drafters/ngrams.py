@@ -113,12 +113,9 @@ class Copier(DrafterState):
 
 def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
     """Where `part`, not empty, first occurs in `whole`."""
-    wanted, ids, length = list(part), list(whole), len(part)
-    for at in range(len(ids) - length + 1):
-        # The last id first, which saves most slices.
-        if ids[at + length - 1] == wanted[-1] and ids[at : at + length] == wanted:
-            return at
-    return None
+    wanted, ids = list(part), list(whole)
+    starts = (at for at in range(len(ids) - len(part) + 1) if ids[at] == wanted[0])
+    return next((at for at in starts if ids[at : at + len(part)] == wanted), None)
 
 
 class NgramIndex:

@@ -16,20 +16,11 @@ from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
 
-
-def _assumed() -> CostCurve:
-    """A pass over w more places costs 1 + w/50, whatever it costs here.
-
-    Wide passes round differently, and a draw may show it. With nothing timed, a seed and a fixed
-    budget give the same drafts again.
-    """
-    cost = CostCurve()
-    cost.record(0, 1.0)
-    cost.record(LADDER[-1], 1 + LADDER[-1] / 50)
-    return cost
-
-
-COST = _assumed()
+COST = CostCurve()
+"""A pass over w more places is taken to cost 1 + w/50: with nothing timed, a seed and a fixed
+budget give the same drafts again, though wide passes round differently and a draw may show it."""
+COST.record(0, 1.0)
+COST.record(LADDER[-1], 1 + LADDER[-1] / 50)
 
 
 class ReadAhead:
