@@ -7,8 +7,6 @@ a class. In the end all tokens in a row must write what each of them writes.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import re
 import reprlib
@@ -76,7 +74,11 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
             tokens.append(text[len(head) : len(text) - len(tail)].encode())
         else:
             raise _depends(f"token {i} writes", kinds)
-    whole = [i for i, data in enumerate(tokens) if data is not None and _is_text(data)]
+    whole = [
+        i
+        for i, data in enumerate(tokens)
+        if data is not None and data == data.decode(errors="ignore").encode()
+    ]
     row = backend.decode([anchor, *whole, anchor], skip_special_tokens=False)
     if row != head + b"".join(tokens[i] or b"" for i in whole).decode() + tail:
         raise _depends("its tokens write", kinds)
@@ -121,9 +123,8 @@ def _inside(component: Any) -> Iterator[Any]:
     if type(component).__name__ != "Sequence":
         yield component
         return
-    with contextlib.suppress(IndexError):  # they have no length
-        for i in itertools.count():
-            yield from _inside(component[i])
+    for part in component:
+        yield from _inside(part)
 
 
 def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
@@ -158,14 +159,6 @@ def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
         f"token {i}, {reprlib.repr(name)}, writes no whole character, and a decoder of "
         f"{_named(kinds)} does not say which bytes it is"
     )
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _depends(what: str, kinds: set[str]) -> UnsupportedError:

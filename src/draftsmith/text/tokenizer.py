@@ -15,8 +15,6 @@ Message = Mapping[str, Any]
 NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
-
-
 _INTEGERS = (int, np.integer)
 
 
@@ -211,6 +209,18 @@ class StreamDecoder:
         return decode(self.tokenizer, ids, special=self.special)
 
 
+def token_texts(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> list[str]:
+    """The text that each id adds, "" for one that only begins a character; joined, the whole text.
+
+    `special` shows special tokens too. Raises LoadError without a tokenizer.
+    """
+    decoder = StreamDecoder(tokenizer, special=special)
+    texts = [decoder.push(token) for token in ids]
+    if texts:
+        texts[-1] += decoder.unfinished()
+    return texts
+
+
 def decode(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> str:
     """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`."""
     text: str = tokenizer.decode(
@@ -261,7 +271,5 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts
@@ -142,7 +140,8 @@ class DraftModel(Drafter):
             drafter = Vocabulary.of(loaded.tokenizer, loaded.vocab_size)
             shared = intersect(target, drafter)
         elif self.algorithm == "standard":
-            shared = _by_number(model.vocab_size, loaded.vocab_size)
+            ids = [(i, i) for i in range(min(model.vocab_size, loaded.vocab_size))]
+            shared = Intersection.of(ids, model.vocab_size, loaded.vocab_size, same=True)
         else:
             whose, where = (
                 ("the target", "when loading it")
@@ -212,14 +211,6 @@ def _check(loaded: LoadedModel, tokens: int) -> None:
             f"draft_model: tokens={tokens} cannot work: {loaded.name} has a context of {context}, "
             "which must hold some text as well"
         )
-
-
-def _by_number(target: int, drafter: int) -> Intersection:
-    """The maps of two vocabularies whose equal ids are said to mean the same."""
-    size = min(target, drafter)
-    to_target, to_drafter = torch.full((drafter,), -1), torch.full((target,), -1)
-    to_target[:size] = to_drafter[:size] = torch.arange(size)
-    return Intersection(to_target, to_drafter, size, same=True)
 
 
 def _end_ids(loaded: LoadedModel) -> frozenset[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,8 +46,7 @@ class TokenMap:
         """The law q (V_D,) in target ids (V_T,); what lies outside T is left out."""
         if self.identity and len(self.rows) == vocab_size == len(q):
             return q
-        if self.rows.device != q.device:
-            self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
+        self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
         return q.new_zeros(vocab_size).index_copy_(0, self.columns, q[self.rows])
 
     def noise(self, of_target: Tensor, like: Tensor) -> Tensor:
@@ -114,8 +114,7 @@ class TokenLevel(Translation):
         chain = Draft.chain(self.tokens, self.pair.source, self.laws[:n] if self.laws else None)
         if len(self.laws) <= n:
             return chain
-        nothing = {n - 1: Proposal(self.laws[n], None)}
-        return Draft(chain.tokens, chain.parents, chain.source, {**chain.proposals, **nothing})
+        return replace(chain, proposals={**chain.proposals, n - 1: Proposal(self.laws[n], None)})
 
     def truncate(self, length: int) -> None:
         del self.ends[length:]
