@@ -29,7 +29,7 @@ from draftsmith.corpus.texts import find
 from draftsmith.errors import OptionError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import NEW, write_text
+from draftsmith.storage import write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -158,7 +158,8 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
     if not (folder / files.HEADER).exists():
-        strange = [p.name for p in folder.iterdir() if not _ours(p)] if folder.exists() else []
+        begun = not folder.exists() or (folder / files.BUILDING).is_dir()
+        strange = [] if begun else [path.name for path in folder.iterdir()]
         if strange:
             raise OptionError(
                 f"{folder} holds something else already (e.g. {min(strange)}); give a new folder"
@@ -174,19 +175,6 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
     if (folder / files.BUILDING).exists():  # Killed while tidying up.
         shutil.rmtree(folder / files.BUILDING)
     return header
-
-
-def _ours(path: Path) -> bool:
-    """Whether an unfinished build may have left this: nothing that writing would wait for."""
-    return path.name in _OURS and (path.is_file() or path.is_dir())
-
-
-_OURS = {
-    files.BUILDING,
-    *(name + end for name in (files.TOKENS, files.SUFFIXES) for end in ("", NEW)),
-    files.HEADER + NEW,
-}
-"""Names that an unfinished build may have left."""
 
 
 def score(

@@ -153,12 +153,10 @@ def shared(path: str) -> Datastore:
     """
     folder = Path(path).expanduser().resolve()
     header = folder / files.HEADER
-    if not header.is_file():
-        return Datastore.open(folder)  # says what is wrong
-    stat = header.stat()
-    return _opened(folder, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    stat = header.stat() if header.is_file() else None  # without, opening says what is wrong
+    return _opened(folder, stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
 @lru_cache(maxsize=8)
-def _opened(folder: Path, stamp: tuple[int, ...]) -> Datastore:  # noqa: ARG001
+def _opened(folder: Path, stamp: tuple[int, ...] | None) -> Datastore:  # noqa: ARG001
     return Datastore.open(folder)

@@ -26,9 +26,7 @@ from draftsmith.drafters.draft_model.translation import After, Translation
 class BoundDraftModel(Drafter):
     """A draft model beside its target: the drafting loop over all sequences of a step.
 
-    The loop is bare: a pass of the drafter for all sequences at once, and one copy to the host per
-    drafted token. A sequence's pass also carries what was accepted since its last one, and what
-    the drafter is expected to write: as much of it as it does write costs no further pass.
+    A sequence's pass also carries what was accepted since its last one.
     """
 
     config: Drafter

@@ -143,8 +143,7 @@ class StringMatch(Translation):
     """One sequence drafted string by string: algorithm 2.
 
     A draft is a guess, so the drafter says what it finds most probable, also where the target
-    samples: a guess x is accepted with probability p(x), and no law of guesses does better than
-    the best x. It drafts as many tokens as `tokens` of the target's take in this text.
+    samples. It drafts as many tokens as `tokens` of the target's take in this text.
     """
 
     def __init__(self, bridge: Bridge) -> None:

@@ -59,13 +59,9 @@ def rule_of(bridge: Bridge) -> Rule:
 class StringRejection(StringMatch):
     """One sequence drafted by algorithm 3.
 
-    With psi="path" a plan comes first: what SLEM would draft, the drafter's most probable text, in
-    the target's tokens. It is no sample and depends on nothing that is drawn, so it may decide
-    where walks stop: each one stops where the plan's next token ends. While the walks draw what was
-    planned there is a next one, and the plan's laws serve them all. Where the plan has no whole
-    word, one walk goes without.
-
-    Under a greedy target every law is one point, and rejection sampling is exact match: SLEM.
+    With psi="path" a plan comes first: what SLEM would draft. It depends on nothing that is drawn,
+    so it may decide where walks stop, and its laws serve them all. Under a greedy target every law
+    is one point, and rejection sampling is exact match: SLEM.
     """
 
     def __init__(self, bridge: Bridge, rule: Rule) -> None:
