@@ -74,8 +74,7 @@ class Datastore:
     def verify(self, advance: Callable[[int], None] = lambda _: None) -> None:
         """Raise LoadError unless both files are as they were built; `advance` is told bytes."""
         for name, content in ((files.TOKENS, self._text), (files.SUFFIXES, self._order)):
-            if files.checksum(content, advance) != self.header.sums[name]:
-                raise files.damaged(self.folder / name)
+            files.verify(self.folder / name, content, self.header.sums[name], advance)
 
     def __len__(self) -> int:
         """Tokens, separators included."""

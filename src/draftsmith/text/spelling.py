@@ -11,7 +11,6 @@ import json
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -23,18 +22,6 @@ UNKNOWN = "\ufffd"
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """SentencePiece's name of a token that is one byte."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """What the ids of a tokenizer write in the middle of a text."""
-
-    tokens: list[bytes | None]
-    """None: a special token, an id that does not exist, or one that writes nothing."""
-    special: Mapping[int, str]
-    """Names of the special tokens."""
-    fallback: frozenset[int]
-    """Tokens kept for bytes that no other token writes."""
 
 
 def backend_of(tokenizer: Any) -> Tokenizer:
@@ -54,8 +41,13 @@ def backend_of(tokenizer: Any) -> Tokenizer:
     return backend
 
 
-def spelling(backend: Tokenizer, size: int | None) -> Spelling:
-    """What the ids 0 … size-1 write, None: all; raises UnsupportedError if it cannot be told."""
+def spelling(
+    backend: Tokenizer, size: int | None
+) -> tuple[list[bytes | None], dict[int, str], frozenset[int]]:
+    """`tokens`, `special` and `fallback` of a `Vocabulary` of the ids 0 … size-1, None: all.
+
+    Raises UnsupportedError if what they write cannot be told.
+    """
     if size is None:
         size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     added = backend.get_added_tokens_decoder()
@@ -86,7 +78,7 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
     if "ByteFallback" in kinds:
         names = {i: backend.id_to_token(i) or "" for i in range(size)}
         fallback = frozenset(i for i, name in names.items() if _FALLBACK.fullmatch(name))
-    return Spelling(tokens, special, fallback)
+    return tokens, special, fallback
 
 
 def encoder(backend: Tokenizer) -> Tokenizer:

@@ -66,16 +66,14 @@ def _list_of(prompt: Any, kind: type | tuple[type, ...]) -> bool:
 def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
     """Token ids of one prompt of any kind; `template` are the chat template's extra variables."""
     (one, *_), many = as_batch(prompt)
+    if isinstance(one, Sequence) and not len(one):
+        raise PromptError("the prompt is empty; give a text, token ids, or messages")
     if isinstance(one, str) and not many:
-        if not one:
-            raise PromptError("the prompt is empty; give at least one character or token")
         return encode(tokenizer, one, special=True)
     if _list_of(one, _INTEGERS) and not many:
         return [int(i) for i in one]
     if _list_of(one, Mapping) and not many:
         return render_chat(tokenizer, one, template)
-    if isinstance(one, Sequence) and not len(one):
-        raise PromptError("the prompt is empty; give a text, token ids, or messages")
     raise PromptError(
         f"a prompt is a text, token ids, or a list of messages, not "
         f"{'several prompts' if many else type(one).__name__}"

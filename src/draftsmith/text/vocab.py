@@ -53,8 +53,7 @@ class Vocabulary:
         added = backend.get_added_tokens_decoder().values()  # which may grow or become special
         key = size, backend.get_vocab_size(), sum(token.special for token in added)
         if key not in made:
-            found = spelling.spelling(backend, size)
-            made[key] = cls(found.tokens, found.special, found.fallback, backend)
+            made[key] = cls(*spelling.spelling(backend, size), backend)
         return made[key]
 
     @property

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -95,12 +95,8 @@ class BoundDraftModel(Drafter):
         return str(self.config)
 
 
-class Pick(NamedTuple):
-    """A drafted token, the law (V_D,) it was drawn from if it was, and its probability."""
-
-    token: int
-    q: Tensor | None
-    confidence: float
+Pick = tuple[int, Tensor | None, float]
+"""A drafted token, the law (V_D,) it was drawn from if it was, and its probability."""
 
 
 def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[Pick | None]:
@@ -122,12 +118,12 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
         q = law.probs(law.scores(None, scores))
         token = translation.draw(q)
         if token is not None:
-            picks[i] = Pick(token, q, float(q[token]))
+            picks[i] = token, q, float(q[token])
     if greedy:
         rows = [scores[None] for scores in greedy.values()]
         found = best(rows[0] if len(rows) == 1 else torch.cat(rows))
         for i, (token, probability) in zip(greedy, found, strict=True):
-            picks[i] = Pick(token, None, probability)
+            picks[i] = token, None, probability
     return picks
 
 
@@ -224,9 +220,9 @@ class _Sequence(DrafterState):
         if picked is None:
             return False
         expected = self.guess.tokens[len(self.written) :][:1]
-        self.written.append(picked.token)
+        self.written.append(picked[0])
         self.drafting = self.translation.take(*picked)
-        return self.drafting and expected == (picked.token,)
+        return self.drafting and expected == picked[:1]
 
     def commit(self, output: RowOutput) -> None:
         """Let what the pass of `output` gave be the row's last tokens."""

@@ -1,8 +1,6 @@
 """What a draft model is about to write, where it copies: it then reads several tokens in a pass.
 
-Ours: no paper. A draft model that copies is itself an autoregressive model with a text to copy
-from, so it is drafted for like any other one. Its drafts stay what they are: a guess that it does
-not make itself is dropped.
+Ours: no paper. Its drafts stay what they are: a guess that it does not make itself is dropped.
 """
 
 from __future__ import annotations
