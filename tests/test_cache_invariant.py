@@ -15,7 +15,7 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Dice, Law
 from draftsmith.core.session import Session
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.registry import bare_names, parse
+from draftsmith.drafters.registry import parse
 from draftsmith.model import cache
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
@@ -23,6 +23,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 from draftsmith.model.taps import needs_of
 from draftsmith.testing import random_trees
+from installed import bare_names
 
 SDSAT = ("sdsat(k=4)", "sdsat(k=2, passes=1)", "sdsat(k=3, tree=8)", "copyspec+sdsat(k=3)")
 WINDOW = 8

@@ -19,7 +19,7 @@ from draftsmith.cli import run as cli_run
 from draftsmith.cli.attribution_page import Answer, page
 from draftsmith.engine.attribution import Copy, Span
 from draftsmith.engine.engine import Engine
-from draftsmith.text.pieces import token_texts
+from draftsmith.text.tokenizer import token_texts
 
 PROMPT = "hello world, <b>the quick & brown fox</b> jumps over the lazy dog"
 

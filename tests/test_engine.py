@@ -14,7 +14,6 @@ import tiny
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.drafters.registry import bare_names
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import Options, end_ids, sampling
 from draftsmith.errors import (
@@ -26,6 +25,7 @@ from draftsmith.errors import (
     UnknownName,
 )
 from draftsmith.testing import Scripted, oracle, random_trees
+from installed import bare_names
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
 

@@ -35,6 +35,7 @@ from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedEr
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from installed import bare_names
 
 TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}
 ARMS = ("none", "hf:generate", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
@@ -117,7 +118,7 @@ def test_replay_and_live_runs_agree(model: LoadedModel, tmp_path: Path) -> None:
 
 def id_only() -> list[str]:
     """Every drafter that looks at token ids only, at fixed budgets."""
-    names = [n for n in registry.bare_names() if registry.lookup(n).needs == Needs()]
+    names = [n for n in bare_names() if registry.lookup(n).needs == Needs()]
     able = []
     for name in names:
         try:

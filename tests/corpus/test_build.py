@@ -24,7 +24,7 @@ from draftsmith.corpus import files
 from draftsmith.corpus.build import LEAST_PIECE, CorpusPlan, build
 from draftsmith.corpus.datastore import Datastore
 from draftsmith.corpus.files import Header
-from draftsmith.corpus.pieces import Pieces, Reading
+from draftsmith.corpus.pieces import Pieces, read_pieces
 from draftsmith.corpus.suffixes import ID, SEPARATOR
 from draftsmith.corpus.texts import documents, find
 from draftsmith.errors import LoadError, OptionError
@@ -83,10 +83,8 @@ def expected(
     return content(folder)
 
 
-def pieces_of(plan: CorpusPlan, folder: Path) -> Pieces:
-    folder.mkdir()
-    reading = Reading(tuple(find(plan.texts)), plan.fields, plan.piece, "v")
-    return reading.pieces(folder, tiny.tokenizer())
+def pieces_of(plan: CorpusPlan) -> Pieces:
+    return read_pieces(find(plan.texts), plan.fields, plan.piece, tiny.tokenizer())
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -156,8 +154,8 @@ def test_pipes_are_not_waited_for(plan: CorpusPlan, model: LoadedModel, tmp_path
         find([alone])
 
 
-def test_documents_come_once_and_long_ones_are_cut(plan: CorpusPlan, tmp_path: Path) -> None:
-    pieces = pieces_of(plan, tmp_path / "w")
+def test_documents_come_once_and_long_ones_are_cut(plan: CorpusPlan) -> None:
+    pieces = pieces_of(plan)
     assert pieces.facts == {"documents": 32, "repeated": 1, "too short": 0, "taken": 31}
     assert pieces.lengths.max() <= 16
     texts = [text for path in find(plan.texts) for text in documents(path, plan.fields)]
@@ -172,14 +170,14 @@ def test_documents_come_once_and_long_ones_are_cut(plan: CorpusPlan, tmp_path: P
 
 
 @pytest.mark.parametrize("longest", [LEAST_PIECE, 5, 7])
-def test_no_piece_is_too_short_to_rank(plan: CorpusPlan, tmp_path: Path, longest: int) -> None:
-    pieces = pieces_of(replace(plan, piece=longest), tmp_path / "w")
+def test_no_piece_is_too_short_to_rank(plan: CorpusPlan, longest: int) -> None:
+    pieces = pieces_of(replace(plan, piece=longest))
     assert pieces.lengths.min() >= 2
     assert pieces.lengths.max() <= longest
 
 
-def test_only_neighbours_are_joined(plan: CorpusPlan, tmp_path: Path) -> None:
-    pieces = pieces_of(plan, tmp_path / "w")
+def test_only_neighbours_are_joined(plan: CorpusPlan) -> None:
+    pieces = pieces_of(plan)
     number = int(np.flatnonzero(np.bincount(pieces.owners) >= 3)[0])
     one, two, three = np.flatnonzero(pieces.owners == number)[:3]
     apart = [d.tolist() for d in pieces.joined(np.array([one, three]))]
@@ -202,7 +200,7 @@ def test_the_least_surprising_pieces_are_kept(
     plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
     header = make(plan, tmp_path / "c", model)
-    pieces = pieces_of(plan, tmp_path / "w")
+    pieces = pieces_of(plan)
     ranks = [direct(pieces[i].tolist(), ()) for i in range(len(pieces))]
     best = np.array(sorted(sorted(range(len(pieces)), key=ranks.__getitem__)[:9]))
     assert kept_documents(tmp_path / "c") == [d.tolist() for d in pieces.joined(best)]
@@ -215,7 +213,7 @@ def test_the_least_surprising_pieces_are_kept(
 def test_without_ranking_everything_is_kept(plan: CorpusPlan, tmp_path: Path) -> None:
     whole = CorpusPlan(texts=plan.texts, piece=16, keep=None)
     header = make(whole, tmp_path / "c", None)
-    pieces = pieces_of(plan, tmp_path / "w")
+    pieces = pieces_of(plan)
     assert kept_documents(tmp_path / "c") == [
         d.tolist() for d in pieces.joined(np.arange(len(pieces)))
     ]

@@ -12,9 +12,10 @@ from architectures import build
 from draftsmith.core.draft import ROOT, Draft, Proposal
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.draft_model.draft_model import DraftModel
-from draftsmith.drafters.registry import bare_names, parse
+from draftsmith.drafters.registry import parse
 from draftsmith.errors import DrafterError
 from draftsmith.testing import Scripted, check_drafter, check_law, check_rewind
+from installed import bare_names
 
 SETTINGS = [
     "copyspec(gamma=1)",

@@ -151,7 +151,7 @@ def follow(translation: StringMatch, ids: list[int]) -> list[int]:
 def test_the_drafter_reads_what_was_committed(text: list[str], steps: list[int], back: int) -> None:
     """Step by step, whatever was drafted in between, and after the host has rewound."""
     T, D = (Vocabulary.of(tiny.tokenizer(vocab)) for vocab in (400, 300))  # noqa: N806
-    translation = StringMatch(pair_of(T, D), Bridge(pair_of(T, D)))
+    translation = StringMatch(Bridge(pair_of(T, D)))
     ids: list[int] = []
     for part in text:
         ids += [2] if part == "</s>" else T.encode(part)
@@ -170,7 +170,7 @@ def test_the_drafter_reads_what_was_committed(text: list[str], steps: list[int],
 def test_an_accepted_draft_stays_in_the_cache() -> None:
     """The drafter's own tokens of it are kept as far as it was accepted, and no further."""
     T, D = (Vocabulary.of(tiny.tokenizer(vocab)) for vocab in (400, 300))  # noqa: N806
-    translation = StringMatch(pair_of(T, D), Bridge(pair_of(T, D)))
+    translation = StringMatch(Bridge(pair_of(T, D)))
     prompt = T.encode("the quick brown ")
     translation.follow(prompt)
     before = list(translation.ids)
@@ -184,7 +184,7 @@ def test_an_accepted_draft_stays_in_the_cache() -> None:
 
 def test_a_long_prompt_is_not_tokenized_again(monkeypatch: pytest.MonkeyPatch) -> None:
     T, D = (Vocabulary.of(tiny.tokenizer(vocab)) for vocab in (400, 300))  # noqa: N806
-    translation = StringMatch(pair_of(T, D), Bridge(pair_of(T, D)))
+    translation = StringMatch(Bridge(pair_of(T, D)))
     ids = T.encode("the lazy dog " * 200)
     read: list[int] = []
     original = Bridge.to_drafter

@@ -135,9 +135,9 @@ def walked(drafter: BoundDraftModel, stop: str | None, chance: Enumerated) -> tu
     def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
         return {b[:end]: law(b[:end]) for b in branches for end in range(len(b) + 1)}
 
-    walk = rule.walk(stop)
+    walk = Walk(stop)
     while not walk.over:
-        walk.step(law(walk.ids), chance)
+        rule.step(walk, law(walk.ids), chance)
     return walk, rule.law(stop, {}, laws)
 
 
@@ -239,7 +239,7 @@ def test_a_proposal_dropped_for_its_value_is_noticed(
     wrong = BoundDraftModel(
         right.config,
         right.runner,
-        lambda: Dropping(sound.pair, sound.bridge, sound.rule),  # type: ignore[attr-defined]
+        lambda: Dropping(sound.bridge, sound.rule),  # type: ignore[attr-defined]
         False,
         "",
     )

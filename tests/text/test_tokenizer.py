@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 import tiny
-from draftsmith.text.pieces import token_texts
 from draftsmith.text.tokenizer import (
     MOST_HELD,
     UNFINISHED,
@@ -21,6 +20,7 @@ from draftsmith.text.tokenizer import (
     TextStream,
     decode,
     opening,
+    token_texts,
 )
 from draftsmith.text.vocab import Vocabulary
 

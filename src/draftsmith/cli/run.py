@@ -253,7 +253,7 @@ def record(engine: Engine, result: GenerationResult, min_copy: int) -> dict[str,
 
 def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
     """The text of each token of the answer, cut where the answer was cut at a stop string."""
-    from draftsmith.text.pieces import token_texts
+    from draftsmith.text.tokenizer import token_texts
 
     texts, left = [], len(result.text)
     for text in token_texts(engine.model.tokenizer, result.tokens):
@@ -303,7 +303,7 @@ def stretches(
 def html_page(engine: Engine, results: list[GenerationResult], min_copy: int) -> str:
     """The page that `--attribute-html` asks for."""
     from draftsmith.cli.attribution_page import Answer, page
-    from draftsmith.text.pieces import token_texts
+    from draftsmith.text.tokenizer import token_texts
 
     answers = []
     for result in results:

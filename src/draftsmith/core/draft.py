@@ -150,18 +150,15 @@ class Draft:
         keep: list[int] = []
         node, depths = ROOT, self.node_depths()
         while True:
-            child = self._next_in_branch(node)
+            proposal = self.proposals.get(node)
+            child = None if proposal is None else proposal.child
+            if child is None:
+                later = range(node + 1, self.size)
+                child = next((c for c in later if self.parents[c] == node), None)
             if child is None or depths[child] != len(keep) + 1:
                 return self.select(keep)
             keep.append(child)
             node = child
-
-    def _next_in_branch(self, node: int) -> int | None:
-        proposal = self.proposals.get(node)
-        if proposal is not None and proposal.child is not None:
-            return proposal.child
-        later = range(node + 1, self.size)
-        return next((child for child in later if self.parents[child] == node), None)
 
     def clip(self, depth: int) -> Draft:
         """Without the nodes deeper than `depth`, and without the proposals that would lie there.

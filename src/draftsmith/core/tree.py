@@ -72,14 +72,10 @@ def merge(
     tree = Draft(
         tuple(tokens), tuple(parents), tuple(sources), origins=tuple(places) if copied else None
     )
-    if any(weights):
-        return tree.select(_heaviest(weights, parents)[:limit])
-    return tree if limit is None or len(tree) <= limit else tree.select(range(limit))
-
-
-def _heaviest(weights: list[float], parents: list[int]) -> list[int]:
-    """The nodes by falling weight, where none counts for more than its parent."""
+    if not any(weights):
+        return tree if limit is None or len(tree) <= limit else tree.select(range(limit))
     for node, parent in enumerate(parents):
         if parent != ROOT:
             weights[node] = min(weights[node], weights[parent])
-    return sorted(range(len(weights)), key=weights.__getitem__, reverse=True)
+    heaviest = sorted(range(len(weights)), key=weights.__getitem__, reverse=True)
+    return tree.select(heaviest[:limit])

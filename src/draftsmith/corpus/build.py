@@ -7,6 +7,7 @@ build that was killed goes on where it stopped, and ends with the bytes it would
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,13 +23,13 @@ from draftsmith.corpus.files import Header
 from draftsmith.corpus.index import write_index
 from draftsmith.corpus.journal import Journal
 from draftsmith.corpus.perplexity import log_likelihoods, passes, perplexities
-from draftsmith.corpus.pieces import Pieces, Reading
+from draftsmith.corpus.pieces import Pieces, read_pieces
 from draftsmith.corpus.suffixes import sorter
 from draftsmith.corpus.texts import find
 from draftsmith.errors import OptionError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import NEW
+from draftsmith.storage import write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -91,16 +92,15 @@ def build(
         return done
     skipped: list[Path] = []
     found = tuple(find(plan.texts, skip=skipped.append))
-    reading = Reading(found, plan.fields, plan.piece, vocabulary_print)
     workshop = folder / files.BUILDING
-    workshop.mkdir(parents=True, exist_ok=True)
-    with show("reading texts", len(reading.paths)) as advance:
-        pieces = reading.pieces(workshop, tokenizer, advance)
+    key = _begin(plan, workshop, found, vocabulary_print)
+    with show("reading texts", len(found)) as advance:
+        pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
     chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
     facts: dict[str, float] = {}
     if plan.keep is not None and model is not None:
         journal = workshop / "scores.jsonl"
-        ranks = score(pieces, model, opening(tokenizer), journal, reading.key, show)
+        ranks = score(pieces, model, opening(tokenizer), journal, key, show)
         chosen, facts = lowest(ranks, plan.keep)
     read = dict(pieces.facts)
     if skipped:
@@ -116,9 +116,27 @@ def build(
             perplexity=facts,
         )
         advance(1)
-    del pieces  # Windows deletes no file that is still mapped.
     shutil.rmtree(workshop)
     return header
+
+
+def _begin(plan: CorpusPlan, workshop: Path, texts: Sequence[Path], vocabulary_print: str) -> str:
+    """Note in `workshop` whose it is: what changes when the texts do, or how they are read.
+
+    Raises OptionError if another build began there.
+    """
+    stats = [(str(path), path.stat()) for path in texts]
+    sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    whole = json.dumps([sizes, plan.fields, plan.piece, vocabulary_print])
+    key, note = hashlib.sha256(whole.encode()).hexdigest(), workshop / "key"
+    if note.is_file() and note.read_text(encoding="utf-8") != key:
+        raise OptionError(
+            f"{workshop} holds the beginning of another build: the texts, their fields, --piece "
+            "or the tokenizer were others; give another folder, or delete this one"
+        )
+    workshop.mkdir(parents=True, exist_ok=True)
+    write_text(note, key)
+    return key
 
 
 def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], dict[str, float]]:
@@ -140,7 +158,8 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
     if not (folder / files.HEADER).exists():
-        strange = [p.name for p in folder.iterdir() if not _ours(p)] if folder.exists() else []
+        begun = not folder.exists() or (folder / files.BUILDING).is_dir()
+        strange = [] if begun else [path.name for path in folder.iterdir()]
         if strange:
             raise OptionError(
                 f"{folder} holds something else already (e.g. {min(strange)}); give a new folder"
@@ -156,19 +175,6 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
     if (folder / files.BUILDING).exists():  # Killed while tidying up.
         shutil.rmtree(folder / files.BUILDING)
     return header
-
-
-def _ours(path: Path) -> bool:
-    """Whether an unfinished build may have left this: nothing that writing would wait for."""
-    return path.name in _OURS and (path.is_file() or path.is_dir())
-
-
-_OURS = {
-    files.BUILDING,
-    *(name + end for name in (files.TOKENS, files.SUFFIXES) for end in ("", NEW)),
-    files.HEADER + NEW,
-}
-"""Names that an unfinished build may have left."""
 
 
 def score(

@@ -59,21 +59,14 @@ class Datastore:
         self._places = memoryview(self._order).cast("I")
 
     @classmethod
-    def open(
-        cls, path: str | Path, vocabulary: str | None = None, *, verify: bool = True
-    ) -> Datastore:
+    def open(cls, path: str | Path, *, verify: bool = True) -> Datastore:
         """Open a folder made by `draftsmith corpus build`.
 
-        `vocabulary` is the fingerprint of the target's (`LoadedModel.vocabulary`); None leaves it
-        unchecked. `verify` reads both files once, 0.4 s for 10⁸ tokens. Raises LoadError if the
-        folder is no corpus, has another version, or is cut off or damaged; OptionError for another
-        vocabulary.
+        `verify` reads both files once, 0.4 s for 10⁸ tokens. Raises LoadError if the folder is no
+        corpus, has another version, or is cut off or damaged.
         """
         folder = Path(path).expanduser()
-        header = Header.load(folder)
-        if vocabulary is not None:
-            header.check_vocabulary(vocabulary, folder)
-        store = cls(folder, header)
+        store = cls(folder, Header.load(folder))
         if verify:
             store.verify()
         return store
@@ -81,8 +74,7 @@ class Datastore:
     def verify(self, advance: Callable[[int], None] = lambda _: None) -> None:
         """Raise LoadError unless both files are as they were built; `advance` is told bytes."""
         for name, content in ((files.TOKENS, self._text), (files.SUFFIXES, self._order)):
-            if files.checksum(content, advance) != self.header.sums[name]:
-                raise files.damaged(self.folder / name)
+            files.verify(self.folder / name, content, self.header.sums[name], advance)
 
     def __len__(self) -> int:
         """Tokens, separators included."""
@@ -160,12 +152,10 @@ def shared(path: str) -> Datastore:
     """
     folder = Path(path).expanduser().resolve()
     header = folder / files.HEADER
-    if not header.is_file():
-        return Datastore.open(folder)  # says what is wrong
-    stat = header.stat()
-    return _opened(folder, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    stat = header.stat() if header.is_file() else None  # without, opening says what is wrong
+    return _opened(folder, stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 
 @lru_cache(maxsize=8)
-def _opened(folder: Path, stamp: tuple[int, ...]) -> Datastore:  # noqa: ARG001
+def _opened(folder: Path, stamp: tuple[int, ...] | None) -> Datastore:  # noqa: ARG001
     return Datastore.open(folder)

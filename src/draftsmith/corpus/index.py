@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from draftsmith.corpus import files
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.suffixes import ID, SEPARATOR, sorted_suffixes
-from draftsmith.errors import OptionError
 from draftsmith.storage import write_chunks
 
 
@@ -20,41 +19,19 @@ def write_index(
 ) -> Header:
     """Write `documents`, each of at least one id, and their suffix array, the header last.
 
-    `facts` are the fields of `Header` that do not follow from the documents. The same documents
-    and facts give the same bytes. Raises OptionError if there is not a single token.
+    `facts` are the fields of `Header` that do not follow from the documents, of which there is at
+    least one. The same documents and facts give the same bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    counted = _Counted(documents)
-    sums = {files.TOKENS: write_chunks(folder / files.TOKENS, counted)}
-    if not counted.documents:
-        raise OptionError("there is no text to build a corpus from; give other --texts")
+    end = SEPARATOR.to_bytes(4, "big")
+    content = (np.asarray(document, ID).tobytes() + end for document in documents)
+    sums = {files.TOKENS: write_chunks(folder / files.TOKENS, content)}
     # Mapped rather than read: the sorter makes the only copy.
     ids = np.memmap(folder / files.TOKENS, ID, "r")
-    sums[files.SUFFIXES] = write_chunks(
-        folder / files.SUFFIXES,
-        (piece.tobytes() for piece in sorted_suffixes(ids, counted.largest)),
-    )
-    header = Header(
-        largest=counted.largest,
-        tokens=len(ids),
-        documents=counted.documents,
-        sums=sums,
-        **facts,
-    )
+    ends = ids == SEPARATOR
+    largest = int(ids.max(where=~ends, initial=0))
+    suffixes = (piece.tobytes() for piece in sorted_suffixes(ids, largest))
+    sums[files.SUFFIXES] = write_chunks(folder / files.SUFFIXES, suffixes)
+    header = Header(largest=largest, tokens=len(ids), documents=int(ends.sum()), sums=sums, **facts)
     header.save(folder)
     return header
-
-
-class _Counted:
-    """The bytes of documents, each with its separator, counted while they pass."""
-
-    def __init__(self, documents: Iterable[Sequence[int] | np.ndarray[Any, Any]]) -> None:
-        self._source = documents
-        self.documents = self.largest = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for document in self._source:
-            ids = np.asarray(document, ID)
-            self.documents += 1
-            self.largest = max(self.largest, int(ids.max()))
-            yield ids.tobytes() + SEPARATOR.to_bytes(4, "big")

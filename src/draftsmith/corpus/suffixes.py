@@ -36,20 +36,13 @@ def sorted_suffixes(ids: Ids, largest: int) -> Iterator[NDArray[np.uint32]]:
         raise OptionError(f"{len(ids)} tokens are too many for one corpus; {MOST} fit: keep fewer")
     # One number more than the ids need: the separator becomes the last one there is.
     width = ((largest + 1).bit_length() + 7) // 8
-    found = sorter()(_as_bytes(ids, width))
+    # The last bytes of each id, the most significant first.
+    text = np.ascontiguousarray(ids, ID).view(np.uint8).reshape(-1, 4)[:, 4 - width :]
+    found = sorter()(text.flatten())
     for start in range(0, len(found), _CHUNK):
         piece = found[start : start + _CHUNK]
         # Of the suffixes of the bytes only those that start where an id does are suffixes of ids.
         yield (piece[piece % width == 0] // width).astype(POSITION)
-
-
-def _as_bytes(ids: Ids, width: int) -> NDArray[np.uint8]:
-    """(N * width,) the last `width` bytes of each id, the most significant first."""
-    text = np.empty((len(ids), width), np.uint8)
-    for start in range(0, len(ids), _CHUNK):
-        piece = np.ascontiguousarray(ids[start : start + _CHUNK], ID)
-        text[start : start + _CHUNK] = piece.view(np.uint8).reshape(-1, 4)[:, 4 - width :]
-    return text.reshape(-1)
 
 
 def sorter() -> Any:

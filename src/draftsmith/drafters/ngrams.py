@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Literal
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
 
-MODULUS = (1 << 61) - 1
-BASE = 1_000_003
 SEAM = -1
 """Stands between the prediction and the sequence; no id equals it, so no match spans it."""
 
@@ -114,83 +113,47 @@ class Copier(DrafterState):
 
 def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
     """Where `part`, not empty, first occurs in `whole`."""
-    wanted, ids, length = list(part), list(whole), len(part)
-    for at in range(len(ids) - length + 1):
-        # The last id first, which saves most slices.
-        if ids[at + length - 1] == wanted[-1] and ids[at : at + length] == wanted:
-            return at
-    return None
+    wanted, ids = list(part), list(whole)
+    starts = (at for at in range(len(ids) - len(part) + 1) if ids[at] == wanted[0])
+    return next((at for at in starts if ids[at : at + len(part)] == wanted), None)
 
 
 class NgramIndex:
-    """Occurrences of every `n`-gram in a growing list, by a rolling hash, compared on a hit.
+    """Occurrences of every `n`-gram in a growing list; each id is indexed once, when it is new.
 
-    Each id is indexed once, in constant time; a look-up costs O(n) whatever the length. Source:
-    CopySpec, section 3.1 (polynomial hash modulo 2⁶¹−1).
+    Source: CopySpec, section 3.1, whose rolling hash is that of Python's tuples here.
     """
 
     def __init__(self, n: int, ids: list[int]) -> None:
         self.n = n
         self.ids = ids
-        self._lead = pow(BASE, n, MODULUS)  # weight of the id that leaves the window
-        self._hash = 0
-        self._keys: list[int] = []  # hash of the n-gram that starts at each position
-        self._previous: list[int] = []  # the occurrence before each position, -1 for none
-        self._first: dict[int, int] = {}
-        self._last: dict[int, int] = {}
-        self._length = 0
+        self._grams: list[tuple[int, ...]] = []  # by where they start
+        self._places: dict[tuple[int, ...], list[int]] = {}  # the newest last
 
     def extend(self) -> None:
         """Index the ids that are new since the last call."""
-        n, ids, h = self.n, self.ids, self._hash
-        for i in range(self._length, len(ids)):
-            # Ids count from 1 here (the seam is 0), so that a leading id 0 matters.
-            h = h * BASE + ids[i] + 1
-            if i >= n:
-                h -= (ids[i - n] + 1) * self._lead
-            h %= MODULUS
-            start = i + 1 - n
-            if start >= 0:
-                self._keys.append(h)
-                self._previous.append(self._last.get(h, -1))
-                self._first.setdefault(h, start)
-                self._last[h] = start
-        self._hash, self._length = h, len(ids)
+        for start in range(len(self._grams), len(self.ids) - self.n + 1):
+            gram = tuple(self.ids[start : start + self.n])
+            self._grams.append(gram)
+            self._places.setdefault(gram, []).append(start)
 
     def truncate(self, length: int) -> None:
         """Forget the positions at and beyond `length` of the list."""
-        if length >= self._length:
-            return
-        while len(self._keys) > max(0, length - self.n + 1):
-            key, previous = self._keys.pop(), self._previous.pop()
-            if previous < 0:
-                del self._last[key], self._first[key]
-            else:
-                self._last[key] = previous
-        self._length = length
-        self._hash = 0
-        for token in self.ids[max(0, length - self.n) : length]:
-            self._hash = (self._hash * BASE + token + 1) % MODULUS
+        while len(self._grams) > max(0, length - self.n + 1):
+            self._places[self._grams.pop()].pop()
 
     @property
     def latest(self) -> int:
         """Where the latest earlier occurrence could start; it may overlap the query."""
-        return self._length - self.n - 1
+        return len(self._grams) - 2
 
     def first(self, latest: int) -> int | None:
         """The first occurrence of the list's last `n` ids, if it starts at or before `latest`."""
-        start = self._first.get(self._hash) if self._length >= self.n else None
-        return start if start is not None and start <= latest and self._same(start) else None
+        return next((start for start in self._all()[:1] if start <= latest), None)
 
     def recent(self, latest: int, most: int = 1) -> list[int]:
         """Up to `most` occurrences that start at or before `latest`, newest first."""
-        found: list[int] = []
-        start = self._last.get(self._hash, -1) if self._length >= self.n else -1
-        while start >= 0 and len(found) < most:
-            if start <= latest and self._same(start):
-                found.append(start)
-            start = self._previous[start]
-        return found
+        return list(islice((start for start in reversed(self._all()) if start <= latest), most))
 
-    def _same(self, start: int) -> bool:
-        return self.ids[start : start + self.n] == self.ids[self._length - self.n :]
+    def _all(self) -> list[int]:
+        return self._places[self._grams[-1]] if self._grams else []

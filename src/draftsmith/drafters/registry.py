@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -27,15 +27,6 @@ def _entries() -> dict[str, EntryPoint]:
 def names() -> list[str]:
     """Names of all installed drafters."""
     return sorted(_entries())
-
-
-def bare_names() -> list[str]:
-    """Names of the installed drafters that can be used without giving any option."""
-    return [name for name in names() if not any(map(_required, fields(lookup(name))))]
-
-
-def _required(option: Field[Any]) -> bool:
-    return option.default is MISSING and option.default_factory is MISSING
 
 
 def lookup(name: str) -> type[Drafter]:

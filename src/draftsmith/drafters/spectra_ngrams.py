@@ -9,8 +9,7 @@ from itertools import chain
 class Ngrams:
     """The two dictionaries of algorithm 1: what the pool has shown to follow what.
 
-    Written out they would grow by N−1 entries each per chain and pass, of which a step reads a few.
-    All of them lie in one list per token: what came behind it when it was the first of its chain.
+    All entries lie in one list per token: what came behind it when it was the first of its chain.
     S_bwd[c_0 … c_j] is the latest token j+1 there that follows c_1 … c_j, and S_fwd[c_0] is what
     stands there with its beginnings, together with what stands behind c_0 in the pool right now.
     """

@@ -7,13 +7,10 @@ a class. In the end all tokens in a row must write what each of them writes.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -25,18 +22,6 @@ UNKNOWN = "\ufffd"
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """SentencePiece's name of a token that is one byte."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """What the ids of a tokenizer write in the middle of a text."""
-
-    tokens: list[bytes | None]
-    """None: a special token, an id that does not exist, or one that writes nothing."""
-    special: Mapping[int, str]
-    """Names of the special tokens."""
-    fallback: frozenset[int]
-    """Tokens kept for bytes that no other token writes."""
 
 
 def backend_of(tokenizer: Any) -> Tokenizer:
@@ -56,8 +41,13 @@ def backend_of(tokenizer: Any) -> Tokenizer:
     return backend
 
 
-def spelling(backend: Tokenizer, size: int | None) -> Spelling:
-    """What the ids 0 … size-1 write, None: all; raises UnsupportedError if it cannot be told."""
+def spelling(
+    backend: Tokenizer, size: int | None
+) -> tuple[list[bytes | None], dict[int, str], frozenset[int]]:
+    """`tokens`, `special` and `fallback` of a `Vocabulary` of the ids 0 … size-1, None: all.
+
+    Raises UnsupportedError if what they write cannot be told.
+    """
     if size is None:
         size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     added = backend.get_added_tokens_decoder()
@@ -76,7 +66,11 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
             tokens.append(text[len(head) : len(text) - len(tail)].encode())
         else:
             raise _depends(f"token {i} writes", kinds)
-    whole = [i for i, data in enumerate(tokens) if data is not None and _is_text(data)]
+    whole = [
+        i
+        for i, data in enumerate(tokens)
+        if data is not None and data == data.decode(errors="ignore").encode()
+    ]
     row = backend.decode([anchor, *whole, anchor], skip_special_tokens=False)
     if row != head + b"".join(tokens[i] or b"" for i in whole).decode() + tail:
         raise _depends("its tokens write", kinds)
@@ -84,7 +78,7 @@ def spelling(backend: Tokenizer, size: int | None) -> Spelling:
     if "ByteFallback" in kinds:
         names = {i: backend.id_to_token(i) or "" for i in range(size)}
         fallback = frozenset(i for i, name in names.items() if _FALLBACK.fullmatch(name))
-    return Spelling(tokens, special, fallback)
+    return tokens, special, fallback
 
 
 def encoder(backend: Tokenizer) -> Tokenizer:
@@ -121,9 +115,8 @@ def _inside(component: Any) -> Iterator[Any]:
     if type(component).__name__ != "Sequence":
         yield component
         return
-    with contextlib.suppress(IndexError):  # they have no length
-        for i in itertools.count():
-            yield from _inside(component[i])
+    for part in component:
+        yield from _inside(part)
 
 
 def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
@@ -158,14 +151,6 @@ def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
         f"token {i}, {reprlib.repr(name)}, writes no whole character, and a decoder of "
         f"{_named(kinds)} does not say which bytes it is"
     )
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _depends(what: str, kinds: set[str]) -> UnsupportedError:

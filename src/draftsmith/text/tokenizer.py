@@ -15,8 +15,6 @@ Message = Mapping[str, Any]
 NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
-
-
 _INTEGERS = (int, np.integer)
 
 
@@ -68,16 +66,14 @@ def _list_of(prompt: Any, kind: type | tuple[type, ...]) -> bool:
 def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
     """Token ids of one prompt of any kind; `template` are the chat template's extra variables."""
     (one, *_), many = as_batch(prompt)
+    if isinstance(one, Sequence) and not len(one):
+        raise PromptError("the prompt is empty; give a text, token ids, or messages")
     if isinstance(one, str) and not many:
-        if not one:
-            raise PromptError("the prompt is empty; give at least one character or token")
         return encode(tokenizer, one, special=True)
     if _list_of(one, _INTEGERS) and not many:
         return [int(i) for i in one]
     if _list_of(one, Mapping) and not many:
         return render_chat(tokenizer, one, template)
-    if isinstance(one, Sequence) and not len(one):
-        raise PromptError("the prompt is empty; give a text, token ids, or messages")
     raise PromptError(
         f"a prompt is a text, token ids, or a list of messages, not "
         f"{'several prompts' if many else type(one).__name__}"
@@ -211,6 +207,18 @@ class StreamDecoder:
         return decode(self.tokenizer, ids, special=self.special)
 
 
+def token_texts(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> list[str]:
+    """The text that each id adds, "" for one that only begins a character; joined, the whole text.
+
+    `special` shows special tokens too. Raises LoadError without a tokenizer.
+    """
+    decoder = StreamDecoder(tokenizer, special=special)
+    texts = [decoder.push(token) for token in ids]
+    if texts:
+        texts[-1] += decoder.unfinished()
+    return texts
+
+
 def decode(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> str:
     """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`."""
     text: str = tokenizer.decode(
@@ -261,7 +269,5 @@ class TextStream:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

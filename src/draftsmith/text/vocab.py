@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -52,8 +53,7 @@ class Vocabulary:
         added = backend.get_added_tokens_decoder().values()  # which may grow or become special
         key = size, backend.get_vocab_size(), sum(token.special for token in added)
         if key not in made:
-            found = spelling.spelling(backend, size)
-            made[key] = cls(found.tokens, found.special, found.fallback, backend)
+            made[key] = cls(*spelling.spelling(backend, size), backend)
         return made[key]
 
     @property
@@ -98,11 +98,11 @@ class Vocabulary:
             ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
             return ids
         found: list[int] = []
-        for part in _characters(text):
-            if isinstance(part, str):
+        for part in filter(None, _NO_TEXT.split(text.decode(errors="surrogateescape"))):
+            if not _NO_TEXT.match(part):
                 found += self.encode(part)
-            else:
-                found += [self.ids[byte] for byte in part if byte in self.ids]
+            elif (byte := part.encode(errors="surrogateescape")) in self.ids:
+                found.append(self.ids[byte])
         return found
 
     def encode_known(self, text: str | bytes) -> list[int]:
@@ -118,6 +118,9 @@ class Vocabulary:
             )
         return spelling.encoder(self.tokenizer)
 
+
+_NO_TEXT = re.compile("([\udc80-\udcff])")
+"""A byte that is no UTF-8, as Python's error handler surrogateescape decodes it."""
 
 _MADE: WeakKeyDictionary[Any, dict[tuple[int | None, int, int], Vocabulary]] = WeakKeyDictionary()
 """Tables by tokenizer of transformers."""
@@ -141,6 +144,16 @@ class Intersection:
     same: bool
     """Whether every id, padding aside, means the same in both."""
 
+    @classmethod
+    def of(
+        cls, pairs: Sequence[tuple[int, int]], target: int, drafter: int, *, same: bool
+    ) -> Intersection:
+        """Of (target id, drafter id), between logits of width `target` and `drafter`."""
+        t, d = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+        to_target, to_drafter = torch.full((drafter,), -1), torch.full((target,), -1)
+        to_target[d], to_drafter[t] = t, d
+        return cls(to_target, to_drafter, len(pairs), same)
+
 
 def intersect(target: Vocabulary, drafter: Vocabulary) -> Intersection:
     """What two vocabularies share, by bytes, whatever the order of their ids."""
@@ -152,11 +165,7 @@ def intersect(target: Vocabulary, drafter: Vocabulary) -> Intersection:
         pairs = [(i, drafter.ids[data]) for data, i in target.ids.items() if data in drafter.ids]
         named = {name: i for i, name in drafter.special.items()}
         pairs += [(i, named[name]) for i, name in target.special.items() if name in named]
-    t, d = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
-    to_target = torch.full((drafter.size,), -1)
-    to_drafter = torch.full((target.size,), -1)
-    to_target[d], to_drafter[t] = t, d
-    return Intersection(to_target, to_drafter, len(pairs), same)
+    return Intersection.of(pairs, target.size, drafter.size, same=same)
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -185,16 +194,3 @@ def complete(data: bytes) -> bytes:
     decoder.decode(data)
     held, _ = decoder.getstate()
     return data[: len(data) - len(held)]
-
-
-def _characters(data: bytes) -> Iterator[str | list[bytes]]:
-    """The parts of `data` that are UTF-8, as text, and those that are not, byte by byte."""
-    while data:
-        try:
-            yield data.decode()
-            return
-        except UnicodeDecodeError as error:
-            if error.start:
-                yield data[: error.start].decode()
-            yield [data[i : i + 1] for i in range(error.start, error.end)]
-            data = data[error.end :]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-
-import torch
 
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
@@ -34,27 +33,16 @@ from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
 
 
-def _token_level(pair: Pair, *, beyond: bool = False) -> Callable[[], Translation]:
-    maps = TokenMap(pair, beyond=beyond)
-    return lambda: TokenLevel(maps)
-
-
-def _string_match(pair: Pair) -> Callable[[], Translation]:
-    bridge = Bridge(pair)
-    return lambda: StringMatch(pair, bridge)
-
-
 def _string_rejection(pair: Pair) -> Callable[[], Translation]:
     bridge = Bridge(pair)
-    rule = rule_of(pair, bridge)
-    return lambda: StringRejection(pair, bridge, rule)
+    return partial(StringRejection, bridge, rule_of(bridge))
 
 
 ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
-    "standard": _token_level,
-    "union": lambda pair: _token_level(pair, beyond=True),
-    "tli": _token_level,
-    "slem": _string_match,
+    "standard": lambda pair: partial(TokenLevel, TokenMap(pair)),
+    "union": lambda pair: partial(TokenLevel, TokenMap(pair, beyond=True)),
+    "tli": lambda pair: partial(TokenLevel, TokenMap(pair)),
+    "slem": lambda pair: partial(StringMatch, Bridge(pair)),
     "slrs": _string_rejection,
 }
 """Algorithm → what makes a new sequence's translation, once the pair is known."""
@@ -119,7 +107,9 @@ class DraftModel(Drafter):
 
         Raises LoadError, OptionError or UnsupportedError where the two do not go together.
         """
-        loaded = self._load(model)
+        own = self.device is None and isinstance(self.model, str | Path)
+        device = model.device if own else self.device
+        loaded = load(self.model, self.tokenizer, self.dtype, device)
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
         algorithm, why = self._choose(pair)
@@ -129,7 +119,6 @@ class DraftModel(Drafter):
             ALGORITHMS[algorithm](pair),
             guesses=self.reproducible or algorithm in GUESSING,
             why=why,
-            context_length=loaded.context_length,
             rewinds=loaded.capabilities.cache != "replay",
             copier=Auto() if self.copies else None,
         )
@@ -144,12 +133,6 @@ class DraftModel(Drafter):
         shown = (f"{f.name}={_shown(getattr(self, f.name))}" for f in fields(self))
         return f"{self.name}({', '.join(shown)})"
 
-    def _load(self, model: ModelFacts) -> LoadedModel:
-        source, device = self.model, self.device
-        if isinstance(source, str | Path):
-            device = model.device if device is None else device
-        return load(source, self.tokenizer, self.dtype, device)
-
     def _pair(self, model: ModelFacts, loaded: LoadedModel) -> Pair:
         target = drafter = None
         if model.tokenizer is not None and loaded.tokenizer is not None:
@@ -157,7 +140,8 @@ class DraftModel(Drafter):
             drafter = Vocabulary.of(loaded.tokenizer, loaded.vocab_size)
             shared = intersect(target, drafter)
         elif self.algorithm == "standard":
-            shared = _by_number(model.vocab_size, loaded.vocab_size)
+            ids = [(i, i) for i in range(min(model.vocab_size, loaded.vocab_size))]
+            shared = Intersection.of(ids, model.vocab_size, loaded.vocab_size, same=True)
         else:
             whose, where = (
                 ("the target", "when loading it")
@@ -227,14 +211,6 @@ def _check(loaded: LoadedModel, tokens: int) -> None:
             f"draft_model: tokens={tokens} cannot work: {loaded.name} has a context of {context}, "
             "which must hold some text as well"
         )
-
-
-def _by_number(target: int, drafter: int) -> Intersection:
-    """The maps of two vocabularies whose equal ids are said to mean the same."""
-    size = min(target, drafter)
-    to_target, to_drafter = torch.full((drafter,), -1), torch.full((target,), -1)
-    to_target[:size] = to_drafter[:size] = torch.arange(size)
-    return Intersection(to_target, to_drafter, size, same=True)
 
 
 def _end_ids(loaded: LoadedModel) -> frozenset[int]:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -26,9 +26,7 @@ from draftsmith.drafters.draft_model.translation import After, Translation
 class BoundDraftModel(Drafter):
     """A draft model beside its target: the drafting loop over all sequences of a step.
 
-    The loop is bare: a pass of the drafter for all sequences at once, and one copy to the host per
-    drafted token. A sequence's pass also carries what was accepted since its last one, and what
-    the drafter is expected to write: as much of it as it does write costs no further pass.
+    A sequence's pass also carries what was accepted since its last one.
     """
 
     config: Drafter
@@ -41,8 +39,6 @@ class BoundDraftModel(Drafter):
     """Whether its drafts never carry laws."""
     why: str
     """Why it drafts by this algorithm; empty: because it was told to."""
-    context_length: int | None = None
-    """Tokens that the drafter model can read; None: any number."""
     rewinds: bool = True
     """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
     copier: Drafter | None = None
@@ -98,19 +94,9 @@ class BoundDraftModel(Drafter):
     def __str__(self) -> str:
         return str(self.config)
 
-    def __eq__(self, other: object) -> bool:
-        return self is other
 
-    def __hash__(self) -> int:
-        return hash(self.config)
-
-
-class Pick(NamedTuple):
-    """A drafted token, the law (V_D,) it was drawn from if it was, and its probability."""
-
-    token: int
-    q: Tensor | None
-    confidence: float
+Pick = tuple[int, Tensor | None, float]
+"""A drafted token, the law (V_D,) it was drawn from if it was, and its probability."""
 
 
 def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[Pick | None]:
@@ -132,12 +118,12 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
         q = law.probs(law.scores(None, scores))
         token = translation.draw(q)
         if token is not None:
-            picks[i] = Pick(token, q, float(q[token]))
+            picks[i] = token, q, float(q[token])
     if greedy:
         rows = [scores[None] for scores in greedy.values()]
         found = best(rows[0] if len(rows) == 1 else torch.cat(rows))
         for i, (token, probability) in zip(greedy, found, strict=True):
-            picks[i] = Pick(token, None, probability)
+            picks[i] = token, None, probability
     return picks
 
 
@@ -206,7 +192,7 @@ class _Sequence(DrafterState):
 
         It moves in quarters of the context, so that the cache serves most steps.
         """
-        context = self.drafter.context_length
+        context = self.translation.pair.context_length
         over = 0 if context is None else len(ids) + self.translation.reach - context
         if over <= 0 or context is None:
             return ids
@@ -234,9 +220,9 @@ class _Sequence(DrafterState):
         if picked is None:
             return False
         expected = self.guess.tokens[len(self.written) :][:1]
-        self.written.append(picked.token)
+        self.written.append(picked[0])
         self.drafting = self.translation.take(*picked)
-        return self.drafting and expected == (picked.token,)
+        return self.drafting and expected == picked[:1]
 
     def commit(self, output: RowOutput) -> None:
         """Let what the pass of `output` gave be the row's last tokens."""

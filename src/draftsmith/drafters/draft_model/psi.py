@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -67,20 +68,18 @@ class Lexicon:
         return next((self.ids[text[:end]] for end in ends if text[:end] in self.ids), None)
 
 
-class Walk(ABC):
+@dataclass(slots=True)
+class Walk:
     """One proposal in the making: drafter ids, until they decide a target token."""
 
-    def __init__(self) -> None:
-        self.ids: Ids = ()
-        """Drafted since the place where the proposal begins."""
-        self.text = ""
-        self.token: int | None = None
-        """The target token proposed; None is ⊥, nothing."""
-        self.over = False
-
-    @abstractmethod
-    def step(self, q: Tensor, chance: Chance) -> None:
-        """Go on by at most one drafter id, given the drafter's law q (V_D,) after `ids`."""
+    stop: str | None
+    """A text at which it stops for sure."""
+    ids: Ids = ()
+    """Drafted since the place where the proposal begins."""
+    text: str = ""
+    token: int | None = None
+    """The target token proposed; None is ⊥, nothing."""
+    over: bool = False
 
 
 class Rule(ABC):
@@ -95,12 +94,12 @@ class Rule(ABC):
     """Most drafter ids per proposal."""
 
     @abstractmethod
-    def walk(self, stop: str | None) -> Walk:
-        """A walk from the beginning of a proposal, which stops at the text `stop` for sure."""
+    def step(self, walk: Walk, q: Tensor, chance: Chance) -> None:
+        """Go on by at most one drafter id, given the drafter's law q (V_D,) after `walk.ids`."""
 
     @abstractmethod
     def law(self, stop: str | None, known: Mapping[Ids, Tensor], laws: Laws) -> LazyLaw:
-        """The law ψ of the token that such a walk proposes, some laws (V_D,) being known."""
+        """The law ψ of what a walk to `stop` proposes, some laws (V_D,) being known."""
 
     def spell(self, text: str) -> Ids:
         """The drafter's ids of a text, where it has one for each letter."""
@@ -152,8 +151,12 @@ class Enumerate(Rule):
             level = longer
         return found
 
-    def walk(self, stop: str | None) -> Walk:  # noqa: ARG002
-        return _EnumerateWalk(self)
+    def step(self, walk: Walk, q: Tensor, chance: Chance) -> None:
+        drawn = chance.draw(q)
+        walk.ids = (*walk.ids, drawn)
+        walk.text += self.texts[drawn] or ""
+        if self.decided(walk.ids, walk.text):
+            walk.over, walk.token = True, self.lexicon.first(walk.text)
 
     def law(
         self,
@@ -162,19 +165,6 @@ class Enumerate(Rule):
         laws: Laws,
     ) -> LazyLaw:
         return EnumeratedPsi(self, laws)
-
-
-class _EnumerateWalk(Walk):
-    def __init__(self, rule: Enumerate) -> None:
-        super().__init__()
-        self.rule = rule
-
-    def step(self, q: Tensor, chance: Chance) -> None:
-        drawn = chance.draw(q)
-        self.ids = (*self.ids, drawn)
-        self.text += self.rule.texts[drawn] or ""
-        if self.rule.decided(self.ids, self.text):
-            self.over, self.token = True, self.rule.lexicon.first(self.text)
 
 
 class EnumeratedPsi:
@@ -252,29 +242,20 @@ class Path(Rule):
             return {STOP: max(0.0, 1 - mass), **dict(zip(letters, inside, strict=True))}
         return {letter: p / mass for letter, p in zip(letters, inside, strict=True) if mass}
 
-    def walk(self, stop: str | None) -> Walk:
-        return _PathWalk(self, stop)
-
-    def law(self, stop: str | None, known: Mapping[Ids, Tensor], laws: Laws) -> LazyLaw:
-        return PathPsi(self, stop, known, laws)
-
-
-class _PathWalk(Walk):
-    def __init__(self, rule: Path, stop: str | None) -> None:
-        super().__init__()
-        self.rule, self.stop = rule, stop
-
-    def step(self, q: Tensor, chance: Chance) -> None:
-        fork = self.rule.fork(self.text, q)
+    def step(self, walk: Walk, q: Tensor, chance: Chance) -> None:
+        fork = self.fork(walk.text, q)
         if not fork:
-            self.over = True
+            walk.over = True
             return
         step = list(fork)[chance.draw(q.new_tensor(list(fork.values())))]
         if step != STOP:
-            self.text += step
-            self.ids = (*self.ids, self.rule.ids[step])
-        if step == STOP or self.rule.ends(self.text, self.stop):
-            self.over, self.token = True, self.rule.lexicon.ids[self.text]
+            walk.text += step
+            walk.ids = (*walk.ids, self.ids[step])
+        if step == STOP or self.ends(walk.text, walk.stop):
+            walk.over, walk.token = True, self.lexicon.ids[walk.text]
+
+    def law(self, stop: str | None, known: Mapping[Ids, Tensor], laws: Laws) -> LazyLaw:
+        return PathPsi(self, stop, known, laws)
 
 
 class PathPsi:

@@ -1,8 +1,6 @@
 """What a draft model is about to write, where it copies: it then reads several tokens in a pass.
 
-Ours: no paper. A draft model that copies is itself an autoregressive model with a text to copy
-from, so it is drafted for like any other one. Its drafts stay what they are: a guess that it does
-not make itself is dropped.
+Ours: no paper. Its drafts stay what they are: a guess that it does not make itself is dropped.
 """
 
 from __future__ import annotations
@@ -16,20 +14,11 @@ from draftsmith.core.sampling import Dice, SamplingParams
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
 
-
-def _assumed() -> CostCurve:
-    """A pass over w more places costs 1 + w/50, whatever it costs here.
-
-    Wide passes round differently, and a draw may show it. With nothing timed, a seed and a fixed
-    budget give the same drafts again.
-    """
-    cost = CostCurve()
-    cost.record(0, 1.0)
-    cost.record(LADDER[-1], 1 + LADDER[-1] / 50)
-    return cost
-
-
-COST = _assumed()
+COST = CostCurve()
+"""A pass over w more places is taken to cost 1 + w/50: with nothing timed, a seed and a fixed
+budget give the same drafts again, though wide passes round differently and a draw may show it."""
+COST.record(0, 1.0)
+COST.record(LADDER[-1], 1 + LADDER[-1] / 50)
 
 
 class ReadAhead:

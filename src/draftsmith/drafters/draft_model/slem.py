@@ -36,6 +36,7 @@ class Bridge:
     def __init__(self, pair: Pair) -> None:
         assert pair.target is not None  # bind() refuses
         assert pair.drafter is not None
+        self.pair = pair
         self.target, self.drafter = pair.target, pair.drafter
         self._to_target: list[int] = pair.shared.to_target.tolist()
         self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
@@ -142,12 +143,11 @@ class StringMatch(Translation):
     """One sequence drafted string by string: algorithm 2.
 
     A draft is a guess, so the drafter says what it finds most probable, also where the target
-    samples: a guess x is accepted with probability p(x), and no law of guesses does better than
-    the best x. It drafts as many tokens as `tokens` of the target's take in this text.
+    samples. It drafts as many tokens as `tokens` of the target's take in this text.
     """
 
-    def __init__(self, pair: Pair, bridge: Bridge) -> None:
-        super().__init__(pair)
+    def __init__(self, bridge: Bridge) -> None:
+        super().__init__(bridge.pair)
         self.bridge = bridge
         self.ids: list[int] = []
         """The drafter's ids of the text so far, and of the last draft."""

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.draft_model.psi import Enumerate, Laws, Lexicon, Path, Rule
+from draftsmith.drafters.draft_model.psi import Enumerate, Laws, Lexicon, Path, Rule, Walk
 from draftsmith.drafters.draft_model.slem import Bridge, StringMatch
-from draftsmith.drafters.draft_model.translation import Ids, Pair, Translation
+from draftsmith.drafters.draft_model.translation import Ids, Translation
 from draftsmith.errors import OptionError, UnsupportedError
 
 
-def rule_of(pair: Pair, bridge: Bridge) -> Rule:
+def rule_of(bridge: Bridge) -> Rule:
     """The rule of a pair of vocabularies; raises OptionError or UnsupportedError if it has none."""
+    pair = bridge.pair
     if pair.reproducible:
         raise OptionError("draft_model: reproducible=True has no meaning for algorithm='slrs'")
     T, D = bridge.target, bridge.drafter  # noqa: N806
@@ -58,17 +59,13 @@ def rule_of(pair: Pair, bridge: Bridge) -> Rule:
 class StringRejection(StringMatch):
     """One sequence drafted by algorithm 3.
 
-    With psi="path" a plan comes first: what SLEM would draft, the drafter's most probable text, in
-    the target's tokens. It is no sample and depends on nothing that is drawn, so it may decide
-    where walks stop: each one stops where the plan's next token ends. While the walks draw what was
-    planned there is a next one, and the plan's laws serve them all. Where the plan has no whole
-    word, one walk goes without.
-
-    Under a greedy target every law is one point, and rejection sampling is exact match: SLEM.
+    With psi="path" a plan comes first: what SLEM would draft. It depends on nothing that is drawn,
+    so it may decide where walks stop, and its laws serve them all. Under a greedy target every law
+    is one point, and rejection sampling is exact match: SLEM.
     """
 
-    def __init__(self, pair: Pair, bridge: Bridge, rule: Rule) -> None:
-        super().__init__(pair, bridge)
+    def __init__(self, bridge: Bridge, rule: Rule) -> None:
+        super().__init__(bridge)
         self.rule = rule
 
     def begin(self, ctx: Context) -> Sequence[int]:
@@ -96,12 +93,13 @@ class StringRejection(StringMatch):
         proposals: dict[int, Proposal] = {}
         before: Ids = ()
         for stop in self._stops():
-            laws, known = self._laws(before), self._known(before)
-            walk = self.rule.walk(stop)
+            n, laws = len(before), self._laws(before)
+            known = {ids[n:]: q for ids, q in self.known.items() if ids[:n] == before}
+            walk = Walk(stop)
             while not walk.over:
                 if walk.ids not in known:
                     known |= laws([walk.ids])
-                walk.step(known[walk.ids], self.context.chance)
+                self.rule.step(walk, known[walk.ids], self.context.chance)
             psi = self.rule.law(stop, known, laws)
             proposals[len(tokens) - 1] = Proposal(psi, None if walk.token is None else len(tokens))
             if walk.token is not None:
@@ -128,11 +126,6 @@ class StringRejection(StringMatch):
                 pass
         most = min(self.pair.tokens, self.context.budget, self.context.depth)
         return found[:most] or [None]
-
-    def _known(self, before: Ids) -> dict[Ids, Tensor]:
-        """The plan's laws behind its first ids."""
-        n = len(before)
-        return {ids[n:]: q for ids, q in self.known.items() if ids[:n] == before}
 
     def _laws(self, before: Ids) -> Laws:
         """The drafter's laws after other letters than those planned, behind the plan's first ids.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class TokenMap:
     `beyond`: may the drafter draw tokens that the target has not? Algorithm 1, not 4 and 5.
     """
 
-    def __init__(self, pair: Pair, *, beyond: bool) -> None:
+    def __init__(self, pair: Pair, *, beyond: bool = False) -> None:
         self.pair = pair
         self.to_target: list[int] = pair.shared.to_target.tolist()
         self.rows = (pair.shared.to_target >= 0).nonzero()[:, 0]
@@ -33,7 +34,6 @@ class TokenMap:
         """Target ids of the same tokens."""
         self.identity = torch.equal(self.rows, self.columns)
         self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
-        self._spellings: dict[int, list[int]] = {}
         allowed = torch.zeros(len(self.to_target), dtype=torch.bool)
         allowed[self.rows] = True
         if beyond and pair.drafter is not None:
@@ -46,8 +46,7 @@ class TokenMap:
         """The law q (V_D,) in target ids (V_T,); what lies outside T is left out."""
         if self.identity and len(self.rows) == vocab_size == len(q):
             return q
-        if self.rows.device != q.device:
-            self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
+        self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
         return q.new_zeros(vocab_size).index_copy_(0, self.columns, q[self.rows])
 
     def noise(self, of_target: Tensor, like: Tensor) -> Tensor:
@@ -58,18 +57,10 @@ class TokenMap:
     def spelling(self, token: int) -> Sequence[int]:
         """The drafter's ids of one target token: its own, or its bytes tokenized again."""
         own = self._to_drafter[token]
-        if own >= 0:
-            return (own,)
-        if token not in self._spellings:
-            self._spellings[token] = self._spell(token)
-        return self._spellings[token]
-
-    def _spell(self, token: int) -> list[int]:
         target, drafter = self.pair.target, self.pair.drafter
-        data = None if target is None else target.tokens[token]
-        if data is None or drafter is None:
-            return []
-        return drafter.encode_known(data)
+        if own >= 0 or target is None or drafter is None:
+            return (own,) if own >= 0 else ()
+        return drafter.encode_known(target.tokens[token] or b"")
 
 
 class TokenLevel(Translation):
@@ -123,8 +114,7 @@ class TokenLevel(Translation):
         chain = Draft.chain(self.tokens, self.pair.source, self.laws[:n] if self.laws else None)
         if len(self.laws) <= n:
             return chain
-        nothing = {n - 1: Proposal(self.laws[n], None)}
-        return Draft(chain.tokens, chain.parents, chain.source, {**chain.proposals, **nothing})
+        return replace(chain, proposals={**chain.proposals, n - 1: Proposal(self.laws[n], None)})
 
     def truncate(self, length: int) -> None:
         del self.ends[length:]

@@ -74,8 +74,7 @@ class Mask:
         """(V_D,) logits with -inf at what must not be drawn."""
         if self.forbidden is None:
             return logits
-        if self.forbidden.device != logits.device:
-            self.forbidden = self.forbidden.to(logits.device)
+        self.forbidden = self.forbidden.to(logits.device)
         return logits.masked_fill(self.forbidden, -math.inf)
 
 
