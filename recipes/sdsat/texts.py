@@ -39,10 +39,10 @@ def edits(corpora: Path, *, measured: bool) -> Iterator[str]:
             yield f"{common.USER}{asked['content']}{common.END}{answer}"
 
 
-def write(path: Path, texts: Iterable[str], characters: int, seed: int) -> None:
+def write(path: Path, texts: Iterable[str], characters: int) -> None:
     """A random choice of the texts, up to so many characters."""
     shuffled = list(texts)
-    random.Random(seed).shuffle(shuffled)
+    random.Random(1).shuffle(shuffled)
     with path.open("w", encoding="utf-8") as file:
         for text in shuffled:
             if characters <= 0:
@@ -55,16 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpora", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--characters", type=int, default=2_000_000, help="of each kind")
-    parser.add_argument("--held-out", type=int, default=70_000, help="characters of each kind")
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, texts in (("code", code), ("edits", edits)):
-        write(args.out / f"{name}.jsonl", texts(args.corpora, measured=False),
-              args.characters, args.seed)  # fmt: skip
-        write(args.out / f"held_out_{name}.jsonl", texts(args.corpora, measured=True),
-              args.held_out, args.seed)  # fmt: skip
+    for kind in (code, edits):
+        name = f"{kind.__name__}.jsonl"
+        write(args.out / name, kind(args.corpora, measured=False), 2_000_000)
+        write(args.out / f"held_out_{name}", kind(args.corpora, measured=True), 70_000)
 
 
 if __name__ == "__main__":

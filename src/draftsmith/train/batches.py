@@ -70,9 +70,7 @@ class Batches:
     def step(self, number: int) -> Batch:
         """The rows of a step: every sequence once in a random order, then all in another."""
         recipe = self.recipe
-        rows = [
-            self._row(at) for at in range(number * recipe.rows, (number + 1) * recipe.rows)
-        ]  # fmt: skip
+        rows = [self._row(number * recipe.rows + row) for row in range(recipe.rows)]
         depths = np.zeros((recipe.rows, recipe.length), dtype=np.int64)
         if recipe.adaptive:
             for row in range(recipe.rows):
