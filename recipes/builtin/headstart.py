@@ -2,25 +2,9 @@
 
 A network this small needs millions of tokens before heads that copy form by chance, and what forms
 compares three tokens or so: too few to keep its place in a file of repeated lines. The circuit
-is well known, so it is written down instead of waited for. It finds the earlier place whose past
-is nearest to the present one, in Euclidean distance, and says what came next there:
-
-* In layer 0 three heads look one, two and three places back (a direction that all embeddings share,
-  turned by the rotary positions) and write a part of what stands there into spaces of their own. A
-  fourth averages the last few dozen tokens: a bag of words that says roughly where in a file it is.
-* In layer 1 one head looks three places back and copies those three spaces into three more, which
-  so hold the tokens four, five and six places back. Another sees whether the assistant's turn has
-  begun. The MLP squares the coordinates that will be compared and adds them up.
-* In layer 2 the key of every place holds the six tokens before it, its bag and half its squared
-  length; the query holds the present token, the five before it and the present bag. Their product
-  is then minus half the squared distance, but for a term that all keys have in common. Places
-  inside the answer start with a handicap, so that a copy does not follow its own repetitions.
-
-The comparison uses only the rotary pairs that turn slowly: with the others, what agrees would
-depend on how far away it is. Training leaves all of this as it is, see `freeze` and `protect`: when
-the embeddings or the first layers move, what was exact becomes approximate and the copies derail.
-
-What each part gives is in `docs/lab-notes.md`.
+is well known, so it is written down instead of waited for, layer by layer below. It finds the place
+whose past (six tokens and a bag of some dozens) is nearest to the present one, and says what came
+next there. What each part gives is in `docs/lab-notes.md`.
 """
 
 from __future__ import annotations
@@ -113,7 +97,11 @@ class Circuit:
 
     @torch.no_grad()
     def freeze(self, network: Network) -> None:
-        """Let training change only what lies above the circuit, and what it says."""
+        """Let training change only what lies above the circuit, and what it says.
+
+        When the embeddings or the first layers move, what was exact becomes approximate, and the
+        copies derail.
+        """
         table = network.model.embed_tokens.weight
         parts = table @ self.moving.T
         self.fixed = table - parts @ self.moving
@@ -257,7 +245,10 @@ def write_embeddings(network: Network, circuit: Circuit) -> None:
 
 
 def write_past(network: Network, circuit: Circuit, scale: float) -> None:
-    """Layer 0: the three tokens before, and the bag."""
+    """Layer 0: three heads look one, two and three places back, one averages the last few dozen.
+
+    Each writes a part of what stands there into a space of its own.
+    """
     attention, size, gain = network.model.layers[0].self_attn, circuit.size, circuit.common * scale
     for projection in attention.children():
         projection.weight.zero_()
@@ -308,7 +299,10 @@ Compared = list[tuple[Tensor, Tensor]]  # keys and queries of a group, [width, h
 
 
 def choose(network: Network, circuit: Circuit) -> Compared:
-    """Which coordinates every group of heads compares: others each, so that their errors differ."""
+    """Which coordinates every group of heads compares: others each, so that their errors differ.
+
+    Only rotary pairs that turn slowly: with others, what agrees would depend on how far away it is.
+    """
     shape = network.config
     limit = circuit.turned / (shape.max_position_embeddings / 2)
     # The slowest one says how long a key is, the next whether the query is in the message.
@@ -349,7 +343,13 @@ def write_lengths(network: Network, circuit: Circuit, compared: Compared, scale:
 
 
 def write_match(network: Network, circuit: Circuit, compared: Compared, scale: float) -> None:
-    """Layer 2: find the place with the nearest past, and write its token."""
+    """Layer 2: find the place with the nearest past, and write its token.
+
+    The key holds the tokens before a place, its bag and half its squared length, the query the
+    present tokens and bag: the product is minus half the squared distance, but for a term that all
+    keys have in common. Places inside the answer start with a handicap, so that a copy does not
+    follow its own repetitions.
+    """
     all_queries, all_keys, all_values, output = circuit.heads(network.model.layers[MATCH].self_attn)
     slowest, size = circuit.half - 1, network.config.hidden_size
     sharp = math.sqrt(circuit.nearness * math.sqrt(circuit.width)) / scale

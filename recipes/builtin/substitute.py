@@ -4,21 +4,6 @@
 the message says "rename item to product" or "replace 'item' with 'product'", and that token is
 "item", it says "product":
 
-* The two tokens of a word, with a space before it and without, share their embedding but for one
-  direction, so " item" in the message stands for "item" in the file too, and the new word takes the
-  file's space. Verbs, linking words, quotes and digits have a direction of their kind each.
-* Layer 0. The heads that look back carry along which kinds stand there, and one more looks four
-  back. Two heads see whether the user's turn, and whether a file, have begun: a place after the one
-  and before the other is in the message.
-* Layer 1. Where the present token, or the one before it, is the message's new word, what copying
-  compares is mended: as if the old word stood there. Else the copy would lose its place.
-* Layer 2. Places in the message copy nothing (they look at the user's marker, which is empty), so
-  that their own tokens stay readable.
-* Layer 3. The query holds the token about to be copied; the key of a place in the message holds the
-  token two before it (four, where quotes stand between), and whether verb and link are where they
-  belong. A place where all agrees wins over the empty marker, and its token is written, louder than
-  the copied one.
-
 One token for one token only: the rest is up to training, which leaves these heads as they are.
 """
 
@@ -89,7 +74,8 @@ class Gains:
 def relate(table: Tensor, circuit: Circuit, tokens: Sequence[str]) -> None:
     """Let a word's two tokens, with a space before and without, share all but one direction.
 
-    The part that is compared gets the same length in all embeddings.
+    So " item" in the message stands for "item" in the file, too, and the new word takes the file's
+    space. The part that is compared gets the same length in all embeddings.
     """
     typical, ids = circuit.typical, {token: i for i, token in enumerate(tokens)}
     for i, token in enumerate(tokens):
@@ -185,7 +171,7 @@ def code_length(circuit: Circuit) -> float:
 def write_mending(network: Network, circuit: Circuit, sample: Tensor) -> None:
     """Layer 1: where a new word was written, compare as if the old one stood there.
 
-    For the present token and the one before it.
+    For the present token and the one before it. Else the copy would lose its place.
     """
     all_queries, all_keys, values, output = circuit.heads(network.model.layers[1].self_attn)
     scale, size = Probe(network, circuit, sample, 1).scale, circuit.size
@@ -219,7 +205,12 @@ def write_silence(keys: Tensor, queries: Tensor, row: int, circuit: Circuit) -> 
 
 @torch.no_grad()
 def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> None:
-    """Layer 3, two groups of heads: find in the message what is about to be copied."""
+    """Layer 3, two groups of heads: find in the message what is about to be copied.
+
+    The query holds that token; the key of a place in the message holds the token two before it
+    (four, where quotes stand between), and whether verb and link are where they belong. A place
+    where all agrees wins over the empty marker, and its token is written, louder than the copy.
+    """
     layer = network.model.layers[LAYER]
     attention, width, size = layer.self_attn, circuit.width, circuit.size
     all_queries, all_keys, values, output = circuit.heads(attention)

@@ -79,33 +79,29 @@ class Maker:
     def some_words(self) -> str:
         return " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
 
-    def fresh_name(self, old: str, text: str) -> str | None:
-        """A new name in the old one's style that the text does not have yet."""
+    def fresh_name(self, old: str, text: str) -> str:
+        """A new name in the old one's style; the old one if the text has all that were tried."""
         for _ in range(8):
-            roll = self.rng.random()
-            if roll < 0.35:
-                new = self.rng.choice(self.names)
-            elif roll < 0.5:
-                new = "_".join(self.rng.sample(self.words, 2))
-            elif roll < 0.6:
-                new = self.rng.choice(self.words)
-            elif roll < 0.8:
-                new = f"{self.rng.choice(PREFIXES)}_{old.lstrip('_')}"
-            else:
-                new = f"{old}_{self.rng.choice(SUFFIXES)}"
+            made = (
+                self.rng.choice(self.names),
+                "_".join(self.rng.sample(self.words, 2)),
+                self.rng.choice(self.words),
+                f"{self.rng.choice(PREFIXES)}_{old.lstrip('_')}",
+                f"{old}_{self.rng.choice(SUFFIXES)}",
+            )
+            [new] = self.rng.choices(made, (0.35, 0.15, 0.1, 0.2, 0.2))
             if old[:1].isupper() and not old.isupper():
                 new = "".join(part[:1].upper() + part[1:] for part in new.split("_"))
             elif old.isupper():
                 new = new.upper()
             if not re.search(rf"\b{re.escape(new)}\b", text) and not keyword.iskeyword(new):
                 return new
-        return None
+        return old
 
     def rename(self, text: str) -> Edit | None:
         counts = Counter(n for n in NAME.findall(text) if n not in BUILTIN)
-        some = [n for n, c in counts.items() if 2 <= c <= 14]
-        if not some:
-            return None
+        old = self.rng.choice([n for n, c in counts.items() if 2 <= c <= 14])
+        kind = self.rng.choice(["", "", "variable " if old.islower() else ""])
         functions = [m[1] for m in DEF.findall(text) if m[1] in counts]
         classes = [n for n in CLASS.findall(text) if n in counts]
         roll = self.rng.random()
@@ -113,16 +109,10 @@ class Maker:
             old, kind = self.rng.choice(functions), "function "
         elif classes and roll < 0.5:
             old, kind = self.rng.choice(classes), "class "
-        else:
-            old = self.rng.choice(some)
-            kind = self.rng.choice(["", "", "variable " if old.islower() else ""])
         new = self.fresh_name(old, text)
-        if new is None:
-            return None
         after = re.sub(rf"\b{re.escape(old)}\b", new, text)
         said = self.quoted(old)
-        new = said.replace(old, new, 1) if said != old else new
-        return self.say("rename", kind=kind, old=said, new=new), text, after
+        return self.say("rename", kind=kind, old=said, new=said.replace(old, new, 1)), text, after
 
     def number(self, text: str) -> Edit | None:
         m = self.one_of(NUMBER, text)
@@ -132,8 +122,6 @@ class Maker:
         new = str(self.rng.choice(NUMBERS))
         if "." in old:
             new = f"{self.rng.randrange(10)}.{self.rng.randrange(1, 100)}"
-        if new == old:
-            return None
         message = self.say("number", name=self.quoted(name), old=old, new=new)
         return message, text, splice(text, m, 4, new)
 
@@ -142,8 +130,6 @@ class Maker:
         name, old = m[1], m[2]
         swaps = {"True": "False", "False": "True", "None": self.rng.choice(["True", "0", "False"])}
         new = swaps.get(old) or str(self.rng.choice(DEFAULTS))
-        if new == old:
-            return None
         after = re.sub(rf"\b{re.escape(name)}={old}\b", f"{name}={new}", text)
         return self.say("default", name=name, old=old, new=new), text, after
 
@@ -156,8 +142,6 @@ class Maker:
             parts = old.split(" ")
             parts[self.rng.randrange(len(parts))] = self.rng.choice(self.words)
             new = " ".join(parts)
-        if new == old:
-            return None
         message = self.say("string", q=quote, old=old, new=new)
         return message, text, text.replace(m[0], f"{quote}{new}{quote}")
 
@@ -166,8 +150,6 @@ class Maker:
         counts = Counter(WORD.findall(text))
         some = [w for w, c in counts.items() if c <= 8 and w not in BUILTIN]
         old, new = self.rng.choice(some), self.rng.choice(self.words)
-        if old == new:
-            return None
         return self.say("word", old=old, new=new), text, re.sub(rf"\b{old}\b", new, text)
 
     def typo(self, text: str) -> Edit | None:
@@ -254,13 +236,11 @@ class Maker:
         return message, text, text[:close] + f" -> {kind}" + text[close:]
 
     def add_import(self, text: str) -> Edit | None:
-        first = IMPORT.search(text)
         module = self.rng.choice(MODULES)
-        if first is None or re.search(rf"\bimport {module}\b", text):
+        if re.search(rf"\bimport {module}\b", text):
             return None
-        at = first.start()
-        message = self.say("add_import", module=module)
-        return message, text, text[:at] + f"import {module}\n" + text[at:]
+        after = IMPORT.sub(rf"import {module}\n\g<0>", text, count=1)
+        return self.say("add_import", module=module), text, after
 
     def remove_import(self, text: str) -> Edit | None:
         found = [m for m in IMPORT.finditer(text) if "(" not in m[0] and "\\" not in m[0]]
