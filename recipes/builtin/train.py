@@ -10,6 +10,7 @@ import argparse
 import csv
 import time
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,26 +55,23 @@ def optimizers(network: Network, config: Config) -> list[torch.optim.Optimizer]:
     The heads that a head start has written already copy: they change more slowly than the rest,
     or the first steps, meant for noise, would wash them out.
     """
-    matrices: list[Tensor] = []
-    written: list[Tensor] = []
+    matrices: dict[float, list[Tensor]] = defaultdict(list)
     others: list[Tensor] = []
     for name, parameter in network.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        inner = parameter.dim() == 2 and "embed_tokens" not in name
-        known = name.startswith(WRITTEN)
-        (written if inner and known else matrices if inner else others).append(parameter)
-    muon, adamw = config.matrix_learning_rate, config.learning_rate
-    groups = [{"params": matrices, "highest": muon}]
-    if written:
-        groups.append({"params": written, "highest": muon * WRITTEN_RATE})
+        slowed = WRITTEN_RATE if name.startswith(WRITTEN) else 1.0
+        if parameter.requires_grad and parameter.dim() == 2 and "embed_tokens" not in name:
+            matrices[config.matrix_learning_rate * slowed].append(parameter)
+        elif parameter.requires_grad:
+            others.append(parameter)
     return [
         torch.optim.Muon(
-            groups, lr=muon, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw"
+            [{"params": some, "highest": rate} for rate, some in matrices.items()],
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
         ),
         torch.optim.AdamW(
-            [{"params": others, "highest": adamw}],
-            lr=adamw, betas=(0.9, 0.98), weight_decay=0.0, fused=True,
+            [{"params": others, "highest": config.learning_rate}],
+            betas=(0.9, 0.98), weight_decay=0.0, fused=True,
         ),
     ]  # fmt: skip
 

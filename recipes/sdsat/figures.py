@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from draftsmith.train.texts import Texts, sequences
 
 FIGURE_5 = ("plain", "improved-5", "basic-5")
 HELD_OUT = ("held_out_code.jsonl", "held_out_edits.jsonl")
+PROMPTS = 4  # of each
 
 
 def each_loss(folder: str, texts: Path, length: int) -> np.ndarray:
@@ -41,18 +41,18 @@ def each_loss(folder: str, texts: Path, length: int) -> np.ndarray:
     return np.array([standard_loss(logits, rows[i : i + 1], suppressed) for i in range(len(rows))])
 
 
-def accepted(folder: Path, texts: Path, prompts: int, tokens: int) -> list[float]:
+def accepted(folder: Path, texts: Path) -> list[float]:
     """Live, greedy, two passes: how many of k drafts were accepted in the mean, for k = 1, 2, …"""
     loaded, adaptive = load(str(folder), dtype="bfloat16"), AdaptiveTokens.load(str(folder))
     asked = [
         encode(loaded.tokenizer, json.loads(line)["text"])[:256]
         for name in HELD_OUT
-        for line in (texts / name).read_text("utf-8").splitlines()[:prompts]
+        for line in (texts / name).read_text("utf-8").splitlines()[:PROMPTS]
     ]
     found = []
     for k in range(1, adaptive.L if adaptive.diverse else DEPTHS + 1):
         engine = Engine(loaded, drafter=f"sdsat(k={k})", budget="drafter")
-        results = [engine.generate(ids, max_new_tokens=tokens, temperature=0) for ids in asked]
+        results = [engine.generate(ids, max_new_tokens=64, temperature=0) for ids in asked]
         stats = total([result.stats for result in results])
         # Two passes are one loop of the paper, and only the second one carries a draft.
         found.append(stats.accepted / max(1, stats.attempts))
@@ -62,15 +62,6 @@ def accepted(folder: Path, texts: Path, prompts: int, tokens: int) -> list[float
 def line(*cells: object) -> None:
     """Print a row of a table."""
     print(f"| {' | '.join(map(str, cells))} |")
-
-
-def depth_table(title: str, arms: Iterable[tuple[str, list[float]]]) -> None:
-    """A row of each arm, by depth or k."""
-    print()
-    line(title, *range(1, DEPTHS + 1))
-    line(*["---"] * (DEPTHS + 1))
-    for arm, values in arms:
-        line(arm, *(f"{value:.2f}" for value in values), *[""] * (DEPTHS - len(values)))
 
 
 def draw_accepted(live: dict[str, list[float]], path: Path) -> None:
@@ -92,8 +83,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--texts", "--runs", "--out"):
         parser.add_argument(name, type=Path, required=True)
-    parser.add_argument("--prompts", type=int, default=4, help="of each kind")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     args = parser.parse_args()
     torch.set_num_threads(1)
     runs = {path.parent.name: path.parent for path in sorted(args.runs.glob("*/config.json"))}
@@ -112,15 +101,12 @@ def main() -> None:
         line(arm, f"{each.mean():.4f}", f"{gap.mean():+.4f} ± {error:.4f}")
 
     taught = {arm: path for arm, path in runs.items() if (path / "sdsat.json").exists()}
-    measured = {
-        arm: json.loads((path / "training" / "measured.json").read_text("utf-8"))
-        for arm, path in taught.items()
-    }
-    depth_table("right by depth", ((arm, m["depths"]["accuracy"]) for arm, m in measured.items()))
-    live = {
-        arm: accepted(path, args.texts, args.prompts, args.tokens) for arm, path in taught.items()
-    }
-    depth_table("accepted per loop, by k", live.items())
+    live = {arm: accepted(path, args.texts) for arm, path in taught.items()}
+    print()
+    line("accepted per loop, by k", *range(1, DEPTHS + 1))
+    line(*["---"] * (DEPTHS + 1))
+    for arm, counts in live.items():
+        line(arm, *(f"{count:.2f}" for count in counts), *[""] * (DEPTHS - len(counts)))
     draw_accepted(live, args.out / "accepted.png")
 
 

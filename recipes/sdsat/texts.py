@@ -11,7 +11,6 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "builtin"))
@@ -23,30 +22,26 @@ SHORT = 1500
 """Characters of an edited file at most, so that question and answer fit into a sequence."""
 
 
-def code(corpora: Path, *, measured: bool) -> Iterator[str]:
-    """Python files."""
-    for row in common.read_rows(corpora, "code", measured=measured):
-        if row["path"].endswith(".py") and len(row["text"]) > 200:
-            yield row["text"]
+def code(row: dict[str, str]) -> str | None:
+    """A Python file."""
+    return row["text"] if row["path"].endswith(".py") and len(row["text"]) > 200 else None
 
 
-def edits(corpora: Path, *, measured: bool) -> Iterator[str]:
-    """Small commits as the built-in model is asked for them, with the right answer."""
-    for row in common.read_rows(corpora, "edits", measured=measured):
-        if max(len(row["before"]), len(row["after"])) <= SHORT:
-            [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
-            answer = f"{common.ASSISTANT}{common.FILE}{row['after']}{common.END}"
-            yield f"{common.USER}{asked['content']}{common.END}{answer}"
+def edits(row: dict[str, str]) -> str | None:
+    """A small commit as the built-in model is asked for it, with the right answer."""
+    if max(len(row["before"]), len(row["after"])) > SHORT:
+        return None
+    [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
+    answer = f"{common.ASSISTANT}{common.FILE}{row['after']}{common.END}"
+    return f"{common.USER}{asked['content']}{common.END}{answer}"
 
 
-def write(path: Path, texts: Iterable[str], characters: int) -> None:
+def write(path: Path, shuffled: list[str], characters: int) -> None:
     """A random choice of the texts, up to so many characters."""
-    shuffled = list(texts)
     random.Random(1).shuffle(shuffled)
     with path.open("w", encoding="utf-8") as file:
-        for text in shuffled:
-            if characters <= 0:
-                break
+        while shuffled and characters > 0:
+            text = shuffled.pop(0)
             characters -= len(text)
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
 
@@ -58,9 +53,10 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for kind in (code, edits):
-        name = f"{kind.__name__}.jsonl"
-        write(args.out / name, kind(args.corpora, measured=False), 2_000_000)
-        write(args.out / f"held_out_{name}", kind(args.corpora, measured=True), 70_000)
+        for prefix, measured, characters in (("", False, 2_000_000), ("held_out_", True, 70_000)):
+            rows = common.read_rows(args.corpora, kind.__name__, measured=measured)
+            texts = [text for row in rows if (text := kind(row)) is not None]
+            write(args.out / f"{prefix}{kind.__name__}.jsonl", texts, characters)
 
 
 if __name__ == "__main__":
