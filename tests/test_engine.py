@@ -25,7 +25,8 @@ from draftsmith.errors import (
     PromptError,
     UnknownName,
 )
-from draftsmith.testing import Scripted, oracle, random_trees
+from draftsmith.testing import Scripted
+from scripted import oracle, random_trees
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
 

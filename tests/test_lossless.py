@@ -13,7 +13,7 @@ from architectures import ALL, build
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.registry import bare_names
 from draftsmith.engine.engine import Engine
-from draftsmith.testing import adversary, oracle, random_trees
+from scripted import adversary, oracle, random_trees
 
 TIE = 1e-5
 """Two best logits closer than this may fall either way; counted apart, never called equal."""
