@@ -99,26 +99,22 @@ def smooth(values: Sequence[float], span: int) -> list[float]:
 
 def draw(runs: dict[str, list[Row]], path: Path) -> None:
     """A PNG of the losses against steps, of one training or of several, by name."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for axes, names in ((left, ("standard", "held_out")), (right, ("adaptive",))):
         for number, (run, rows) in enumerate(runs.items()):
             colour = f"C{number % 10}"
             for name in names:
-                points = [(r.step, v) for r in rows if (v := getattr(r, name)) is not None]
-                if not points:
+                known = [row for row in rows if getattr(row, name) is not None]
+                if not known:
                     continue
-                steps, values = zip(*points, strict=True)
+                span, style = (1, "o--") if name == "held_out" else (1 + len(known) // 50, "-")
+                values = smooth([getattr(row, name) for row in known], span)
                 label = f"{run} {name.replace('_', '-')}".strip()
-                if name == "held_out":
-                    axes.plot(steps, values, "o--", color=colour, markersize=3, label=label)
-                else:
-                    smoothed = smooth(values, 1 + len(values) // 50)
-                    axes.plot(steps, smoothed, color=colour, label=label)
+                steps = [row.step for row in known]
+                axes.plot(steps, values, style, color=colour, markersize=3, label=label)
         axes.set_xlabel("steps")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(f"loss of {names[0]} tokens (nats)")
