@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftsmith.errors import OptionError, UnknownName
-from draftsmith.train.batches import Batches
+from draftsmith.train.batches import Batches, windows
 from draftsmith.train.held_out import HeldOut
 from draftsmith.train.infill import Markers, infilled
 from draftsmith.train.recipe import Recipe
-from draftsmith.train.windows import windows
 
 A = 999
 MARKERS = Markers(prefix=-1, suffix=-2, middle=-3)

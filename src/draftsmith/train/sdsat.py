@@ -239,7 +239,6 @@ class Trainer:
         whole = self.batches.step(step)
         positions, replaced = whole.labels.numel(), int(whole.replaced.sum())
         own = whole.part(slice(accelerator.process_index, None, accelerator.num_processes))
-        own = own.to(accelerator.device)
         for group in self.adamw.param_groups:
             group["lr"] = rate * group["faster"]
         sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
