@@ -26,7 +26,7 @@ from draftsmith.core.loop import step
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.model.runner import Runner
-from draftsmith.testing import Scripted, adversary
+from draftsmith.testing import Scripted
 
 
 def plain_against_generate(engine: Engine, tokens: int, runs: int) -> Ratio:
@@ -98,8 +98,13 @@ def always_wrong(engine: Engine, tokens: int, runs: int) -> tuple[Ratio, Ratio, 
     ids = list(range(10, 74))
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "temperature": 0.0}
     answer = engine.generate(ids, drafter="none", **options).tokens
-    wrong = adversary(answer, width=10)
     first_draft = 0
+
+    def guess(ctx: Context) -> Draft:
+        right = answer[len(ctx.ids) - ctx.prompt_length :][: min(10, ctx.budget)]
+        return Draft.chain([(token + 1) % ctx.vocab_size for token in right], "scripted")
+
+    wrong = Scripted(guess)
 
     def watch(ctx: Context) -> Draft:
         nonlocal first_draft

@@ -22,8 +22,8 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 from draftsmith.model.taps import needs_of
-from draftsmith.testing import random_trees
 from installed import bare_names
+from scripted import random_trees
 
 SDSAT = ("sdsat(k=4)", "sdsat(k=2, passes=1)", "sdsat(k=3, tree=8)", "copyspec+sdsat(k=3)")
 WINDOW = 8

@@ -24,8 +24,9 @@ from draftsmith.errors import (
     PromptError,
     UnknownName,
 )
-from draftsmith.testing import Scripted, oracle, random_trees
+from draftsmith.testing import Scripted
 from installed import bare_names
+from scripted import oracle, random_trees
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
 

@@ -12,8 +12,8 @@ import torch
 from architectures import ALL, build
 from draftsmith.core.drafter import Drafter
 from draftsmith.engine.engine import Engine
-from draftsmith.testing import adversary, oracle, random_trees
 from installed import bare_names
+from scripted import adversary, oracle, random_trees
 
 TIE = 1e-5
 """Two best logits closer than this may fall either way; counted apart, never called equal."""

@@ -35,9 +35,10 @@ CHAT_TEMPLATE = (
 MEASURED_REPOS = frozenset({"pallets/flask", "TheAlgorithms/Python"})
 
 
-def is_held_out(*parts: str) -> bool:
+def is_held_out(row: dict[str, Any]) -> bool:
     """One row in a hundred is kept for the held-out loss: which, its name decides."""
-    digest = hashlib.sha256("\x00".join(parts).encode()).digest()
+    name = row["prompt"] if "prompt" in row else f"{row['repo']}\x00{row['path']}"
+    digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "big") % 100 == 0
 
 

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -25,6 +26,8 @@ from rows import CHANGED, COPIED, PROMPT, Rows
 from torch.nn.functional import cross_entropy
 
 from draftsmith import Engine, builtin
+
+Edit = tuple[str, str, str, str]  # path, message, before, after
 
 
 def ratio(first: str, second: str) -> float:
@@ -40,77 +43,70 @@ def done_share(before: str, after: str, answer: str) -> float:
     return done / max(1, (old - wanted).total() + (wanted - old).total())
 
 
-def answered(engine: Engine, edits: list[dict[str, Any]], context: int) -> dict[str, float]:
-    """Answer every edit freely, write the answer into it, and judge them all."""
-    for edit in edits:
-        before, after = edit["before"], edit["after"]
-        messages = builtin.edit_messages(edit["path"], edit["message"], before)
-        size = len(engine.model.tokenizer(messages[0]["content"])["input_ids"]) + 8
+def answered(engine: Engine, edits: Iterator[Edit], count: int) -> dict[str, float]:
+    """Answer freely the first edits that fit the context with their right answers; judge them."""
+    context = engine.model.context_length
+
+    def tokens(text: str) -> int:
+        return len(engine.model.tokenizer(text)["input_ids"])
+
+    fitting = (edit for edit in edits if sum(map(tokens, edit)) + 40 <= context)
+    judged = []
+    for path, message, before, after in islice(fitting, count):
+        messages = builtin.edit_messages(path, message, before)
+        size = tokens(messages[0]["content"]) + 8
         room = min(context - size, int(1.3 * size) + 100)
         result = engine.generate(messages, temperature=0.0, max_new_tokens=room)
-        edit["answer"] = answer = result.text
-        edit["similar"], edit["old_similar"] = ratio(after, answer), ratio(before, after)
-        edit["differs"], edit["exact"] = answer != before, answer == after
-        edit["done"] = done_share(before, after, answer)
-        edit["stopped"] = result.finish_reason == "stop"
-    return {
-        "count": len(edits),
-        "median_similarity_to_new_file": median(e["similar"] for e in edits),
-        "mean_similarity_to_new_file": mean(e["similar"] for e in edits),
-        "median_similarity_of_old_to_new_file": median(e["old_similar"] for e in edits),
-        "differs_from_old_file": mean(e["differs"] for e in edits),
-        "change_done": mean(e["done"] for e in edits),
-        "change_fully_done": mean(e["done"] == 1 for e in edits),
-        "exact": mean(e["exact"] for e in edits),
-        "ended_by_itself": mean(e["stopped"] for e in edits),
-    }
+        done = done_share(before, after, result.text)
+        judged.append(
+            {
+                "similarity_to_new_file": ratio(after, result.text),
+                "similarity_of_old_to_new_file": ratio(before, after),
+                "differs_from_old_file": result.text != before,
+                "change_done": done,
+                "change_fully_done": done == 1,
+                "exact": result.text == after,
+                "ended_by_itself": result.finish_reason == "stop",
+            }
+        )
+    found: dict[str, float] = {"count": len(judged)}
+    for name in judged[0]:
+        values = [each[name] for each in judged]
+        found[name] = mean(values)
+        if name.startswith("similarity"):
+            found[f"median_{name}"] = median(values)
+    return found
 
 
-def commits(corpora: Path) -> Iterator[dict[str, Any]]:
+def commits(corpora: Path) -> Iterator[Edit]:
     """Edits of the measured repositories, lowest commit hashes first."""
     rows = read_rows(corpora, "edits", measured=True)
     for row in sorted(rows, key=lambda row: (row["commit"], row["path"])):
         if row["before"] != row["after"]:
-            yield {name: row[name] for name in ("commit", "path", "message", "before", "after")}
+            yield row["path"], row["message"], row["before"], row["after"]
 
 
-def instructions(corpora: Path, seed: int) -> Iterator[dict[str, Any]]:
+def instructions(corpora: Path) -> Iterator[Edit]:
     """Program-made edits of the measured repositories' files, without end."""
-    rng = random.Random(seed)
+    rng = random.Random(2)
     measured = read_rows(corpora, "code", measured=True)
     rows = [row for row in measured if 400 < len(row["text"]) < 8000]
     # Names and words from the measured files themselves: none was seen in training as such.
-    names = sorted({n for row in rows for n in synth.NAME.findall(row["text"])})
-    words = sorted({w for row in rows for w in synth.WORD.findall(row["text"])})
-    maker = synth.Maker(rng, names, words)
+    texts = [row["text"] for row in rows]
+    maker = synth.Maker(rng, synth.found(synth.NAME, texts), synth.found(synth.WORD, texts))
     while True:
         row = rng.choice(rows)
         made = maker.make(synth.window(rng, row["text"]), True)
         if made is not None:
-            yield {
-                "path": row["path"],
-                **dict(zip(("message", "before", "after"), made, strict=True)),
-            }
-
-
-def first_that_fit(
-    edits: Iterator[dict[str, Any]], count: int, engine: Engine, context: int
-) -> list[dict[str, Any]]:
-    """The first edits whose prompt and right answer fit the context."""
-    taken: list[dict[str, Any]] = []
-    while len(taken) < count and (edit := next(edits, None)) is not None:
-        texts = (edit["path"], edit["message"], edit["before"], edit["after"])
-        if sum(len(engine.model.tokenizer(text)["input_ids"]) for text in texts) + 40 <= context:
-            taken.append(edit)
-    return taken
+            yield row["path"], *made
 
 
 @torch.inference_mode()
-def forced(model: Any, data: Path, name: str, count: int) -> dict[str, float]:
+def forced(model: Any, data: Path, name: str) -> dict[str, float]:
     """Loss and accuracy on held-out rows, by what a token is."""
     rows = Rows(data / f"held_{name}.npz")
     losses, right, kinds = [], [], []
-    for number in random.Random(1).sample(range(len(rows)), min(count, len(rows))):
+    for number in random.Random(1).sample(range(len(rows)), min(60, len(rows))):
         ids, classes = rows[number]
         ids, classes = ids[:2048], classes[:2048]
         if name == "text":  # as the tokenizer gives it
@@ -124,9 +120,8 @@ def forced(model: Any, data: Path, name: str, count: int) -> dict[str, float]:
     result = {}
     for what, number in (("copied", COPIED), ("changed", CHANGED), ("text", PROMPT)):
         if (at := kind == number).any():
-            result[f"{what}_loss"], result[f"{what}_accuracy"] = (
-                float(loss[at].mean()), float(hit[at].mean())
-            )  # fmt: skip
+            result[f"{what}_loss"] = float(loss[at].mean())
+            result[f"{what}_accuracy"] = float(hit[at].mean())
     return result
 
 
@@ -147,37 +142,21 @@ def repeats(model: Any) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--corpora", type=Path, required=True)
-    parser.add_argument("--data", type=Path, help="prepared rows, for the held-out loss")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--answers", type=Path, help="also write every answer here")
-    parser.add_argument("--commits", type=int, default=40)
-    parser.add_argument("--instructions", type=int, default=60)
-    parser.add_argument("--held-rows", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=2)
+    for name in ("--model", "--corpora", "--data", "--out"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--edits", type=int, default=10, help="of each kind, to be answered")
     args = parser.parse_args()
-
-    engine = Engine.from_pretrained(args.model, dtype="float32")
-    context = engine.model.context_length
-    results: dict[str, Any] = {"repeated_random_span_accuracy": repeats(engine.model.model)}
-    if args.data:
-        results["held_out"] = {
-            name: forced(engine.model.model, args.data, name, args.held_rows)
-            for name in ("edits", "synth", "instruct", "text")
-        }
-    answers = {}
-    for name, edits, count in (
-        ("instructions", instructions(args.corpora, args.seed), args.instructions),
-        ("commits", commits(args.corpora), args.commits),
-    ):
-        if count:
-            answers[name] = first_that_fit(edits, count, engine, context)
-            results[name] = answered(engine, answers[name], context)
+    engine = Engine.from_pretrained(str(args.model), dtype="float32")
+    model = engine.model.model
+    held_out = ("edits", "synth", "instruct", "text")
+    results = {
+        "repeated_random_span_accuracy": repeats(model),
+        "held_out": {name: forced(model, args.data, name) for name in held_out},
+        "instructions": answered(engine, instructions(args.corpora), args.edits),
+        "commits": answered(engine, commits(args.corpora), args.edits),
+    }
     text = json.dumps(results, indent=2)
     args.out.write_text(text + "\n", encoding="utf-8")
-    if args.answers:
-        args.answers.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
     print(text)
 
 

@@ -2,25 +2,9 @@
 
 A network this small needs millions of tokens before heads that copy form by chance, and what forms
 compares three tokens or so: too few to keep its place in a file of repeated lines. The circuit
-is well known, so it is written down instead of waited for. It finds the earlier place whose past
-is nearest to the present one, in Euclidean distance, and says what came next there:
-
-* In layer 0 three heads look one, two and three places back (a direction that all embeddings share,
-  turned by the rotary positions) and write a part of what stands there into spaces of their own. A
-  fourth averages the last few dozen tokens: a bag of words that says roughly where in a file it is.
-* In layer 1 one head looks three places back and copies those three spaces into three more, which
-  so hold the tokens four, five and six places back. Another sees whether the assistant's turn has
-  begun. The MLP squares the coordinates that will be compared and adds them up.
-* In layer 2 the key of every place holds the six tokens before it, its bag and half its squared
-  length; the query holds the present token, the five before it and the present bag. Their product
-  is then minus half the squared distance, but for a term that all keys have in common. Places
-  inside the answer start with a handicap, so that a copy does not follow its own repetitions.
-
-The comparison uses only the rotary pairs that turn slowly: with the others, what agrees would
-depend on how far away it is. Training leaves all of this as it is, see `freeze` and `protect`: when
-the embeddings or the first layers move, what was exact becomes approximate and the copies derail.
-
-What each part gives is in `docs/lab-notes.md`.
+is well known, so it is written down instead of waited for, layer by layer below. It finds the place
+whose past (six tokens and a bag of some dozens) is nearest to the present one, and says what came
+next there. What each part gives is in `docs/lab-notes.md`.
 """
 
 from __future__ import annotations
@@ -77,7 +61,7 @@ class Circuit:
         """`tokens`: what each id writes; with them, room is kept for `substitute`."""
         shape = network.config
         self.tokens = tokens
-        self.half = shape.head_dim // 2
+        self.width, self.half = shape.head_dim, shape.head_dim // 2
         self.groups = shape.num_key_value_heads
         self.each = shape.num_attention_heads // self.groups
         self.size = min(shape.head_dim // 4, shape.hidden_size // 16)
@@ -90,18 +74,16 @@ class Circuit:
             )
         self.random = torch.Generator().manual_seed(7)
         # Along the axes, so that what rounding does to one part reaches no other.
-        basis = torch.eye(shape.hidden_size)
         widths = [1, *[self.size] * BACKS, bag_size, self.groups, 1, 1]
         widths += [len(fields(Signs)), self.size] if tokens else [0, 0]
+        basis = torch.eye(shape.hidden_size)
         parts = basis.split([*widths, shape.hidden_size - sum(widths)])
         self.shared = parts[0][0]
         self.spaces = parts[1 : 1 + BACKS]
         self.bag, self.lengths, mark, answered, signs, self.mended, self.free = parts[1 + BACKS :]
         self.mark, self.answered = mark[0], answered[0]
         self.signs = Signs(*signs) if tokens else None
-        self.markers = (ASKING, ANCHOR, MARKED, FIRST)
         self.typical = 0.0  # the length of an embedding
-        self.taken = basis[1 : sum(widths)]  # only the circuit writes here
         self.content = self.free[: self.size]
         self.words = self.free[self.size : self.size + bag_size]
         self.turns = network.model.rotary_emb.inv_freq.tolist()
@@ -113,15 +95,13 @@ class Circuit:
         self.written_rows: list[tuple[Tensor, tuple[slice, ...]]] = []  # of matrices that train
         self.kept: list[Tensor] = []
 
-    @property
-    def known_signs(self) -> Signs:
-        if self.signs is None:
-            raise ValueError("substitution needs to know what each token writes")
-        return self.signs
-
     @torch.no_grad()
     def freeze(self, network: Network) -> None:
-        """Let training change only what lies above the circuit, and what it says."""
+        """Let training change only what lies above the circuit, and what it says.
+
+        When the embeddings or the first layers move, what was exact becomes approximate, and the
+        copies derail.
+        """
         table = network.model.embed_tokens.weight
         parts = table @ self.moving.T
         self.fixed = table - parts @ self.moving
@@ -148,11 +128,26 @@ class Circuit:
         for (parameter, part), values in zip(self.written_rows, self.kept, strict=True):
             parameter[part] = values
 
-    def to(self, device: torch.device) -> None:
-        """Move what `protect` uses."""
-        for name in ("fixed", "moving", "lengths_of_moving"):
-            setattr(self, name, getattr(self, name).to(device))
-        self.kept = [values.to(device) for values in self.kept]
+    def heads(self, attention: nn.Module) -> tuple[Tensor, ...]:
+        """Views of its matrices: queries (heads, width, hidden), keys and values (groups, …).
+
+        And of what heads write, (heads, hidden, width).
+        """
+        queries, keys, values = (
+            projection.weight.view(-1, self.width, projection.in_features)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        output = attention.o_proj.weight
+        return queries, keys, values, output.view(len(output), -1, self.width).transpose(0, 1)
+
+    def heads_of(self, group: int) -> slice:
+        """The heads of a group."""
+        return slice(group * self.each, (group + 1) * self.each)
+
+    def said(self, group: int) -> Tensor:
+        """The free directions that a group of layer 2 writes, (at most width, hidden)."""
+        first = group * self.width % max(1, len(self.free) - self.width + 1)
+        return self.free[first : first + self.width]
 
     def bag_pairs(self) -> range:
         first = next(pair for pair, turn in enumerate(self.turns) if turn < self.bag_turn)
@@ -166,9 +161,8 @@ class Circuit:
 
     def look_back(self, attention: nn.Module, head: int, back: int, gain: float) -> None:
         """Make a head attend to the place `back` before."""
-        fast = range(min(PAIRS, self.half))
-        query = torch.zeros(2 * self.half)
-        for pair in fast:
+        query = torch.zeros(self.width)
+        for pair in range(PAIRS):
             # Turned so that it lines up with the key that many places earlier.
             query[pair] = math.cos(self.turns[pair] * back)
             query[pair + self.half] = -math.sin(self.turns[pair] * back)
@@ -176,13 +170,10 @@ class Circuit:
 
     def point(self, attention: nn.Module, head: int, query: Tensor, gain: float) -> None:
         """Give a head the same query everywhere, and a key that shows in the pairs it uses."""
-        width = 2 * self.half
-        group = head // self.each
-        keys = attention.k_proj.weight[group * width : (group + 1) * width]
+        queries, keys, _, _ = self.heads(attention)
         used = query[: self.half].abs() + query[self.half :].abs() > 0
-        keys[: self.half][used] = self.shared / gain
-        queries = attention.q_proj.weight[head * width : (head + 1) * width]
-        queries.copy_(torch.outer(query * math.sqrt(width), self.shared) / gain)
+        keys[head // self.each, : self.half][used] = self.shared / gain
+        queries[head] = torch.outer(query * math.sqrt(self.width), self.shared) / gain
 
 
 ANCHOR, MARKED, ASKING, FIRST = map(SPECIALS.index, (FILE, ASSISTANT, USER, TEXT_END))
@@ -235,14 +226,13 @@ def write_embeddings(network: Network, circuit: Circuit) -> None:
     """
     table = network.model.embed_tokens.weight
     typical = circuit.typical = float(table.norm(dim=1).mean())
-    free = circuit.free
-    table.copy_((table @ free.T) @ free)
+    table.copy_((table @ circuit.free.T) @ circuit.free)
     table *= typical / table.norm(dim=1, keepdim=True)
     if circuit.tokens:
         relate(table, circuit, circuit.tokens)
     row = table[ANCHOR].clone()
     compared = circuit.content.T @ (circuit.content @ row)
-    size = typical * circuit.anchor * math.sqrt(circuit.size / len(free))
+    size = typical * circuit.anchor * math.sqrt(circuit.size / len(circuit.free))
     rest = (row - compared) / (row - compared).norm()
     table[ANCHOR] = compared / compared.norm() * size + rest * math.sqrt(typical**2 - size**2)
     table[MARKED] = 0.6 * table[MARKED] + 0.8 * typical * circuit.mark
@@ -255,31 +245,28 @@ def write_embeddings(network: Network, circuit: Circuit) -> None:
 
 
 def write_past(network: Network, circuit: Circuit, scale: float) -> None:
-    """Layer 0: the three tokens before, and the bag."""
-    attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
+    """Layer 0: three heads look one, two and three places back, one averages the last few dozen.
+
+    Each writes a part of what stands there into a space of its own.
+    """
+    attention, size, gain = network.model.layers[0].self_attn, circuit.size, circuit.common * scale
     for projection in attention.children():
         projection.weight.zero_()
-    gain = circuit.common * scale
-    for group in range(circuit.groups):
-        values = attention.v_proj.weight[group * width : (group + 1) * width]
-        values[:size] = circuit.content / scale
-        values[size : 3 * size] = circuit.words / scale
+    queries, keys, values, output = circuit.heads(attention)
+    known = torch.cat((circuit.content, circuit.words))
+    values[:, : 3 * size] = known / scale
     for back in range(HOP):
         circuit.look_back(attention, back, back + 1, gain)
-        output = attention.o_proj.weight[:, back * width : (back + 1) * width]
-        output[:, :size] = circuit.spaces[back].T * circuit.written
-    query = torch.zeros(width)
+        output[back, :, :size] = circuit.spaces[back].T * circuit.written
+    query = torch.zeros(circuit.width)
     query[torch.tensor(circuit.bag_pairs())] = circuit.bag_sharp
     circuit.point(attention, BAG_HEAD, query, gain)
     # A bag begins anew at a file: what stood before its marker says nothing about a place in it.
-    group, slowest = BAG_HEAD // circuit.each, circuit.half - 1
-    row = network.model.embed_tokens.weight[ANCHOR]
-    known = torch.cat((circuit.content, circuit.words))
+    slowest, row = circuit.half - 1, network.model.embed_tokens.weight[ANCHOR]
     seen = known.T @ (known @ row)
-    attention.k_proj.weight[group * width + slowest] = seen / (seen @ row) / scale * circuit.anew
-    attention.q_proj.weight[BAG_HEAD * width + slowest] = circuit.shared / gain * math.sqrt(width)
-    output = attention.o_proj.weight[:, BAG_HEAD * width : (BAG_HEAD + 1) * width]
-    output[:, size : 3 * size] = circuit.bag.T * circuit.bag_written
+    keys[BAG_HEAD // circuit.each, slowest] = seen / (seen @ row) / scale * circuit.anew
+    queries[BAG_HEAD, slowest] = circuit.shared / gain * math.sqrt(circuit.width)
+    output[BAG_HEAD, :, size : 3 * size] = circuit.bag.T * circuit.bag_written
 
 
 def write_hop(network: Network, circuit: Circuit, scale: float) -> None:
@@ -291,30 +278,31 @@ def write_hop(network: Network, circuit: Circuit, scale: float) -> None:
     near, far = torch.cat(circuit.spaces[:HOP]), torch.cat(circuit.spaces[HOP:])
     if circuit.signs:  # the fourth token back is there already
         near, far = near[circuit.size :], far[circuit.size :]
-    attention.v_proj.weight[: len(near)] = near / scale
-    attention.o_proj.weight[:, : len(far)] = far.T
+    _, _, values, output = circuit.heads(attention)
+    values[0, : len(near)] = near / scale
+    output[0, :, : len(far)] = far.T
 
 
 def write_answered(network: Network, circuit: Circuit, scale: float) -> None:
     """Layer 1, the first head of the last group: whether the assistant's marker has been seen."""
-    attention, width = network.model.layers[1].self_attn, 2 * circuit.half
-    group = circuit.groups - 1
-    head, slowest = group * circuit.each, circuit.half - 1
-    strong = math.sqrt(20 * math.sqrt(width))
+    queries, keys, values, output = circuit.heads(network.model.layers[1].self_attn)
+    head, slowest = -circuit.each, circuit.half - 1
+    strong = math.sqrt(20 * math.sqrt(circuit.width))
     seen = circuit.mark / float(network.model.embed_tokens.weight[MARKED] @ circuit.mark) / scale
-    attention.k_proj.weight[group * width + slowest] = seen * strong
-    attention.q_proj.weight[head * width + slowest] = (
-        circuit.shared / (circuit.common * scale) * strong
-    )
-    attention.v_proj.weight[group * width] = seen
-    attention.o_proj.weight[:, head * width] = circuit.answered * PART
+    keys[-1, slowest] = seen * strong
+    queries[head, slowest] = circuit.shared / (circuit.common * scale) * strong
+    values[-1, 0] = seen
+    output[head, :, 0] = circuit.answered * PART
 
 
 Compared = list[tuple[Tensor, Tensor]]  # keys and queries of a group, [width, hidden]
 
 
 def choose(network: Network, circuit: Circuit) -> Compared:
-    """Which coordinates every group of heads compares: others each, so that their errors differ."""
+    """Which coordinates every group of heads compares: others each, so that their errors differ.
+
+    Only rotary pairs that turn slowly: with others, what agrees would depend on how far away it is.
+    """
     shape = network.config
     limit = circuit.turned / (shape.max_position_embeddings / 2)
     # The slowest one says how long a key is, the next whether the query is in the message.
@@ -324,7 +312,7 @@ def choose(network: Network, circuit: Circuit) -> Compared:
     compared: Compared = []
     for group in range(circuit.groups):
         mixed = places[torch.randperm(len(places), generator=circuit.random)]
-        keys, queries = torch.zeros(2, 2 * circuit.half, shape.hidden_size)
+        keys, queries = torch.zeros(2, circuit.width, shape.hidden_size)
         for back, used in enumerate(mixed[:tokens].tensor_split(BACKS)):
             chosen = (torch.arange(len(used)) + group * len(used) + back) % circuit.size
             here = circuit.spaces[back - 1] if back else circuit.content * circuit.written
@@ -334,10 +322,9 @@ def choose(network: Network, circuit: Circuit) -> Compared:
             queries[used] = here[chosen] * circuit.weights[back]
         used = mixed[tokens:]
         chosen = (torch.arange(len(used)) + group * len(used)) % len(circuit.bag)
-        keys[used] = (
-            circuit.bag[chosen] - circuit.own() * circuit.words[chosen]
-        ) * circuit.bag_weight
-        queries[used] = circuit.bag[chosen] * circuit.bag_weight
+        bag, words = circuit.bag[chosen], circuit.words[chosen]
+        keys[used] = (bag - circuit.own() * words) * circuit.bag_weight
+        queries[used] = bag * circuit.bag_weight
         compared.append((keys, queries))
     return compared
 
@@ -356,10 +343,16 @@ def write_lengths(network: Network, circuit: Circuit, compared: Compared, scale:
 
 
 def write_match(network: Network, circuit: Circuit, compared: Compared, scale: float) -> None:
-    """Layer 2: find the place with the nearest past, and write its token."""
-    attention, width = network.model.layers[MATCH].self_attn, 2 * circuit.half
-    slowest, free = circuit.half - 1, circuit.free
-    sharp = math.sqrt(circuit.nearness * math.sqrt(width)) / scale
+    """Layer 2: find the place with the nearest past, and write its token.
+
+    The key holds the tokens before a place, its bag and half its squared length, the query the
+    present tokens and bag: the product is minus half the squared distance, but for a term that all
+    keys have in common. Places inside the answer start with a handicap, so that a copy does not
+    follow its own repetitions.
+    """
+    all_queries, all_keys, all_values, output = circuit.heads(network.model.layers[MATCH].self_attn)
+    slowest, size = circuit.half - 1, network.config.hidden_size
+    sharp = math.sqrt(circuit.nearness * math.sqrt(circuit.width)) / scale
     always = circuit.shared / circuit.common
     said = circuit.output_below if circuit.signs else circuit.output
     for group, (keys, queries) in enumerate(compared):
@@ -371,13 +364,9 @@ def write_match(network: Network, circuit: Circuit, compared: Compared, scale: f
         queries[slowest + circuit.half] = always
         if circuit.signs:
             write_silence(keys, queries, slowest - 1, circuit)
-        rows = slice(group * width, (group + 1) * width)
-        values = free[group * width % max(1, len(free) - width + 1) :][:width]
-        attention.k_proj.weight[rows] = keys * sharp
-        attention.v_proj.weight[rows] = 0.0
-        attention.v_proj.weight[rows][: len(values)] = values / math.sqrt(free.shape[1])
-        for head in range(group * circuit.each, (group + 1) * circuit.each):
-            rows = slice(head * width, (head + 1) * width)
-            attention.q_proj.weight[rows] = queries * sharp
-            attention.o_proj.weight[:, rows] = 0.0
-            attention.o_proj.weight[:, rows][:, : len(values)] = values.T * said * circuit.typical
+        values, own = circuit.said(group), circuit.heads_of(group)
+        all_keys[group] = keys * sharp
+        all_queries[own] = queries * sharp
+        all_values[group], output[own] = 0.0, 0.0
+        all_values[group, : len(values)] = values / math.sqrt(size)
+        output[own, :, : len(values)] = values.T * said * circuit.typical

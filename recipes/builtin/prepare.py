@@ -9,10 +9,8 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import time
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +22,8 @@ from rows import CHANGED, COPIED, PROMPT, SKIPPED, save
 from tokenizer import save_tokenizer, train_tokenizer
 from tokenizers import Encoding, Tokenizer
 
+SEED = 1
+CONTEXT = 4096  # tokens of a row at most
 Spans = list[tuple[int, int]]
 Made = tuple[list[int], NDArray[np.uint8], bool]  # ids, their classes, whether they are held out
 
@@ -39,7 +39,6 @@ class Edit(NamedTuple):
 
 def write(out: Path, name: str, made: Iterable[Made]) -> None:
     """Write rows, those that are held out apart."""
-    since = time.time()
     kept: dict[bool, list[tuple[list[int], NDArray[np.uint8]]]] = {False: [], True: []}
     for ids, classes, held in made:
         kept[held].append((ids, classes))
@@ -47,24 +46,17 @@ def write(out: Path, name: str, made: Iterable[Made]) -> None:
         if rows:
             full = f"held_{name}" if held else name
             tokens = save(out / f"{full}.npz", rows)
-            spent = time.time() - since
-            print(f"{full}: {len(rows)} rows, {tokens / 1e6:.2f}M tokens, {spent:.0f}s", flush=True)
+            print(f"{full}: {len(rows)} rows, {tokens / 1e6:.2f}M tokens", flush=True)
 
 
-def texts(corpora: Path, tokenizer: Tokenizer, seed: int) -> Iterator[Made]:
+def texts(corpora: Path, tokenizer: Tokenizer) -> Iterator[Made]:
     """Documents and code as they are, each ended by the end-of-text marker."""
-    documents = [
-        (row["text"], is_held_out(row["repo"], row["path"]))
-        for folder in ("docs", "code")
-        for row in read_rows(corpora, folder)
-    ]
-    random.Random(seed).shuffle(documents)
-    waiting = iter(documents)
-    while part := list(islice(waiting, 256)):
-        written = tokenizer.encode_batch_fast([text for text, _ in part], add_special_tokens=False)
-        for (_, held), code in zip(part, written, strict=True):
-            ids = [*code.ids, ID[TEXT_END]]
-            yield ids, np.full(len(ids), PROMPT, dtype=np.uint8), held
+    documents = [*read_rows(corpora, "docs"), *read_rows(corpora, "code")]
+    random.Random(SEED).shuffle(documents)
+    for row in documents:
+        code = tokenizer.encode(row["text"], add_special_tokens=False)
+        ids = [*code.ids, ID[TEXT_END]]
+        yield ids, np.full(len(ids), PROMPT, dtype=np.uint8), is_held_out(row)
 
 
 def changed_spans(before: str, after: str) -> Spans:
@@ -107,33 +99,31 @@ def classes_of(answer: Encoding, spans: Spans) -> NDArray[np.uint8]:
     return classes
 
 
-def answered(edits: Iterable[Edit], tokenizer: Tokenizer, context: int) -> Iterator[Made]:
+def answered(edits: Iterable[Edit], tokenizer: Tokenizer) -> Iterator[Made]:
     """Edits and questions in the chat template, those that fit."""
     # Two characters a token is less than any text takes: spares encoding what cannot fit.
     fitting = (
         e
         for e in edits
-        if e.before != e.after and len(e.before or "") + len(e.after) <= 6 * context
+        if e.before != e.after and len(e.before or "") + len(e.after) <= 6 * CONTEXT
     )
-    while part := list(islice(fitting, 256)):
-        prompts, befores, afters = (
-            tokenizer.encode_batch(list(column), add_special_tokens=False)
-            for column in zip(*((e.prompt, e.before or "", e.after) for e in part), strict=True)
+    for edit in fitting:
+        prompt, before, after = (
+            tokenizer.encode(text, add_special_tokens=False)
+            for text in (edit.prompt, edit.before or "", edit.after)
         )
-        for edit, prompt, before, after in zip(part, prompts, befores, afters, strict=True):
-            file = [] if edit.before is None else [ID[FILE]]
-            asked = [ID[USER], *prompt.ids, *file, *before.ids, ID[END], ID[ASSISTANT], *file]
-            ids = [*asked, *after.ids, ID[END]]
-            if len(ids) > context:
-                continue
-            classes = np.full(len(ids), CHANGED, dtype=np.uint8)  # knowing when to stop, as well
-            if edit.before is None:
-                classes[: len(asked)] = PROMPT
-            else:
-                classes[: len(asked)] = SKIPPED
-                spans = changed_spans(edit.before, edit.after)
-                classes[len(asked) : -1] = classes_of(after, spans)
-            yield ids, classes, edit.held
+        file = [] if edit.before is None else [ID[FILE]]
+        asked = [ID[USER], *prompt.ids, *file, *before.ids, ID[END], ID[ASSISTANT], *file]
+        ids = [*asked, *after.ids, ID[END]]
+        if len(ids) > CONTEXT:
+            continue
+        classes = np.full(len(ids), CHANGED, dtype=np.uint8)  # knowing when to stop, as well
+        if edit.before is None:
+            classes[: len(asked)] = PROMPT
+        else:
+            classes[: len(asked)] = SKIPPED
+            classes[len(asked) : -1] = classes_of(after, changed_spans(edit.before, edit.after))
+        yield ids, classes, edit.held
 
 
 def commits(corpora: Path) -> Iterator[Edit]:
@@ -142,13 +132,12 @@ def commits(corpora: Path) -> Iterator[Edit]:
         message = re.sub(r"\n*--HG--.*", "", row["message"], flags=re.DOTALL).strip()[:1000]
         before, after = row["before"], row["after"]
         if before != after and message and FILE not in before + after:
-            held = is_held_out(row["repo"], row["path"])
-            yield Edit(f"{row['path']}: {message}\n", before, after, held)
+            yield Edit(f"{row['path']}: {message}\n", before, after, is_held_out(row))
 
 
-def hunks(edits: Iterable[Edit], seed: int) -> Iterator[Edit]:
+def hunks(edits: Iterable[Edit]) -> Iterator[Edit]:
     """Windows of both files around one change: short rows from long files."""
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     for edit in edits:
         old, new = ((text or "").splitlines(keepends=True) for text in (edit.before, edit.after))
         if len(edit.before or "") + len(edit.after) >= 80_000:
@@ -166,31 +155,28 @@ def hunks(edits: Iterable[Edit], seed: int) -> Iterator[Edit]:
         yield edit._replace(before=before, after=after)
 
 
-def made(corpora: Path, seed: int, count: int) -> Iterator[Edit]:
+def made(corpora: Path, count: int) -> Iterator[Edit]:
     """Edits made by program from code and documents."""
-    rng = random.Random(seed)
+    rng = random.Random(SEED)
     code, documents = (
-        [
-            (row["path"], row["text"], is_held_out(row["repo"], row["path"]))
-            for row in read_rows(corpora, folder)
-            if 200 < len(row["text"]) < 200_000
-        ]
+        [row for row in read_rows(corpora, folder) if 200 < len(row["text"]) < 200_000]
         for folder in ("code", "docs")
     )
-    names = sorted({n for f in rng.sample(code, len(code) // 4) for n in synth.NAME.findall(f[1])})
-    words = sorted(
-        {w for f in rng.sample(documents, len(documents) // 8) for w in synth.WORD.findall(f[1])}
+    some = ((synth.NAME, code, 4), (synth.WORD, documents, 8))
+    names, words = (
+        synth.found(pattern, [row["text"] for row in rng.sample(files, len(files) // part)])
+        for pattern, files, part in some
     )
     maker = synth.Maker(rng, names, words)
     for _ in range(count):
         files = code if rng.random() < 0.85 else documents
-        path, text, held = rng.choice(files)
-        edit = maker.make(synth.window(rng, text), files is code)
+        row = rng.choice(files)
+        edit = maker.make(synth.window(rng, row["text"]), files is code)
         if edit is not None:
             message, before, after = edit
             # A path is no part of the instruction, and short ones are what people write.
-            shown = path if rng.random() < 0.5 else path.rsplit("/", 1)[-1]
-            yield Edit(f"{shown}: {message}\n", before, after, held)
+            path = row["path"] if rng.random() < 0.5 else row["path"].rsplit("/", 1)[-1]
+            yield Edit(f"{path}: {message}\n", before, after, is_held_out(row))
 
 
 def questions(corpora: Path) -> Iterator[Edit]:
@@ -198,7 +184,7 @@ def questions(corpora: Path) -> Iterator[Edit]:
     for row in read_rows(corpora, "instruct"):
         prompt, answer = row["prompt"], row["completion"].strip()
         if prompt.strip() and answer:
-            yield Edit(prompt, None, answer, is_held_out(prompt))
+            yield Edit(prompt, None, answer, is_held_out(row))
 
 
 def main() -> None:
@@ -206,23 +192,21 @@ def main() -> None:
     parser.add_argument("--corpora", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--synth", type=int, default=40_000, help="program-made edits to try")
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    corpora, seed = args.corpora, args.seed
-    save_tokenizer(train_tokenizer(corpora, args.vocab), args.out / "tokenizer", args.context)
+    corpora = args.corpora
+    save_tokenizer(train_tokenizer(corpora, args.vocab), args.out / "tokenizer", CONTEXT)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer" / "tokenizer.json"))
     # Text may show a marker's name; only what this recipe writes as an id is a marker.
     tokenizer.encode_special_tokens = True
-    write(args.out, "text", texts(corpora, tokenizer, seed))
+    write(args.out, "text", texts(corpora, tokenizer))
     for name, edits in (
         ("instruct", questions(corpora)),
-        ("synth", made(corpora, seed, args.synth)),
-        ("hunks", hunks(commits(corpora), seed)),
+        ("synth", made(corpora, args.synth)),
+        ("hunks", hunks(commits(corpora))),
         ("edits", commits(corpora)),
     ):
-        write(args.out, name, answered(edits, tokenizer, args.context))
+        write(args.out, name, answered(edits, tokenizer))
 
 
 if __name__ == "__main__":

@@ -10,4 +10,4 @@ python "$here/train.py" --config "$here/edit-7m.toml" --data "$work/data" --run 
     --tokens 60e6 --hours 0.33 "$@"
 python "$here/export.py" --run "$work/run" --data "$work/data" --out "$work/edit-7m"
 python "$here/evaluate.py" --model "$work/edit-7m" --corpora "$corpora" --data "$work/data" \
-    --out "$work/results.json" --answers "$work/answers.json"
+    --out "$work/results.json"

@@ -4,21 +4,6 @@
 the message says "rename item to product" or "replace 'item' with 'product'", and that token is
 "item", it says "product":
 
-* The two tokens of a word, with a space before it and without, share their embedding but for one
-  direction, so " item" in the message stands for "item" in the file too, and the new word takes the
-  file's space. Verbs, linking words, quotes and digits have a direction of their kind each.
-* Layer 0. The heads that look back carry along which kinds stand there, and one more looks four
-  back. Two heads see whether the user's turn, and whether a file, have begun: a place after the one
-  and before the other is in the message.
-* Layer 1. Where the present token, or the one before it, is the message's new word, what copying
-  compares is mended: as if the old word stood there. Else the copy would lose its place.
-* Layer 2. Places in the message copy nothing (they look at the user's marker, which is empty), so
-  that their own tokens stay readable.
-* Layer 3. The query holds the token about to be copied; the key of a place in the message holds the
-  token two before it (four, where quotes stand between), and whether verb and link are where they
-  belong. A place where all agrees wins over the empty marker, and its token is written, louder than
-  the copied one.
-
 One token for one token only: the rest is up to training, which leaves these heads as they are.
 """
 
@@ -30,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from common import ASSISTANT, FILE, ID, TEXT_END, USER
 from torch import Tensor
 
 from model import Network, states
@@ -88,7 +74,8 @@ class Gains:
 def relate(table: Tensor, circuit: Circuit, tokens: Sequence[str]) -> None:
     """Let a word's two tokens, with a space before and without, share all but one direction.
 
-    The part that is compared gets the same length in all embeddings.
+    So " item" in the message stands for "item" in the file, too, and the new word takes the file's
+    space. The part that is compared gets the same length in all embeddings.
     """
     typical, ids = circuit.typical, {token: i for i, token in enumerate(tokens)}
     for i, token in enumerate(tokens):
@@ -102,71 +89,60 @@ def relate(table: Tensor, circuit: Circuit, tokens: Sequence[str]) -> None:
     known *= compared / known.norm(dim=1, keepdim=True)
     other *= math.sqrt(length**2 - compared**2) / other.norm(dim=1, keepdim=True)
     table.copy_(known + other)
-    signs, share = circuit.known_signs, Gains.special
-    for names, direction in (
-        (VERBS, signs.verb),
-        (LINKS, signs.link),
-        (QUOTES, signs.quote),
-        (NUMBERS, signs.number),
-    ):
+    signs, share = circuit.signs, Gains.special
+    rest = math.sqrt(1 - share**2)
+    directions = {VERBS: signs.verb, LINKS: signs.link, QUOTES: signs.quote, NUMBERS: signs.number}
+    for names, direction in directions.items():
         chosen = [ids[name] for name in names if name in ids]
-        rest = math.sqrt(1 - share**2)
         table[chosen] = rest * table[chosen] + share * typical * direction
     table += torch.outer(sign, circuit.space) * typical * Gains.space
 
 
 def write_markers(table: Tensor, circuit: Circuit) -> None:
     """Heads that find nothing look at the user's marker, or at the one before plain text."""
-    signs, typical = circuit.known_signs, circuit.typical
-    asking, _, _, first = circuit.markers
+    signs, typical = circuit.signs, circuit.typical
     rest = math.sqrt(1 - Gains.empty**2)
-    table[asking] = typical * (Gains.empty * signs.empty + rest * signs.asking)
+    table[ID[USER]] = typical * (Gains.empty * signs.empty + rest * signs.asking)
     # Outside a message it must exceed a threshold that the user's marker is spared a part of.
     full = (Gains.threshold + Gains.idle) / (Gains.threshold + Gains.idle - Gains.message)
-    table[first] = typical * Gains.empty * full * signs.empty
+    table[ID[TEXT_END]] = typical * Gains.empty * full * signs.empty
 
 
 @torch.no_grad()
 def write_signs(network: Network, circuit: Circuit, sample: Tensor) -> None:
     """Layer 0: verbs and links behind a place, the fourth token back, and what is the message."""
-    signs, typical = circuit.known_signs, circuit.typical
-    attention, width, size = network.model.layers[0].self_attn, 2 * circuit.half, circuit.size
+    signs, attention, size = circuit.signs, network.model.layers[0].self_attn, circuit.size
+    queries, keys, values, output = circuit.heads(attention)
     probe = Probe(network, circuit, sample, 0)
-    scale = probe.scale
-    gain = circuit.common * scale
-    for number, (head, mark, place) in enumerate(
-        (
-            (0, signs.link, signs.once),
-            (1, signs.link, signs.twice),
-            (2, signs.verb, signs.thrice),
-            (0, signs.quote, signs.quoted),
-        )
-    ):
-        group, row = head // circuit.each, 3 * size + number  # behind what those heads carry
-        attention.v_proj.weight[group * width + row] = mark / (Gains.special * typical) / scale
-        attention.o_proj.weight[:, head * width + row] = place * Gains.sign * typical
+    gain, sign = circuit.common * probe.scale, Gains.sign * circuit.typical
+    carried = (
+        (0, signs.link, signs.once),
+        (1, signs.link, signs.twice),
+        (2, signs.verb, signs.thrice),
+        (0, signs.quote, signs.quoted),
+    )
+    for row, (head, mark, place) in enumerate(carried, start=3 * size):  # behind what heads carry
+        seen = mark / (Gains.special * circuit.typical) / probe.scale
+        values[head // circuit.each, row] = seen
+        output[head, :, row] = place * sign
     fourth = 3 * circuit.each
     circuit.look_back(attention, fourth, 4, gain)
-    attention.o_proj.weight[:, fourth * width : fourth * width + size] = (
-        circuit.spaces[3].T * circuit.written
-    )
-    slowest, strong = circuit.half - 1, math.sqrt(20 * math.sqrt(width))
-    attention.v_proj.weight[2 * width : 3 * width] = 0.0
+    output[fourth, :, :size] = circuit.spaces[3].T * circuit.written
+    slowest, strong = circuit.half - 1, math.sqrt(20 * math.sqrt(circuit.width))
+    values[2] = 0.0
     marks = ((signs.asking, probe.asking, 1.0), (signs.filed, probe.filed, -1.0))
     for number, (mark, at, way) in enumerate(marks):
         head, row = 2 * circuit.each + number, slowest + number * circuit.half
         seen = mark / float(probe.normed[at] @ mark)
-        attention.k_proj.weight[2 * width + row] = seen * strong
-        attention.q_proj.weight[head * width + row] = circuit.shared / gain * strong
-        attention.v_proj.weight[2 * width + number] = seen
-        attention.o_proj.weight[:, head * width + number] = (
-            signs.message * way * Gains.sign * typical
-        )
+        keys[2, row] = seen * strong
+        queries[head, row] = circuit.shared / gain * strong
+        values[2, number] = seen
+        output[head, :, number] = signs.message * way * sign
 
 
 def instructed(circuit: Circuit, quoted: bool) -> Tensor:
     """What the key of a place holds of its being the new word of an instruction, (hidden,)."""
-    signs, typical = circuit.known_signs, circuit.typical
+    signs, typical = circuit.signs, circuit.typical
     sign = Gains.sign * typical
     return (
         (signs.twice if quoted else signs.once) * (Gains.link / sign)
@@ -195,48 +171,49 @@ def code_length(circuit: Circuit) -> float:
 def write_mending(network: Network, circuit: Circuit, sample: Tensor) -> None:
     """Layer 1: where a new word was written, compare as if the old one stood there.
 
-    For the present token and the one before it.
+    For the present token and the one before it. Else the copy would lose its place.
     """
-    attention, width, size = network.model.layers[1].self_attn, 2 * circuit.half, circuit.size
-    probe = Probe(network, circuit, sample, 1)
-    scale = probe.scale
-    length, gains = code_length(circuit), math.sqrt(Gains.sharp * math.sqrt(width))
+    all_queries, all_keys, values, output = circuit.heads(network.model.layers[1].self_attn)
+    scale, size = Probe(network, circuit, sample, 1).scale, circuit.size
+    length, gains = code_length(circuit), math.sqrt(Gains.sharp * math.sqrt(circuit.width))
     code, rest = code_rows(circuit)
     places = (
         (circuit.content, circuit.mended, 1.0),
         (circuit.spaces[0] / circuit.written, circuit.spaces[0], circuit.written),
     )
     for group, quoted in ((1, False), (2, True)):
-        keys = torch.zeros(width, network.config.hidden_size)
+        keys = torch.zeros_like(all_keys[group])
         keys[code] = circuit.content / length
         keys[rest] = instructed(circuit, quoted)
-        attention.k_proj.weight[group * width : (group + 1) * width] = keys * gains / scale
+        all_keys[group] = keys * gains / scale
         old = circuit.spaces[3 if quoted else 1] / circuit.written
-        attention.v_proj.weight[group * width : group * width + size] = (
-            old - circuit.content
-        ) / scale
-        for number, (held, target, times) in enumerate(places):
-            head = group * circuit.each + number
-            queries = torch.zeros(width, network.config.hidden_size)
+        values[group, :size] = (old - circuit.content) / scale
+        for head, (held, target, times) in enumerate(places, start=group * circuit.each):
+            queries = torch.zeros_like(keys)
             queries[code] = held / length * Gains.token
             queries[rest] = circuit.shared / circuit.common
-            rows = slice(head * width, (head + 1) * width)
-            attention.q_proj.weight[rows] = queries * gains / scale
-            attention.o_proj.weight[:, rows][:, :size] = target.T * times
+            all_queries[head] = queries * gains / scale
+            output[head, :, :size] = target.T * times
 
 
 def write_silence(keys: Tensor, queries: Tensor, row: int, circuit: Circuit) -> None:
     """Layer 2: places in the message, and those that say nothing, look at one that says nothing."""
-    signs, typical = circuit.known_signs, circuit.typical
+    signs, typical = circuit.signs, circuit.typical
     keys[row] = signs.empty / (Gains.empty * typical) * Gains.silence
     queries[row] = signs.message / (Gains.sign * typical) + signs.empty / (Gains.empty * typical)
 
 
 @torch.no_grad()
 def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> None:
-    """Layer 3, two groups of heads: find in the message what is about to be copied."""
+    """Layer 3, two groups of heads: find in the message what is about to be copied.
+
+    The query holds that token; the key of a place in the message holds the token two before it
+    (four, where quotes stand between), and whether verb and link are where they belong. A place
+    where all agrees wins over the empty marker, and its token is written, louder than the copy.
+    """
     layer = network.model.layers[LAYER]
-    attention, width, size = layer.self_attn, 2 * circuit.half, circuit.size
+    attention, width, size = layer.self_attn, circuit.width, circuit.size
+    all_queries, all_keys, values, output = circuit.heads(attention)
     probe = Probe(network, circuit, sample, LAYER)
     # What a query holds of the next token, for a token's code of length one.
     held = code_length(circuit)
@@ -246,7 +223,6 @@ def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> No
     times = coverage(circuit)[:size]
     strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
     always = circuit.shared / float((answer @ circuit.shared).median())
-    place = probe.scale
     gains = math.sqrt(Gains.sharp * math.sqrt(width))
     code, rest = code_rows(circuit)
     window = circuit.free[[i for i in range(len(circuit.free)) if i != 3 * size]][:width]
@@ -261,29 +237,23 @@ def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> No
         (layer.input_layernorm.weight, (slice(None),)),
     ]
     for group, (back, quoted) in enumerate(((1, False), (3, True))):
-        keys, queries = torch.zeros(2, width, network.config.hidden_size)
+        keys, queries = torch.zeros_like(all_keys[:2])
         keys[code] = circuit.spaces[back] / (circuit.written * held)
         queries[code] = circuit.content / times[:, None] / strength * Gains.token
         keys[rest] = instructed(circuit, quoted)
         queries[rest] = always
-        rows = slice(group * width, (group + 1) * width)
-        attention.k_proj.weight[rows] = keys * gains / place
-        attention.v_proj.weight[rows] = 0.0
-        attention.v_proj.weight[rows][: len(window)] = window / place
-        for head in range(group * circuit.each, (group + 1) * circuit.each):
-            rows = slice(head * width, (head + 1) * width)
-            attention.q_proj.weight[rows] = queries * gains
-            attention.o_proj.weight[:, rows] = 0.0
-            attention.o_proj.weight[:, rows][:, : len(window)] = window.T * loud
+        own = circuit.heads_of(group)
+        all_keys[group] = keys * gains / probe.scale
+        all_queries[own] = queries * gains
+        values[group], output[own] = 0.0, 0.0
+        values[group, : len(window)] = window / probe.scale
+        output[own, :, : len(window)] = window.T * loud
 
 
 def coverage(circuit: Circuit) -> Tensor:
     """How many groups of layer 2 write each of the free directions."""
-    width, free = 2 * circuit.half, len(circuit.free)
-    times = torch.zeros(free)
-    for group in range(circuit.groups):
-        times[group * width % max(1, free - width + 1) :][:width] += 1
-    return times
+    said = torch.cat([circuit.said(group) for group in range(circuit.groups)])
+    return circuit.free @ said.sum(0)
 
 
 class Probe:
@@ -292,7 +262,7 @@ class Probe:
     def __init__(self, network: Network, circuit: Circuit, sample: Tensor, layer: int) -> None:
         self.circuit = circuit
         text, words = sample[100:400], sample[:8]
-        user, file, answer, _ = (torch.tensor([i]) for i in circuit.markers)
+        user, file, answer = (torch.tensor([ID[i]]) for i in (USER, FILE, ASSISTANT))
         self.ids = torch.cat((user, words, file, text, answer, file, text))
         self.asking, self.filed = 0, 1 + len(words)
         self.message = slice(3, self.filed)

@@ -2,7 +2,7 @@
 
 Real commits teach what edits look like, but their messages rarely say what to change. These do, so
 they are what teaches the model to follow an instruction. Every edit takes a text and returns the
-message with the new text, or None where it does not apply.
+message with the new text; where it does not apply, None, or it finds nothing to choose from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import keyword
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -29,20 +28,8 @@ IMPORT = re.compile(r"^(?:import|from) [^\n]+$", re.MULTILINE)
 COMMENT = re.compile(r"^ *#(?![!]| *-\*-)[^\n]*\n", re.MULTILINE)
 VERSION = re.compile(r"\b\d+\.\d+\.\d+\b")
 BUILTIN = {*keyword.kwlist, *["self", "cls", "print", "range", "len", "int", "str"]}
-PREFIXES = [
-    "new",
-    "old",
-    "get",
-    "max",
-    "min",
-    "base",
-    "raw",
-    "my",
-    "current",
-    "total",
-    "first",
-    "is",
-]
+PREFIXES = ["new", "old", "get", "max", "min", "base", "raw", "my", "current", "total"]
+PREFIXES += ["first", "is"]
 SUFFIXES = ["value", "name", "list", "data", "item", "2", "path", "count", "info", "map", "index"]
 MODULES = ["os", "sys", "json", "re", "time", "math", "random", "logging", "itertools", "pathlib"]
 TYPES = ["int", "str", "bool", "float", "None", "list", "dict", "bytes", "object"]
@@ -86,40 +73,35 @@ class Maker:
             text = text[:1].upper() + text[1:]
         return text + "." if self.rng.random() < 0.15 else text
 
-    def one_of(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        found = list(pattern.finditer(text))
-        return self.rng.choice(found) if found else None
+    def one_of(self, pattern: re.Pattern[str], text: str) -> re.Match[str]:
+        return self.rng.choice(list(pattern.finditer(text)))
 
     def some_words(self) -> str:
         return " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
 
-    def fresh_name(self, old: str, text: str) -> str | None:
-        """A new name in the old one's style that the text does not have yet."""
+    def fresh_name(self, old: str, text: str) -> str:
+        """A new name in the old one's style; the old one if the text has all that were tried."""
         for _ in range(8):
-            roll = self.rng.random()
-            if roll < 0.35:
-                new = self.rng.choice(self.names)
-            elif roll < 0.5:
-                new = "_".join(self.rng.sample(self.words, 2))
-            elif roll < 0.6:
-                new = self.rng.choice(self.words)
-            elif roll < 0.8:
-                new = f"{self.rng.choice(PREFIXES)}_{old.lstrip('_')}"
-            else:
-                new = f"{old}_{self.rng.choice(SUFFIXES)}"
+            made = (
+                self.rng.choice(self.names),
+                "_".join(self.rng.sample(self.words, 2)),
+                self.rng.choice(self.words),
+                f"{self.rng.choice(PREFIXES)}_{old.lstrip('_')}",
+                f"{old}_{self.rng.choice(SUFFIXES)}",
+            )
+            [new] = self.rng.choices(made, (0.35, 0.15, 0.1, 0.2, 0.2))
             if old[:1].isupper() and not old.isupper():
                 new = "".join(part[:1].upper() + part[1:] for part in new.split("_"))
             elif old.isupper():
                 new = new.upper()
             if not re.search(rf"\b{re.escape(new)}\b", text) and not keyword.iskeyword(new):
                 return new
-        return None
+        return old
 
     def rename(self, text: str) -> Edit | None:
         counts = Counter(n for n in NAME.findall(text) if n not in BUILTIN)
-        some = [n for n, c in counts.items() if 2 <= c <= 14]
-        if not some:
-            return None
+        old = self.rng.choice([n for n, c in counts.items() if 2 <= c <= 14])
+        kind = self.rng.choice(["", "", "variable " if old.islower() else ""])
         functions = [m[1] for m in DEF.findall(text) if m[1] in counts]
         classes = [n for n in CLASS.findall(text) if n in counts]
         roll = self.rng.random()
@@ -127,48 +109,32 @@ class Maker:
             old, kind = self.rng.choice(functions), "function "
         elif classes and roll < 0.5:
             old, kind = self.rng.choice(classes), "class "
-        else:
-            old = self.rng.choice(some)
-            kind = self.rng.choice(["", "", "variable " if old.islower() else ""])
         new = self.fresh_name(old, text)
-        if new is None:
-            return None
         after = re.sub(rf"\b{re.escape(old)}\b", new, text)
         said = self.quoted(old)
-        new = said.replace(old, new, 1) if said != old else new
-        return self.say("rename", kind=kind, old=said, new=new), text, after
+        return self.say("rename", kind=kind, old=said, new=said.replace(old, new, 1)), text, after
 
     def number(self, text: str) -> Edit | None:
         m = self.one_of(NUMBER, text)
-        if m is None:
-            return None
         name, old = m[2], m[4]
         if len(re.findall(rf"^ *{re.escape(name)} = {re.escape(old)}$", text, re.MULTILINE)) > 1:
             return None
         new = str(self.rng.choice(NUMBERS))
         if "." in old:
             new = f"{self.rng.randrange(10)}.{self.rng.randrange(1, 100)}"
-        if new == old:
-            return None
         message = self.say("number", name=self.quoted(name), old=old, new=new)
-        return message, text, text[: m.start(4)] + new + text[m.end(4) :]
+        return message, text, splice(text, m, 4, new)
 
     def default(self, text: str) -> Edit | None:
         m = self.one_of(DEFAULT, text)
-        if m is None:
-            return None
         name, old = m[1], m[2]
         swaps = {"True": "False", "False": "True", "None": self.rng.choice(["True", "0", "False"])}
         new = swaps.get(old) or str(self.rng.choice(DEFAULTS))
-        if new == old:
-            return None
         after = re.sub(rf"\b{re.escape(name)}={old}\b", f"{name}={new}", text)
         return self.say("default", name=name, old=old, new=new), text, after
 
     def string(self, text: str) -> Edit | None:
         m = self.one_of(STRING, text)
-        if m is None:
-            return None
         quote, old = m[1], m[2]
         if self.rng.random() < 0.4:
             new = self.some_words()
@@ -176,8 +142,6 @@ class Maker:
             parts = old.split(" ")
             parts[self.rng.randrange(len(parts))] = self.rng.choice(self.words)
             new = " ".join(parts)
-        if new == old:
-            return None
         message = self.say("string", q=quote, old=old, new=new)
         return message, text, text.replace(m[0], f"{quote}{new}{quote}")
 
@@ -185,18 +149,12 @@ class Maker:
         """Another word everywhere, in prose as in code."""
         counts = Counter(WORD.findall(text))
         some = [w for w, c in counts.items() if c <= 8 and w not in BUILTIN]
-        if not some:
-            return None
         old, new = self.rng.choice(some), self.rng.choice(self.words)
-        if old == new:
-            return None
         return self.say("word", old=old, new=new), text, re.sub(rf"\b{old}\b", new, text)
 
     def typo(self, text: str) -> Edit | None:
         """A misspelt word put right: the misspelling is made here, in the old file."""
         m = self.one_of(re.compile(r"\b[a-z]{5,12}\b"), text)
-        if m is None:
-            return None
         good = m[0]
         at = self.rng.randrange(1, len(good) - 1)
         missing = good[:at] + good[at + 1 :]
@@ -206,17 +164,15 @@ class Maker:
         if bad == good or re.search(rf"\b{bad}\b", text):
             return None
         message = self.say("typo", bad=bad, good=good)
-        return message, text[: m.start()] + bad + text[m.end() :], text
+        return message, splice(text, m, 0, bad), text
 
     def block(self, text: str, m: re.Match[str]) -> tuple[int, int]:
         """Where a definition starts (with its decorators) and ends."""
-        indent = len(m[1])
-        lines = text[: m.start()].split("\n")
-        start = m.start()
-        while len(lines) > 1 and lines[-2].startswith(" " * indent + "@"):
-            start -= len(lines[-2]) + 1
-            lines.pop(-2)
-        end = m.end()
+        indent, start, end = len(m[1]), m.start(), m.end()
+        for line in reversed(text[:start].splitlines(keepends=True)):
+            if not line.startswith(m[1] + "@"):
+                break
+            start -= len(line)
         for line in text[m.end() :].splitlines(keepends=True):
             if line.strip() and len(line) - len(line.lstrip(" ")) <= indent:
                 break
@@ -239,8 +195,6 @@ class Maker:
     def docstring(self, text: str) -> Edit | None:
         """Write, take away or replace a function's one-line docstring."""
         m = self.one_of(DEF, text)
-        if m is None:
-            return None
         name, rest = m[2], text[m.end() :]
         old = re.match(r' *"""([^"\n]+)"""\n', rest)
         if old is None and rest.lstrip().startswith(('"""', "r'", "'''", 'r"')):
@@ -264,37 +218,29 @@ class Maker:
 
     def parameter(self, text: str) -> Edit | None:
         """A new parameter at the end of a function's list."""
-        found = [m for m in DEF.finditer(text) if "*" not in m[3] and "\n" not in m[3]]
-        if not found:
-            return None
-        m = self.rng.choice(found)
+        m = self.rng.choice([m for m in DEF.finditer(text) if "*" not in m[3] and "\n" not in m[3]])
         name = self.rng.choice(self.words)
         if re.search(rf"\b{name}\b", m[3]):
             return None
         new = f"{name}={self.rng.choice(['None', 'True', 'False', '0', '1', '10'])}"
         given = f"{m[3].rstrip(', ')}, {new}" if m[3].strip() else new
         message = self.say("parameter", new=self.quoted(new), name=self.quoted(m[2]))
-        return message, text, text[: m.start(3)] + given + text[m.end(3) :]
+        return message, text, splice(text, m, 3, given)
 
     def returns(self, text: str) -> Edit | None:
         """A return annotation."""
-        found = [m for m in DEF.finditer(text) if not m[4]]
-        if not found:
-            return None
-        m = self.rng.choice(found)
+        m = self.rng.choice([m for m in DEF.finditer(text) if not m[4]])
         kind = self.rng.choice(TYPES)
         close = m.end(3) + 1
         message = self.say("returns", name=self.quoted(m[2]), kind=kind)
         return message, text, text[:close] + f" -> {kind}" + text[close:]
 
     def add_import(self, text: str) -> Edit | None:
-        first = IMPORT.search(text)
         module = self.rng.choice(MODULES)
-        if first is None or re.search(rf"\bimport {module}\b", text):
+        if re.search(rf"\bimport {module}\b", text):
             return None
-        at = first.start()
-        message = self.say("add_import", module=module)
-        return message, text, text[:at] + f"import {module}\n" + text[at:]
+        after = IMPORT.sub(rf"import {module}\n\g<0>", text, count=1)
+        return self.say("add_import", module=module), text, after
 
     def remove_import(self, text: str) -> Edit | None:
         found = [m for m in IMPORT.finditer(text) if "(" not in m[0] and "\\" not in m[0]]
@@ -311,24 +257,20 @@ class Maker:
 
     def delete_line(self, text: str) -> Edit | None:
         lines = text.splitlines(keepends=True)
-        some = unique(lines, text, 70)
-        if len(lines) < 4 or not some:
+        if len(lines) < 4:
             return None
-        at = self.rng.choice(some)
+        at = self.rng.choice(unique(lines, text, 70))
         message = self.say("delete_line", line=self.quoted(lines[at].strip()))
         return message, text, "".join(lines[:at] + lines[at + 1 :])
 
     def add_line(self, text: str) -> Edit | None:
         lines = text.splitlines(keepends=True)
-        some = unique(lines, text, 60)
-        if not some:
-            return None
-        at = self.rng.choice(some)
-        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        at = self.rng.choice(unique(lines, text, 60))
+        line = lines[at].strip()
+        indent = lines[at][: lines[at].index(line)]
         a, b = self.rng.sample(self.words, 2)
         new = self.rng.choice([f"# {a} {b}", f"{a} = {b}", f"{a}({b})"])
         place = self.rng.choice(["after", "before"])
-        line = lines[at].strip()
         message = self.say("add_line", new=self.quoted(new), place=place, line=self.quoted(line))
         cut = at + 1 if place == "after" else at
         return message, text, "".join([*lines[:cut], f"{indent}{new}\n", *lines[cut:]])
@@ -341,8 +283,6 @@ class Maker:
 
     def version(self, text: str) -> Edit | None:
         m = self.one_of(VERSION, text)
-        if m is None:
-            return None
         old, parts = m[0], [int(p) for p in m[0].split(".")]
         at = self.rng.randrange(3)
         new = ".".join(map(str, [*parts[:at], parts[at] + 1, *([0] * (2 - at))]))
@@ -351,11 +291,9 @@ class Maker:
 
     def heading(self, text: str) -> Edit | None:
         m = self.one_of(HEADING, text)
-        if m is None:
-            return None
         new = self.some_words().capitalize()
         message = self.say("heading", old=self.quoted(m[2]), new=self.quoted(new))
-        return message, text, text[: m.start(2)] + new + text[m.end(2) :]
+        return message, text, splice(text, m, 2, new)
 
     def make(self, text: str, is_code: bool) -> Edit | None:
         """One edit of this text, or now and then two in one."""
@@ -375,11 +313,23 @@ class Maker:
     def one(self, text: str, edits: dict[str, float]) -> Edit | None:
         for _ in range(6):
             [name] = self.rng.choices(list(edits), list(edits.values()))
-            apply: Callable[[str], Edit | None] = getattr(self, name)
-            edit = apply(text)
+            try:
+                edit: Edit | None = getattr(self, name)(text)
+            except IndexError:  # nothing to choose from
+                continue
             if edit is not None and edit[1] != edit[2]:
                 return edit
         return None
+
+
+def found(pattern: re.Pattern[str], texts: list[str]) -> list[str]:
+    """What a pattern finds in some texts, each once, in order."""
+    return sorted({name for text in texts for name in pattern.findall(text)})
+
+
+def splice(text: str, m: re.Match[str], group: int, new: str) -> str:
+    """The text with something else where a group of a match was."""
+    return text[: m.start(group)] + new + text[m.end(group) :]
 
 
 def unique(lines: list[str], text: str, longest: int) -> list[int]:

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import common
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 # Like GPT-2's, but digits stand alone (numbers are copied and bumped digit by digit) and runs of
 # spaces at the start of a line are one piece together with nothing else.
 SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-def text_sample(corpora: Path, limit_per_folder: int) -> Iterator[str]:
+SAMPLED = (
+    ("edits", 4, ("message", "after")),  # neighbouring commits are nearly the same file
+    ("code", 2, ("text",)),
+    ("docs", 1, ("text",)),
+    ("instruct", 1, ("prompt", "completion")),
+)
+"""Folders, every how manyth row of them is read, and what of it."""
+MOST = 30_000_000  # characters of a folder
+
+
+def text_sample(corpora: Path) -> Iterator[str]:
     """Texts from every folder, each folder up to the same number of characters."""
-    for folder, keys in (
-        ("edits", ("message", "after")),
-        ("code", ("text",)),
-        ("docs", ("text",)),
-        ("instruct", ("prompt", "completion")),
-    ):
-        rows = common.read_rows(corpora, folder)
+    for folder, every, keys in SAMPLED:
         taken = 0
-        for number, row in enumerate(rows):
-            if folder == "edits" and number % 4:  # neighbouring commits are nearly the same file
-                continue
-            if folder == "code" and number % 2:
-                continue
+        for row in islice(common.read_rows(corpora, folder), 0, None, every):
             text = "\n".join(row[key] for key in keys)
             taken += len(text)
             yield text
-            if taken > limit_per_folder:
+            if taken > MOST:
                 break
 
 
-def train_tokenizer(corpora: Path, size: int, limit_per_folder: int = 30_000_000) -> Tokenizer:
+def train_tokenizer(corpora: Path, size: int) -> Tokenizer:
     """A byte-level BPE of exactly `size` ids; 256 byte tokens and the specials are among them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -61,7 +54,7 @@ def train_tokenizer(corpora: Path, size: int, limit_per_folder: int = 30_000_000
         show_progress=False,
         min_frequency=2,
     )
-    tokenizer.train_from_iterator(text_sample(corpora, limit_per_folder), trainer)
+    tokenizer.train_from_iterator(text_sample(corpora), trainer)
     first = (common.TEXT_END, common.SPECIALS.index(common.TEXT_END))
     # What ends a text also begins one: heads that find nothing look at it (`substitute.py`).
     tokenizer.post_processor = processors.TemplateProcessing(

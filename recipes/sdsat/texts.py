@@ -11,7 +11,6 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "builtin"))
@@ -23,30 +22,26 @@ SHORT = 1500
 """Characters of an edited file at most, so that question and answer fit into a sequence."""
 
 
-def code(corpora: Path, *, measured: bool) -> Iterator[str]:
-    """Python files."""
-    for row in common.read_rows(corpora, "code", measured=measured):
-        if row["path"].endswith(".py") and len(row["text"]) > 200:
-            yield row["text"]
+def code(row: dict[str, str]) -> str | None:
+    """A Python file."""
+    return row["text"] if row["path"].endswith(".py") and len(row["text"]) > 200 else None
 
 
-def edits(corpora: Path, *, measured: bool) -> Iterator[str]:
-    """Small commits as the built-in model is asked for them, with the right answer."""
-    for row in common.read_rows(corpora, "edits", measured=measured):
-        if max(len(row["before"]), len(row["after"])) <= SHORT:
-            [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
-            answer = f"{common.ASSISTANT}{common.FILE}{row['after']}{common.END}"
-            yield f"{common.USER}{asked['content']}{common.END}{answer}"
+def edits(row: dict[str, str]) -> str | None:
+    """A small commit as the built-in model is asked for it, with the right answer."""
+    if max(len(row["before"]), len(row["after"])) > SHORT:
+        return None
+    [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
+    answer = f"{common.ASSISTANT}{common.FILE}{row['after']}{common.END}"
+    return f"{common.USER}{asked['content']}{common.END}{answer}"
 
 
-def write(path: Path, texts: Iterable[str], characters: int, seed: int) -> None:
+def write(path: Path, shuffled: list[str], characters: int) -> None:
     """A random choice of the texts, up to so many characters."""
-    shuffled = list(texts)
-    random.Random(seed).shuffle(shuffled)
+    random.Random(1).shuffle(shuffled)
     with path.open("w", encoding="utf-8") as file:
-        for text in shuffled:
-            if characters <= 0:
-                break
+        while shuffled and characters > 0:
+            text = shuffled.pop(0)
             characters -= len(text)
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
 
@@ -55,16 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpora", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--characters", type=int, default=2_000_000, help="of each kind")
-    parser.add_argument("--held-out", type=int, default=70_000, help="characters of each kind")
-    parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, texts in (("code", code), ("edits", edits)):
-        write(args.out / f"{name}.jsonl", texts(args.corpora, measured=False),
-              args.characters, args.seed)  # fmt: skip
-        write(args.out / f"held_out_{name}.jsonl", texts(args.corpora, measured=True),
-              args.held_out, args.seed)  # fmt: skip
+    for kind in (code, edits):
+        for prefix, measured, characters in (("", False, 2_000_000), ("held_out_", True, 70_000)):
+            rows = common.read_rows(args.corpora, kind.__name__, measured=measured)
+            texts = [text for row in rows if (text := kind(row)) is not None]
+            write(args.out / f"{prefix}{kind.__name__}.jsonl", texts, characters)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ For us and for plugin authors:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -25,6 +26,7 @@ from draftsmith.core.session import Session, StopRule
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, ModelFacts, Needs, RowOutput, Shape, Taps
 
 T = TypeVar("T", bound=Hashable)
+Ids = tuple[int, ...]
 
 
 # ------------------------------------------------------------------------------- toy target
@@ -53,7 +55,7 @@ class ToyTarget:
     def __init__(
         self,
         vocab_size: int,
-        law: Callable[[tuple[int, ...]], Tensor] | None = None,
+        law: Callable[[Ids], Tensor] | None = None,
         *,
         order: int = 2,
         seed: int = 0,
@@ -64,9 +66,9 @@ class ToyTarget:
         self.shape: Shape = shape
         self.order = order
         self.context_length = context_length
-        self._given = law
         self._seed = seed
-        self._laws: dict[tuple[int, ...], Tensor] = {}
+        self._law = law or self._random
+        self._laws: dict[Ids, Tensor] = {}
 
     @property
     def facts(self) -> ModelFacts:
@@ -77,13 +79,13 @@ class ToyTarget:
         """(V,) float64 probabilities of the next id after `prefix`."""
         key = tuple(prefix[-self.order :])
         if key not in self._laws:
-            if self._given is not None:
-                self._laws[key] = self._given(key).double()
-            else:
-                generator = torch.Generator().manual_seed(hash((self._seed, key)) % 2**31)
-                scores = torch.randn(self.vocab_size, generator=generator, dtype=torch.float64)
-                self._laws[key] = (2 * scores).softmax(-1)
+            self._laws[key] = self._law(key).double()
         return self._laws[key]
+
+    def _random(self, key: Ids) -> Tensor:
+        generator = torch.Generator().manual_seed(hash((self._seed, key)) % 2**31)
+        scores = torch.randn(self.vocab_size, generator=generator, dtype=torch.float64)
+        return (2 * scores).softmax(-1)
 
     def logits(self, prefix: Sequence[int]) -> Tensor:
         """(V,) log-probabilities; -inf where the law is zero."""
@@ -183,7 +185,7 @@ class Enumerated:
         return pick
 
     def draw(self, p: Tensor) -> int:
-        return self._choose([float(x) for x in p])
+        return self._choose(p.tolist())
 
     def accept(self, ratio: float) -> bool:
         keep = min(1.0, ratio)
@@ -192,10 +194,7 @@ class Enumerated:
     @property
     def weight(self) -> float:
         """Probability of this branch."""
-        weight = 1.0
-        for pick, options in self.taken:
-            weight *= options[pick]
-        return weight
+        return math.prod(options[pick] for pick, options in self.taken)
 
     def following(self) -> list[int] | None:
         """The script of the next branch in order, None after the last."""
@@ -221,11 +220,9 @@ def enumerate_law(experiment: Callable[[Enumerated], T], most: int = 2_000_000) 
     raise AssertionError(f"more than {most} branches; make the experiment smaller")
 
 
-def exact_law(
-    target: ToyTarget, prompt: Sequence[int], length: int
-) -> dict[tuple[int, ...], float]:
+def exact_law(target: ToyTarget, prompt: Sequence[int], length: int) -> dict[Ids, float]:
     """The target's own law over the next `length` ids (temperature 1)."""
-    laws: dict[tuple[int, ...], float] = {(): 1.0}
+    laws: dict[Ids, float] = {(): 1.0}
     for _ in range(length):
         laws = {
             (*ids, token): weight * float(p)
@@ -246,73 +243,17 @@ class Scripted(Drafter):
     propose: Callable[[Context], Draft]
 
     name = "scripted"
-    summary = "drafts what a test tells it to"
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _ScriptedState(self.propose)
+        return _ScriptedState(self)
 
 
+@dataclass
 class _ScriptedState(DrafterState):
-    def __init__(self, propose: Callable[[Context], Draft]) -> None:
-        self._propose = propose
+    config: Scripted
 
     def draft(self, ctx: Context) -> Draft:
-        return self._propose(ctx)
-
-
-def oracle(answer: Sequence[int], width: int = 8) -> Scripted:
-    """Always right: drafts the next ids of `answer` (output ids, prompt not included)."""
-
-    def propose(ctx: Context) -> Draft:
-        done = len(ctx.ids) - ctx.prompt_length
-        return Draft.chain(answer[done : done + min(width, ctx.budget)], "scripted")
-
-    return Scripted(propose)
-
-
-def adversary(answer: Sequence[int], width: int = 10) -> Scripted:
-    """Always wrong: drafts ids that differ from `answer` everywhere."""
-
-    def propose(ctx: Context) -> Draft:
-        done = len(ctx.ids) - ctx.prompt_length
-        right = [*answer[done : done + width], *[0] * width][:width]
-        wrong = [(token + 1) % ctx.vocab_size for token in right]
-        return Draft.chain(wrong[: ctx.budget], "scripted")
-
-    return Scripted(propose)
-
-
-def random_trees(
-    seed: int = 0, nodes: int = 8, probes: int = 0, near: Sequence[int] = ()
-) -> Scripted:
-    """Random trees; ids come from `near` (an answer, say) half of the time, so some are right."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def pick(below: int) -> int:
-        return int(torch.randint(below, (), generator=generator))
-
-    def propose(ctx: Context) -> Draft:
-        room = max(0, ctx.budget - probes)
-        size = pick(min(nodes, room) + 1) if room else 0
-        done = len(ctx.ids) - ctx.prompt_length
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths: list[int] = []
-        for node in range(size):
-            parent = pick(node + 1) - 1
-            depth = 1 + (depths[parent] if parent >= 0 else 0)
-            at = done + depth - 1
-            right = pick(2) == 0 and at < len(near)
-            tokens.append(near[at] if right else pick(ctx.vocab_size))
-            parents.append(parent)
-            depths.append(depth)
-        hung = min(probes, ctx.budget - size)
-        for node in range(size, size + hung):
-            tokens.append(pick(ctx.vocab_size))
-            parents.append(pick(node + 1) - 1)
-        return Draft(tuple(tokens), tuple(parents), ("scripted",) * len(tokens), probes=hung)
-
-    return Scripted(propose)
+        return self.config.propose(ctx)
 
 
 # -------------------------------------------------------------------------------- contract
@@ -384,7 +325,8 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     """
     assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
     assert str(drafter).startswith(drafter.name)
-    assert hash(drafter) == hash(type(drafter)(**_options(drafter))), "configuration must hash"
+    options = {f.name: getattr(drafter, f.name) for f in fields(drafter)}
+    assert hash(drafter) == hash(type(drafter)(**options)), "configuration must hash"
     bound = drafter.bind(ToyTarget(11).facts)
     assert str(bound) == str(drafter), "a bound drafter prints like its configuration"
     cases: tuple[tuple[int, Shape], ...] = ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain"))
@@ -407,10 +349,6 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     if bound.sampled:
         check_law(drafter)
     check_rewind(drafter)
-
-
-def _options(drafter: Drafter) -> dict[str, object]:
-    return {f.name: getattr(drafter, f.name) for f in fields(drafter)}
 
 
 def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> None:

@@ -17,16 +17,8 @@ from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError
-from draftsmith.testing import (
-    Scripted,
-    ToyRow,
-    ToyTarget,
-    check_law,
-    decode,
-    oracle,
-    plain,
-    random_trees,
-)
+from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_law, decode, plain
+from scripted import oracle, random_trees
 
 
 def test_full_acceptance_gives_one_more_than_was_drafted() -> None:

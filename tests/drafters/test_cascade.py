@@ -32,15 +32,14 @@ from draftsmith.testing import (
     Enumerated,
     Scripted,
     ToyTarget,
-    adversary,
     assert_same_law,
     check_drafter,
     check_law,
     enumerate_law,
     exact_law,
-    oracle,
     plain,
 )
+from scripted import adversary, oracle
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ def test_what_a_training_writes(unbroken: Path, model: Path) -> None:
     adaptive = AdaptiveTokens.load(str(unbroken))
     assert adaptive is not None
     assert (adaptive.tokens, adaptive.L, adaptive.objective) == ((329,), 3, "improved")
-    assert adaptive.recipe == RECIPE.settings()
+    assert adaptive.recipe == asdict(RECIPE)
     trained = AutoModelForCausalLM.from_pretrained(unbroken)
     assert trained.generation_config.suppress_tokens == [329]
     assert trained.get_input_embeddings().weight.shape[0] == 330

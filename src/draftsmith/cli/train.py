@@ -71,7 +71,7 @@ def sdsat(
 
     plan = Recipe(**recipe)
     with quiet():
-        from draftsmith.train.sdsat import Options, describe
+        from draftsmith.train.sdsat import Options
         from draftsmith.train.sdsat import train as run
         from draftsmith.train.texts import Texts
 
@@ -89,7 +89,10 @@ def sdsat(
 
         if not PartialState().is_main_process:
             return
-        tokens = describe(trained.tokens, read_tokenizer(str(output), {}))
+        names = read_tokenizer(str(output), {}).convert_ids_to_tokens(list(trained.tokens))
+        tokens = ", ".join(
+            f"{i} {name or ''}".rstrip() for i, name in zip(trained.tokens, names, strict=True)
+        )
     if json_:
         print_json(asdict(trained) | {"folder": str(output)})
     else:

@@ -63,11 +63,16 @@ class AdaptiveTokens:
 
         Raises LoadError for a file that is damaged.
         """
-        path = _file_of(source)
+        try:  # of a hub id: offline, or without the file, there is none
+            path = cached_file(
+                str(Path(source).expanduser()), FILE, _raise_exceptions_for_missing_entries=False
+            )
+        except OSError:
+            path = None
         if path is None:
             return None
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            entry = json.loads(Path(path).read_text(encoding="utf-8"))
             if entry.pop("format") != FORMAT:
                 raise ValueError("another version wrote it")
             tokens = tuple(int(token) for token in entry.pop("tokens"))
@@ -77,14 +82,3 @@ class AdaptiveTokens:
                 f"{path} does not say what the model's adaptive tokens are ({error}); train it "
                 "again with `draftsmith train sdsat`"
             ) from error
-
-
-def _file_of(source: str) -> Path | None:
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder / FILE if (folder / FILE).is_file() else None
-    try:  # of a hub id: offline, or without the file, there is none
-        found = cached_file(source, FILE, _raise_exceptions_for_missing_entries=False)
-    except OSError:
-        return None
-    return Path(found) if found else None

@@ -63,7 +63,7 @@ def _name_as_before(folder: Path, source: str) -> None:
 
     Without them it refuses the tokenizer, and takes the model's rotary base to be another one.
     """
-    config = _read(folder / "config.json")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     rope = config.get("rope_parameters") or {}
     older: dict[str, Any] = {}
     if "rope_theta" in rope:  # one for all layers; where there are several, the source's own names
@@ -73,17 +73,12 @@ def _name_as_before(folder: Path, source: str) -> None:
     if known.get("model_type") == config.get("model_type"):
         older |= {name: known[name] for name in _RENAMED if name in known}
     _write(folder / "config.json", older | config)
-    settings = _read(folder / "tokenizer_config.json")
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(settings.get("extra_special_tokens"), list):
         settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
     _write(folder / "tokenizer_config.json", settings)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def _write(path: Path, settings: dict[str, Any]) -> None:
@@ -124,9 +119,7 @@ def open_trainable(
 
 def _blank(model: Any, tokens: Sequence[int]) -> None:
     """Let tokens mean nothing: a row that nobody trained says anything, the mean of all nothing."""
-    tables = {
-        table.weight for table in (model.get_input_embeddings(), model.get_output_embeddings())
-    }
+    tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     for table in tables if tokens else ():
         others = torch.ones(len(table), dtype=torch.bool)
         others[list(tokens)] = False
@@ -162,13 +155,9 @@ def free_tokens(model: Any, tokenizer: Any) -> list[int]:
     vocabulary = tokenizer.get_vocab()
     padding = range(max(vocabulary.values()) + 1, rows)
     special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-    reserved = (
-        i
-        for token, i in vocabulary.items()
-        if i in special and i < rows and _FREE.fullmatch(token)
-    )  # fmt: skip
-    taken = _meaningful(model, tokenizer)
-    return [*padding, *sorted(i for i in reserved if i not in taken)]
+    usable = {i for i in special - _meaningful(model, tokenizer) if i < rows}
+    reserved = (i for token, i in vocabulary.items() if i in usable and _FREE.fullmatch(token))
+    return [*padding, *sorted(reserved)]
 
 
 def _meaningful(model: Any, tokenizer: Any) -> set[int]:
@@ -195,9 +184,7 @@ def _found(count: int, model: Any, tokenizer: Any, source: str) -> tuple[int, ..
     return tuple(free[:count])
 
 
-def _checked(
-    tokens: Sequence[int], count: int, model: Any, tokenizer: Any
-) -> tuple[int, ...]:  # fmt: skip
+def _checked(tokens: Sequence[int], count: int, model: Any, tokenizer: Any) -> tuple[int, ...]:
     rows = model.get_input_embeddings().weight.shape[0]
     if len(set(tokens)) != len(tokens) or len(tokens) != count:
         raise OptionError(f"{count} different adaptive tokens are needed, not {list(tokens)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.train.recipe import Recipe
-from draftsmith.train.windows import windows
 
 _ORDER, _WINDOWS = 0, 1
 """Kinds of random numbers, so that none are used twice."""
@@ -54,9 +54,29 @@ class Batch:
         """Some of the rows."""
         return Batch(self.ids[rows], self.depths[rows])
 
-    def to(self, device: torch.device) -> Batch:
-        """The same on another device."""
-        return Batch(self.ids.to(device), self.depths.to(device))
+
+def windows(
+    length: int,
+    L: int,  # noqa: N803
+    expected: float,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """(T,) for each of T=`length` positions its depth in a window of adaptive tokens; 0 outside.
+
+    The lengths of the windows are uniform in 1…L, their number is `expected` in the mean, and all
+    arrangements in which no two touch are equally likely. Position 0 is in none: something must
+    come before an adaptive token. ceil(expected)·(L+1) may not exceed T (`Recipe` checks it).
+    Source: SDSAT, section 2.2.
+    """
+    count = math.floor(expected) + int(rng.random() < expected % 1)
+    sizes = rng.integers(1, L + 1, count)
+    # Each window follows a standard token of its own, so drawing those draws an arrangement.
+    after = np.sort(rng.choice(length - sizes.sum(), count, replace=False))
+    depths = np.zeros(length, dtype=np.int64)
+    for number, (size, standard) in enumerate(zip(sizes, after, strict=True)):
+        start = standard + 1 + sizes[:number].sum()
+        depths[start : start + size] = np.arange(1, size + 1)
+    return depths
 
 
 @dataclass(frozen=True)
@@ -70,9 +90,7 @@ class Batches:
     def step(self, number: int) -> Batch:
         """The rows of a step: every sequence once in a random order, then all in another."""
         recipe = self.recipe
-        rows = [
-            self._row(at) for at in range(number * recipe.rows, (number + 1) * recipe.rows)
-        ]  # fmt: skip
+        rows = [self._row(number * recipe.rows + row) for row in range(recipe.rows)]
         depths = np.zeros((recipe.rows, recipe.length), dtype=np.int64)
         if recipe.adaptive:
             for row in range(recipe.rows):

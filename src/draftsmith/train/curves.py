@@ -44,19 +44,11 @@ class Curves:
 
         self.folder = folder
         self.rows = [row for row in read(folder) if row.step <= step]
-        kept = io.StringIO()
-        before = csv.DictWriter(kept, _COLUMNS)
-        before.writeheader()
-        before.writerows(map(asdict, self.rows))
-        write_text(folder / "log.csv", kept.getvalue())
-        self._file = (folder / "log.csv").open("a", newline="", encoding="utf-8")
-        self._csv = csv.DictWriter(self._file, _COLUMNS)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def add(self, row: Row) -> None:
-        """Write a step's row."""
+        """Take a step's row."""
         self.rows.append(row)
-        self._csv.writerow(asdict(row))
         for name in ("learning_rate", *CURVES):
             value = getattr(row, name)
             if value is not None:
@@ -64,14 +56,21 @@ class Curves:
 
     def flush(self) -> None:
         """See everything on disk, the picture too."""
-        self._file.flush()
+        self._write()
         self._board.flush()
         draw({"": self.rows}, self.folder / "losses.png")
 
     def close(self) -> None:
-        """Let go of the files."""
-        self._file.close()
+        """Write what there is, of a training that failed, too, and let go of the files."""
+        self._write()
         self._board.close()
+
+    def _write(self) -> None:
+        log = io.StringIO()
+        table = csv.DictWriter(log, _COLUMNS)
+        table.writeheader()
+        table.writerows(map(asdict, self.rows))
+        write_text(self.folder / "log.csv", log.getvalue())
 
 
 def read(folder: Path) -> list[Row]:
@@ -79,18 +78,15 @@ def read(folder: Path) -> list[Row]:
     path = folder / "log.csv"
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
     found = []
-    for number, line in enumerate(lines):
-        try:
-            numbers = {name: float(text) if text else None for name, text in line.items()}
-            whole = {name: int(line[name]) for name in ("step", "tokens")}
-            found.append(Row(**(numbers | whole)))  # type: ignore[arg-type]
-        except (TypeError, ValueError) as error:
-            if number + 1 == len(lines):  # the line that was being written when it was killed
-                break
-            raise LoadError(f"{path}, line {number + 2} is damaged; delete the file") from error
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, line in enumerate(csv.DictReader(file)):
+            try:
+                numbers = {name: float(text) if text else None for name, text in line.items()}
+                whole = {name: int(line[name]) for name in ("step", "tokens")}
+                found.append(Row(**(numbers | whole)))  # type: ignore[arg-type]
+            except (TypeError, ValueError) as error:
+                raise LoadError(f"{path}, line {number + 2} is damaged; delete the file") from error
     return found
 
 
@@ -103,26 +99,22 @@ def smooth(values: Sequence[float], span: int) -> list[float]:
 
 def draw(runs: dict[str, list[Row]], path: Path) -> None:
     """A PNG of the losses against steps, of one training or of several, by name."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for axes, names in ((left, ("standard", "held_out")), (right, ("adaptive",))):
         for number, (run, rows) in enumerate(runs.items()):
             colour = f"C{number % 10}"
             for name in names:
-                points = [(r.step, v) for r in rows if (v := getattr(r, name)) is not None]
-                if not points:
+                known = [row for row in rows if getattr(row, name) is not None]
+                if not known:
                     continue
-                steps, values = zip(*points, strict=True)
+                span, style = (1, "o--") if name == "held_out" else (1 + len(known) // 50, "-")
+                values = smooth([getattr(row, name) for row in known], span)
                 label = f"{run} {name.replace('_', '-')}".strip()
-                if name == "held_out":
-                    axes.plot(steps, values, "o--", color=colour, markersize=3, label=label)
-                else:
-                    smoothed = smooth(values, 1 + len(values) // 50)
-                    axes.plot(steps, smoothed, color=colour, label=label)
+                steps = [row.step for row in known]
+                axes.plot(steps, values, style, color=colour, markersize=3, label=label)
         axes.set_xlabel("steps")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(f"loss of {names[0]} tokens (nats)")

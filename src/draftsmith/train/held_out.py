@@ -13,25 +13,22 @@ _WORD = re.compile(r"\S+")
 class HeldOut:
     """Texts that training may not see."""
 
-    def __init__(self, texts: Iterable[str], run: int = RUN) -> None:
-        self.run = run
+    def __init__(self, texts: Iterable[str]) -> None:
         self._runs = {words for text in texts for words in self._of(_WORD.findall(text))}
-        self.characters = 0
-        """How much was taken out so far."""
 
     def _of(self, words: Sequence[str]) -> Iterator[int]:
-        size = min(self.run, len(words)) or 1
+        size = min(RUN, len(words)) or 1
         return (hash(tuple(words[i : i + size])) for i in range(len(words) - size + 1))
 
     def remove(self, text: str) -> list[str]:
-        """What is left of a text without every run of `run` words that a held-out text has.
+        """What is left of a text without every run of `RUN` words that a held-out text has.
 
         A text, held out or not, of fewer words counts as one run. Nothing is left of a text that
         was held-out text for the most part.
         """
         spans = [match.span() for match in _WORD.finditer(text)]
         known = [False] * len(spans)
-        size = min(self.run, len(spans)) or 1
+        size = min(RUN, len(spans)) or 1
         for start, words in enumerate(self._of([text[a:b] for a, b in spans])):
             if words in self._runs:
                 known[start : start + size] = [True] * size
@@ -43,7 +40,4 @@ class HeldOut:
                 pieces.append(text[begin:start])
                 begin = end
         pieces = [piece for piece in (*pieces, text[begin:]) if piece.strip()]
-        left = sum(map(len, pieces))
-        pieces = pieces if 2 * left >= len(text) else []
-        self.characters += len(text) - sum(map(len, pieces))
-        return pieces
+        return pieces if 2 * sum(map(len, pieces)) >= len(text) else []

@@ -38,7 +38,7 @@ class Markers:
 
 
 def infilled(
-    text: str, share: float, markers: Markers, encode: Encode, rng: np.random.Generator
+    text: str, share: float, markers: Markers | None, encode: Encode, rng: np.random.Generator
 ) -> list[int]:
     """The ids of a text: with probability share/2 as PSM, with share/2 as SPM, else as it is.
 
@@ -46,17 +46,12 @@ def infilled(
     reads suffix, then prefix and middle as one piece (Bavarian et al. 2022, and Code Llama).
     """
     drawn = rng.random()
-    if drawn >= share:
+    if markers is None or drawn >= share:
         return list(encode(text))
     first, second = sorted(rng.integers(0, len(text) + 1, 2).tolist())
     prefix, middle, suffix = text[:first], text[first:second], text[second:]
     if drawn < share / 2:
-        return [
-            *(markers.prefix, *encode(prefix)),
-            *(markers.suffix, *encode(suffix)),
-            *(markers.middle, *encode(middle)),
-        ]
-    return [
-        *(markers.prefix, markers.suffix, *encode(suffix)),
-        *(markers.middle, *encode(prefix + middle)),
-    ]
+        start, end = [*encode(prefix), markers.suffix, *encode(suffix)], middle
+    else:
+        start, end = [markers.suffix, *encode(suffix)], prefix + middle
+    return [markers.prefix, *start, markers.middle, *encode(end)]

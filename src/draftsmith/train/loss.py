@@ -9,24 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from draftsmith.errors import OptionError
 from draftsmith.train.batches import Batch
 
 Logits = Callable[[Tensor], Tensor]
 """From ids (R, T) to logits (R, T, V)."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Over how many positions a whole step averages, however many passes it is computed in."""
-
-    positions: int
-    replaced: int
-
-    @classmethod
-    def of(cls, batch: Batch) -> Counts:
-        """Of all rows of a step."""
-        return cls(batch.labels.numel(), int(batch.replaced.sum()))
 
 
 @dataclass(frozen=True)
@@ -60,10 +46,10 @@ def loss_of(
     logits: Logits,
     batch: Batch,
     tokens: Sequence[int],
-    counts: Counts,
+    positions: int,
     w: float = 1.0,
 ) -> Loss:
-    """The loss of some rows of a step that has `counts` positions in all.
+    """The loss of some rows of a step that has `positions` in all.
 
     `plain`: equation 7. `basic`: equation 8, all positions of the mixed rows alike. `improved`:
     equation 9, ½ (plain rows + w · mixed rows where the input is an adaptive token); read
@@ -72,16 +58,14 @@ def loss_of(
     """
     if objective == "plain":
         plain = surprise(logits(batch.plain), batch.labels, tokens)
-        return Loss(plain.sum() / counts.positions, plain.detach().sum(), plain.new_zeros(()))
+        return Loss(plain.sum() / positions, plain.detach().sum(), plain.new_zeros(()))
     at = batch.replaced
     if objective == "basic":
         mixed = surprise(logits(batch.mixed(tokens)), batch.labels, tokens)
         seen = mixed.detach()
-        return Loss(mixed.sum() / counts.positions, seen[~at].sum(), seen[at].sum())
-    if objective != "improved":
-        raise OptionError(f"unknown objective {objective!r}; use improved, basic or plain")
+        return Loss(mixed.sum() / positions, seen[~at].sum(), seen[at].sum())
     both = logits(torch.cat([batch.plain, batch.mixed(tokens)]))
     plain = surprise(both[: len(at)], batch.labels, tokens)
     adaptive = surprise(both[len(at) :][at][None], batch.labels[at][None], tokens)
-    total = (plain.sum() + w * adaptive.sum()) / counts.positions / 2
+    total = (plain.sum() + w * adaptive.sum()) / positions / 2
     return Loss(total, plain.detach().sum(), adaptive.detach().sum())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from operator import ge, gt, le
 from typing import Any
 
 from draftsmith.errors import OptionError, UnknownName
@@ -17,18 +18,18 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"help": help, **limits})
 
 
+_LIMITS = (("least", "at least", ge), ("most", "at most", le), ("above", "above", gt))
+
+
 def check(settings: Any) -> None:
     """Raise OptionError for the first field of a dataclass that exceeds its limits."""
     for known in fields(settings):
         name, value, limits = known.name, getattr(settings, known.name), known.metadata
         if "choices" in limits and value not in limits["choices"]:
             raise UnknownName(name, value, limits["choices"])
-        if "least" in limits and not value >= limits["least"]:
-            raise OptionError(f"{name} must be at least {limits['least']}, got {name}={value}")
-        if "most" in limits and not value <= limits["most"]:
-            raise OptionError(f"{name} must be at most {limits['most']}, got {name}={value}")
-        if "above" in limits and not value > limits["above"]:
-            raise OptionError(f"{name} must be above {limits['above']}, got {name}={value}")
+        for limit, words, holds in _LIMITS:
+            if limit in limits and not holds(value, limits[limit]):
+                raise OptionError(f"{name} must be {words} {limits[limit]}, got {name}={value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +50,7 @@ class Recipe:
         False, "One for each depth (appendix B), not one for all; then k < L when decoding."
     )
     share: float = setting(
-        0.1,
-        "Share of the positions of a mixed sequence; share_of says of which.",
-        least=0,
-        most=1,
+        0.1, "Share of the positions of a mixed sequence; share_of says of which.", least=0, most=1
     )
     share_of: str = setting(
         "windows",
@@ -61,10 +59,7 @@ class Recipe:
     )
     w: float = setting(1.0, "Weight of the adaptive tokens in equation 9.", least=0)
     infill: float = setting(
-        0.5,
-        "Share of code rearranged as prefix, suffix, middle; 0 for none.",
-        least=0,
-        most=1,
+        0.5, "Share of code rearranged as prefix, suffix, middle; 0 for none.", least=0, most=1
     )
     length: int = setting(1024, "T: tokens of a sequence.", least=2)
     rows: int = setting(8, "Sequences of a step.", least=1)
@@ -83,9 +78,7 @@ class Recipe:
     weight_decay: float = setting(0.1, "Of matrices.", least=0)
     clip: float = setting(1.0, "Largest norm of a gradient.", above=0)
     lora: int = setting(
-        0,
-        "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.",
-        least=0,
+        0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.", least=0
     )
     bfloat16: bool = setting(
         True, "Compute passes in bfloat16 where that is safe; weights stay in float32."
@@ -127,7 +120,3 @@ class Recipe:
         fallen = (step - rising) / max(1, self.steps - 1 - rising)
         span = self.learning_rate - self.final_learning_rate
         return self.final_learning_rate + span * (1 + math.cos(math.pi * fallen)) / 2
-
-    def settings(self) -> dict[str, Any]:
-        """All of it, for a file."""
-        return asdict(self)

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class Run:
             known = json.loads(path.read_text(encoding="utf-8"))
             wrong = [
                 f"{name}: {known[part].get(name)!r}, now {value!r}"
-                for part, values in (("recipe", recipe.settings()), ("about", about))
+                for part, values in (("recipe", asdict(recipe)), ("about", about))
                 for name, value in values.items()
                 if known[part].get(name) != value
             ]
@@ -81,7 +81,7 @@ class Run:
             return
         with kept_whole(path):
             self.training.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"recipe": recipe.settings(), "about": dict(about)}, indent=1)
+            text = json.dumps({"recipe": asdict(recipe), "about": dict(about)}, indent=1)
             write_text(path, text + "\n")
 
     def _checkpoints(self) -> list[Path]:

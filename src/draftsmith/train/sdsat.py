@@ -10,7 +10,7 @@ import importlib.util
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,10 +29,10 @@ from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.trainable import Trainable, open_trainable
 from draftsmith.text.tokenizer import opening
-from draftsmith.train.batches import Batch, Batches
+from draftsmith.train.batches import Batches
 from draftsmith.train.curves import Curves, Row
 from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
-from draftsmith.train.loss import Counts, Loss, loss_of
+from draftsmith.train.loss import loss_of
 from draftsmith.train.recipe import Recipe, check, setting
 from draftsmith.train.rows import AdaptiveRows
 from draftsmith.train.run import Run, kept_whole
@@ -78,10 +78,6 @@ class Trained:
     """Standard-token loss of the model as it was."""
     after: float | None
     depths: Depths | None
-
-    def measured(self) -> dict[str, Any]:
-        """What was measured on held-out text, for a file."""
-        return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 def train(
@@ -166,20 +162,28 @@ class Trainer:
         self.recipe = batches.recipe
         self.measured = None if measured is None else measured[:_MEASURED]
         self.accelerator = accelerator
-        model = self._adapted()
-        tokens = trainable.tokens
-        self.rows = AdaptiveRows(model.get_input_embeddings(), tokens) if tokens else None
+        model, recipe, tokens = self._adapted(), self.recipe, trainable.tokens
+        self.rows: AdaptiveRows | None = None
+        self.adaptive: AdaptiveTokens | None = None
+        if tokens:
+            self.rows = AdaptiveRows(model.get_input_embeddings(), tokens)
+            self.adaptive = AdaptiveTokens(
+                tokens=tokens, L=recipe.L, objective=recipe.objective, recipe=asdict(recipe)
+            )
         self.model: Any = self.accelerator.prepare(model)
         weights = self.accelerator.unwrap_model(self.model).named_parameters()
         self.weights = {name: weight for name, weight in weights if weight.requires_grad}
         learnt = [self.rows.learnt] if self.rows else []
         others = [w for w in self.weights.values() if not any(w is row for row in learnt)]
-        decay, still = {"weight_decay": self.recipe.weight_decay}, {"weight_decay": 0.0}
+        groups = (
+            ([w for w in others if w.ndim >= 2], self.recipe.weight_decay, 1.0),
+            ([w for w in others if w.ndim < 2], 0.0, 1.0),
+            (learnt, 0.0, self.recipe.token_rate),
+        )
         self.adamw = torch.optim.AdamW(
             [
-                {"params": [w for w in others if w.ndim >= 2], "faster": 1.0} | decay,
-                {"params": [w for w in others if w.ndim < 2], "faster": 1.0} | still,
-                {"params": learnt, "faster": self.recipe.token_rate} | still,
+                {"params": weights, "weight_decay": decay, "faster": faster}
+                for weights, decay, faster in groups
             ],
             betas=_BETAS,
         )
@@ -191,11 +195,9 @@ class Trainer:
             return model
         from peft import LoraConfig, get_peft_model
 
+        rank = self.recipe.lora
         settings = LoraConfig(
-            r=self.recipe.lora,
-            lora_alpha=2 * self.recipe.lora,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
+            r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
@@ -226,7 +228,7 @@ class Trainer:
         tokens, after, depths = self.trainable.tokens, self._standard_loss(), self._depths()
         trained = Trained(self.run.folder, tokens, step, before, after, depths)
         if leads:
-            self.run.finish(self._save, trained.measured())
+            self.run.finish(self._save, asdict(trained) | {"folder": str(trained.folder)})
         self.accelerator.wait_for_everyone()
         return trained
 
@@ -235,9 +237,8 @@ class Trainer:
         recipe, accelerator = self.recipe, self.accelerator
         rate = recipe.rate(step)
         whole = self.batches.step(step)
-        counts = Counts.of(whole)
+        positions, replaced = whole.labels.numel(), int(whole.replaced.sum())
         own = whole.part(slice(accelerator.process_index, None, accelerator.num_processes))
-        own = own.to(accelerator.device)
         for group in self.adamw.param_groups:
             group["lr"] = rate * group["faster"]
         sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
@@ -245,7 +246,9 @@ class Trainer:
         for start in starts:
             last = start == starts[-1]
             with nullcontext() if last else accelerator.no_sync(self.model):
-                loss = self._loss(own.part(slice(start, start + recipe.rows_per_pass)), counts)
+                part = own.part(slice(start, start + recipe.rows_per_pass))
+                tokens = self.trainable.tokens
+                loss = loss_of(recipe.objective, self._logits, part, tokens, positions, recipe.w)
                 # Processes average their gradients, and a step's loss is a sum over its rows.
                 accelerator.backward(loss.total * accelerator.num_processes)
             sums += torch.stack([loss.total.detach(), loss.standard, loss.adaptive])
@@ -258,9 +261,7 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(list(self.weights.values()), recipe.clip)
         self.adamw.step()
         self.adamw.zero_grad()
-        replaced = counts.replaced
-        mixed_only = recipe.objective == "basic"
-        plain = counts.positions - (replaced if mixed_only else 0)
+        plain = positions - (replaced if recipe.objective == "basic" else 0)
         return Row(
             step=step + 1,
             tokens=(step + 1) * recipe.rows * recipe.length,
@@ -270,10 +271,6 @@ class Trainer:
             standard=standard / plain if plain else None,
             adaptive=adaptive / replaced if replaced else None,
         )
-
-    def _loss(self, batch: Batch, counts: Counts) -> Loss:
-        tokens = self.trainable.tokens
-        return loss_of(self.recipe.objective, self._logits, batch, tokens, counts, self.recipe.w)
 
     def _logits(self, ids: Tensor) -> Tensor:
         """(R, T, V) of ids (R, T)."""
@@ -289,20 +286,10 @@ class Trainer:
         return standard_loss(self._logits, self.measured, self.trainable.tokens, rows)
 
     def _depths(self) -> Depths | None:
-        longest = min(DEPTHS, self.recipe.length // 2)
-        if self.measured is None or not self.recipe.adaptive:
+        if self.measured is None or self.adaptive is None:
             return None
-        rows = self.recipe.rows_per_pass
-        return by_depth(self._logits, self.measured, self._adaptive(), longest, rows)
-
-    def _adaptive(self) -> AdaptiveTokens:
-        recipe = self.recipe
-        return AdaptiveTokens(
-            tokens=self.trainable.tokens,
-            L=recipe.L,
-            objective=recipe.objective,
-            recipe=recipe.settings(),
-        )
+        longest, rows = min(DEPTHS, self.recipe.length // 2), self.recipe.rows_per_pass
+        return by_depth(self._logits, self.measured, self.adaptive, longest, rows)
 
     def _save(self, folder: Path) -> None:
         model = self.accelerator.unwrap_model(self.model)
@@ -311,13 +298,5 @@ class Trainer:
         if self.rows is not None:
             self.rows.fold()
         self.trainable.save(model, folder)
-        if self.recipe.adaptive:
-            self._adaptive().save(folder)
-
-
-def describe(tokens: Sequence[int], tokenizer: Any) -> str:
-    """The adaptive tokens for a person: ids, and names where they have one."""
-    names = tokenizer.convert_ids_to_tokens(list(tokens))
-    return ", ".join(
-        f"{token} {name}" if name else str(token) for token, name in zip(tokens, names, strict=True)
-    )
+        if self.adaptive is not None:
+            self.adaptive.save(folder)

@@ -77,24 +77,20 @@ class Texts:
             for text, code in self.read(paths, show)
             for piece in banned.remove(text)
         )  # fmt: skip
+        write = partial(encode, tokenizer)
         for number, (text, code) in enumerate(pieces):
             rng = np.random.default_rng([seed, _INFILL, number])
-            write = partial(encode, tokenizer)
-            if markers is not None and code:
-                found = infilled(text, infill, markers, write, rng)
-            else:
-                found = list(write(text))
-            ids.extend((*before, *found, *after))
-        return np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, dtype=np.int32)
+            share = infill if code else 0.0
+            ids.extend((*before, *infilled(text, share, markers, write, rng), *after))
+        return np.array(ids, dtype=np.int32)
 
     def held_out_stream(self, tokenizer: Any) -> NDArray[np.int32]:
         """(n,) ids of the held-out texts as they are, a separator after each."""
         before, after = opening(tokenizer), separator(tokenizer)
-        rows = [
-            np.array([*before, *encode(tokenizer, text), *after], dtype=np.int32)
-            for text, _ in self.read(self.held_out)
-        ]
-        return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int32)
+        ids = array("i")
+        for text, _ in self.read(self.held_out):
+            ids.extend((*before, *encode(tokenizer, text), *after))
+        return np.array(ids, dtype=np.int32)
 
 
 def separator(tokenizer: Any) -> tuple[int, ...]:
