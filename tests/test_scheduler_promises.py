@@ -25,7 +25,8 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import GenerationInterrupted
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
-from draftsmith.testing import Scripted, ToyTarget, oracle, plain
+from draftsmith.testing import Scripted, ToyTarget, plain
+from scripted import oracle
 from work import peak_bytes
 
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11] * 6, [12, 13, 14, 15, 16] * 4]
