@@ -14,7 +14,7 @@ from draftsmith.bench.replay import CONTEXT_BUCKET, Replay, ReplayBudget, bucket
 from draftsmith.bench.sweep import Done
 from draftsmith.core.budget import LADDER
 from draftsmith.core.stats import total
-from draftsmith.model.measure import Cost, CostTable, Slope
+from draftsmith.model.measure import Cost, CostTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _buckets(contexts: range) -> Iterable[tuple[int, int]]:
         at = after
 
 
-def automatic(cost: CostTable | Slope) -> ReplayBudget:
+def automatic(cost: Cost) -> ReplayBudget:
     """The engine's automatic budget under `cost`, at the middle of the measured contexts."""
     context = 0
     if isinstance(cost, CostTable):
