@@ -7,8 +7,7 @@ context + the drafter's measured time). Prompts cost the same on both sides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from draftsmith.bench.replay import CONTEXT_BUCKET, Replay, ReplayBudget, bucket
 from draftsmith.bench.sweep import Done
@@ -35,9 +34,6 @@ class Estimate:
     """Plain decoding's time over this drafter's, prompts included on both sides."""
     decode_speedup: float
     """The same without the prompts."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:

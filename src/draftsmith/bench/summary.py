@@ -212,6 +212,7 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
     passes, tokens = sum(r.passes for r in rows), sum(len(r.output_ids) for r in rows)
     stats = [s for r in rows if (s := r.stats) is not None]
     whole = total(stats) if len(stats) == len(rows) else None
+    later = [(r.seconds - r.first_token_seconds) / max(1, len(r.output_ids) - 1) for r in rows]
     compared = [row for row in rows if row.compared]
     gaps = [row.gap for row in compared if row.gap is not None]
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
@@ -229,7 +230,7 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
         speedup=interval(both, speed_ratio) if both else Interval(*[float("nan")] * 3),
         macro_speedup=fmean(speed_ratio([unit]) for unit in both) if both else float("nan"),
         first_token_ms=1e3 * median(row.first_token_seconds for row in rows),
-        token_ms=1e3 * median(map(_later_token_seconds, rows)),
+        token_ms=1e3 * median(later),
         passes=passes,
         tokens_per_pass=tokens / passes if passes else 0.0,
         drafted_per_pass=whole.drafted / passes if whole is not None and passes else None,
@@ -240,7 +241,3 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
         peak_mib=max(peaks) / 2**20 if peaks else None,
         stats=whole,
     )
-
-
-def _later_token_seconds(row: Generation) -> float:
-    return (row.seconds - row.first_token_seconds) / max(1, len(row.output_ids) - 1)

@@ -296,7 +296,19 @@ def _steps(
     runner = Runner(loaded)
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
     budgets = [FixedBudget(0) for _ in range(batch)]
-    sessions = [_session(loaded, context, row, budgets[row]) for row in range(batch)]
+    sessions = [
+        Session(
+            [(31 * i + row) % loaded.vocab_size for i in range(context)],
+            drafter=_Filler(),
+            budget=budget,
+            law=Law((), greedy=True),
+            chance=Dice.seeded(0),
+            vocab_size=loaded.vocab_size,
+            limit=1 << 20,
+            device=loaded.device,
+        )
+        for row, budget in enumerate(budgets)
+    ]
     seconds: dict[int, list[float]] = {width: [] for width in widths}
     try:
         begin = perf_counter()
@@ -318,20 +330,6 @@ def _steps(
             if session.row is not None:
                 runner.close(session.row)
     return began, seconds
-
-
-def _session(loaded: LoadedModel, context: int, row: int, budget: FixedBudget) -> Session:
-    vocab = loaded.vocab_size
-    return Session(
-        [(31 * i + row) % vocab for i in range(context)],
-        drafter=_Filler(),
-        budget=budget,
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
-        vocab_size=vocab,
-        limit=1 << 20,
-        device=loaded.device,
-    )
 
 
 @dataclass(frozen=True, repr=False)
