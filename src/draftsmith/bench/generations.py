@@ -75,9 +75,9 @@ class Generation:
         """The loop's record again; None for peers."""
         if self.phases is None:
             return None
-        kept = {f.name: getattr(self, f.name) for f in fields(Stats) if hasattr(self, f.name)}
+        shared = ((f.name, getattr(self, f.name, None)) for f in fields(Stats))
         return Stats.from_dict(
-            kept
+            {name: value for name, value in shared if value is not None}
             | {
                 "prompt_tokens": len(self.prompt_ids),
                 "tokens": len(self.output_ids),
