@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.paired import in_turn, ratio
+from benchmarks.shared import asks
 from draftsmith import builtin
 from draftsmith.bench import suites
 from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.generations import ResultFile
-from draftsmith.bench.run import Plan, asks, encoded, measure
+from draftsmith.bench.run import Plan, encoded, measure
 from draftsmith.bench.settings import settings
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.engine import Engine

@@ -23,8 +23,8 @@ from transformers import DynamicCache
 from benchmarks.live_prompts import prompts as held_out
 from benchmarks.paired import ratio
 from draftsmith import builtin
-from draftsmith.bench.answer import Answer, Arm, Ask
-from draftsmith.bench.arms import build, parse_arm
+from draftsmith.bench.answer import Answer, Ask
+from draftsmith.bench.arms import Arm, build, parse_arm
 from draftsmith.bench.run import in_turn
 from draftsmith.bench.summary import bootstrap
 from draftsmith.core.draft import Draft

@@ -13,10 +13,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.shared import asks
 from draftsmith import builtin
 from draftsmith.bench import suites
 from draftsmith.bench.arms import Ours, Spec, parse_arm
-from draftsmith.bench.run import Plan, asks
+from draftsmith.bench.run import Plan
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import LoadError

@@ -149,7 +149,7 @@ def main() -> None:
     arms = build(model, [parse_arm(spec) for spec in names])
     plan = Plan(model, arms, records, SamplingParams(), warmup=0)
     common = settings(model, arms, records)
-    file = ResultFile(args.output, common, resume=True)
+    file = ResultFile(args.output, common)
     with Progress() as progress:
         task = progress.add_task("answering", total=plan.size)
         try:

@@ -90,7 +90,7 @@ def answered(
         print(f"\r{path.stem}: {done[0]} of {plan.size} answers", end="", file=sys.stderr)
 
     done = [0]
-    file = ResultFile(path, common, resume=True)
+    file = ResultFile(path, common)
     for line in measure(plan, file, common, advance):
         print(f"\n{line}", file=sys.stderr)
     print(file=sys.stderr)

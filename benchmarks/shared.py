@@ -12,12 +12,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith import builtin
+from draftsmith.bench.answer import Ask
+from draftsmith.bench.records import Record
+from draftsmith.bench.run import Plan, asked
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start
 from draftsmith.core.sampling import Dice, Law, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.core.target import Target
+from draftsmith.errors import PromptError
 from draftsmith.text.tokenizer import encode, render_chat
 
 HELD_OUT = ("pallets+flask", "TheAlgorithms+Python")
@@ -105,3 +109,12 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     ids: list[int] = torch.randint(10, 30_000, (count,), generator=generator).tolist()
     return ids
+
+
+def asks(plan: Plan) -> Iterator[tuple[Record, Ask]]:
+    """Every first-turn prompt that fits the model."""
+    for record in plan.records:
+        try:
+            yield record, asked(plan, record, 0)
+        except PromptError:
+            continue

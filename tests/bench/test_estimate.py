@@ -61,7 +61,7 @@ def test_interpolation(positions: int, context: int, ms: float) -> None:
 def test_prompts_and_relative_cost() -> None:
     assert COST.prefill_seconds(50) == pytest.approx(0.025)
     assert COST.prefill_seconds(200) == pytest.approx(0.1)
-    assert COST.relative(5, 300) == pytest.approx(2.0)
+    assert COST.seconds(5, 300) == pytest.approx(2 * COST.seconds(1, 300))
     with pytest.raises(OptionError, match="batch=2 was not measured"):
         COST.seconds(1, 100, batch=2)
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import tiny
 from draftsmith import builtin
 from draftsmith.bench import generations, suites
-from draftsmith.bench.answer import Answer, Arm, Ask
-from draftsmith.bench.arms import Ours, build, parse_arm
+from draftsmith.bench.answer import Answer, Ask
+from draftsmith.bench.arms import Arm, Ours, build, parse_arm
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.records import Record, conversation
@@ -62,8 +62,8 @@ def common(plan: Plan) -> dict[str, Any]:
     return settings(plan.model, plan.arms, plan.records, limit=plan.max_new_tokens)
 
 
-def go(plan: Plan, path: Path | None = None, resume: bool = False) -> list[Generation]:
-    file = ResultFile(path, common(plan), resume)
+def go(plan: Plan, path: Path | None = None) -> list[Generation]:
+    file = ResultFile(path, common(plan))
     measure(plan, file, common(plan))
     return file.rows
 
@@ -197,25 +197,23 @@ def test_a_run_goes_on_where_it_was_stopped(
     assert 0 < len(kept) < len(whole)
     if torn:
         path.write_text(path.read_text() + json.dumps(kept[0].as_dict())[:50])
-    rows = go(plan, path, resume=True)
+    rows = go(plan, path)
     assert [timeless(row) for row in rows] == [timeless(row) for row in whole]
     assert [timeless(row) for row in generations.read(path).entries] == [
         timeless(row) for row in whole
     ]
-    assert len(go(plan, path, resume=True)) == len(whole)  # Nothing is left to do.
+    assert len(go(plan, path)) == len(whole)  # Nothing is left to do.
 
 
 def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     go(plan_of(model, "none"), path)
-    with pytest.raises(OptionError, match=r"exists; go on with --resume"):
-        go(plan_of(model, "none"), path)
     with pytest.raises(OptionError, match=r"limit: 24 there, 25 now"):
-        go(plan_of(model, "none", max_new_tokens=25), path, resume=True)
+        go(plan_of(model, "none", max_new_tokens=25), path)
     with pytest.raises(OptionError, match=r"arms: none there, none, copyspec now"):
-        go(plan_of(model, "none", "copyspec"), path, resume=True)
+        go(plan_of(model, "none", "copyspec"), path)
     with pytest.raises(OptionError, match="prompts: 3"):
-        go(plan_of(model, "none", records=records(2)), path, resume=True)
+        go(plan_of(model, "none", records=records(2)), path)
 
 
 def test_a_commit_meanwhile_is_no_other_setting() -> None:
@@ -411,7 +409,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert section["rows"][2]["identical"] == 3
     assert len(generations.read(out).entries) == 9
     again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
-    assert (again.exit_code, "--resume" in again.stderr) == (2, True)
+    assert (again.exit_code, "exists; go on with --resume" in again.stderr) == (2, True)
     more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
     assert more.exit_code == 0
     assert len(generations.read(out).entries) == 18
@@ -439,7 +437,7 @@ def test_a_full_disk_names_the_file_and_keeps_what_there_is(
             go(plan, path)
     assert {p.name for p in tmp_path.iterdir()} == {"r.jsonl", "whole.jsonl"}
     assert len(generations.read(path).entries) == 3
-    assert [timeless(row) for row in go(plan, path, resume=True)] == [timeless(r) for r in whole]
+    assert [timeless(row) for row in go(plan, path)] == [timeless(r) for r in whole]
 
 
 def test_rows_say_when_and_under_which_load(model: LoadedModel) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.stats import Stats
-from draftsmith.engine.request import BudgetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +32,3 @@ class Answer:
     finish_reason: str
     stats: Stats | None = None
     """The loop's own record; peers have none."""
-
-
-class Arm(Protocol):
-    """A way of answering, with its name in tables."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def drafter(self) -> str:
-        """The whole configuration, defaults included."""
-
-    @property
-    def budget(self) -> BudgetSpec | None: ...
-
-    @property
-    def seeded(self) -> bool:
-        """Whether a seed gives the same tokens as with plain decoding."""
-
-    def answer(self, ask: Ask) -> Answer:
-        """Generate; the clock runs inside."""

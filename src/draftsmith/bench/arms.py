@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 from draftsmith.bench import peers
-from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.answer import Answer, Ask
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters import registry
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import BudgetSpec, checked_budget
@@ -50,6 +48,11 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
         raise UnknownName("arm", error.name, known) from error
 
 
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens",
+           "seed")  # fmt: skip
+"""The options of a call that fix its law and its draws."""
+
+
 class Ours:
     """One of our drafters, on an engine of its own: what its budget learns stays its own."""
 
@@ -59,10 +62,11 @@ class Ours:
         self.budget: BudgetSpec | None = spec.budget
         self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget)
         drafter = self.engine.drafter
+        # Whether a seed gives the same tokens as with plain decoding.
         self.seeded = not (drafter.sampled or drafter.shares_noise)
 
     def answer(self, ask: Ask) -> Answer:
-        options = sampling_options(ask.sampling)
+        options = {name: getattr(ask.sampling, name) for name in SAMPLED}
         begin = perf_counter()
         result = self.engine.generate(list(ask.ids), max_new_tokens=ask.limit, **options)
         seconds = perf_counter() - begin
@@ -71,11 +75,8 @@ class Ours:
         return Answer(result.tokens, seconds, first, passes, result.finish_reason, stats)
 
 
-def sampling_options(params: SamplingParams) -> dict[str, Any]:
-    """The options of a call that fix its law and its draws."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens",
-             "seed")  # fmt: skip
-    return {name: getattr(params, name) for name in names}
+Arm = Ours | peers.Peer
+"""A way of answering: its name in tables, its drafter with all options, its budget."""
 
 
 def build(model: LoadedModel, specs: Sequence[Spec]) -> list[Arm]:

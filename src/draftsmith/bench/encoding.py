@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 
@@ -35,25 +35,25 @@ class Encoder:
     encode: Callable[[str, bool], list[int]]
     """Ids of a text; True: with what the tokenizer puts around a whole text."""
     decode: Callable[[list[int]], str]
-    chat: Callable[[Sequence[Message]], list[int]]
-    """Ids of a chat up to where the assistant's answer begins."""
-    end: list[int]
+    chat: Callable[[Sequence[Message]], Sequence[Piece]]
+    """A chat up to where the assistant's answer begins."""
+    end: Sequence[Piece]
     """What ends an answer."""
     vocab_size: int
 
-    def prompt(self, record: Record) -> list[int]:
+    def prompt(self, record: Record) -> tuple[int, ...]:
         """Ids of what was asked."""
         if record.messages:
-            return self.chat(record.messages)
-        return self.encode(record.prompt or "", True)
+            return tuple(self._ids(self.chat(record.messages)))
+        return tuple(self.encode(record.prompt or "", True))
 
-    def answer(self, record: Record) -> list[int]:
+    def answer(self, record: Record) -> tuple[int, ...]:
         """Ids of what was answered, with the end of the turn."""
-        return [*self.encode(record.output or "", False), *self.end]
+        return (*self.encode(record.output or "", False), *self._ids(self.end))
 
-    def returns(self, text: str) -> bool:
-        """Whether the text survives being tokenized, but for spaces at its ends."""
-        return self.decode(self.encode(text, False)).strip() == text.strip()
+    def _ids(self, pieces: Sequence[Piece]) -> Iterator[int]:
+        for piece in pieces:
+            yield from [piece] if isinstance(piece, int) else self.encode(piece, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,9 @@ class Encoding:
         """Ids of a record; raises LoadError, OptionError or PromptError."""
         prompt, answer = record.prompt_ids, record.output_ids
         encoder = self._encoder(record)
-        if prompt is None:
-            assert encoder is not None
-            prompt = tuple(encoder.prompt(record))
-        if answer is None:
-            assert encoder is not None
-            answer = tuple(encoder.answer(record))
+        if encoder is not None:
+            prompt = encoder.prompt(record) if prompt is None else prompt
+            answer = encoder.answer(record) if answer is None else answer
         if not prompt or not answer:
             what = "prompt" if not prompt else "output"
             raise PromptError(f"record {record.id}: the {what} has no tokens")
@@ -103,8 +100,11 @@ class Encoding:
             )
 
     def _survives(self, record: Record) -> bool:
-        encoder = self._encoder(record)
-        return encoder is None or encoder.returns(record.output or "")
+        """Whether the output comes back from its ids, but for spaces at its ends."""
+        encoder, text = self._encoder(record), record.output or ""
+        return (
+            encoder is None or encoder.decode(encoder.encode(text, False)).strip() == text.strip()
+        )
 
     def _name(self, record: Record) -> str | None:
         given, own = self.tokenizer, record.tokenizer
@@ -160,25 +160,20 @@ def _bare(folder: Path, template: Template | None) -> Encoder:
     except Exception as error:  # The library raises nothing more special.
         raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
-    def encode(text: str, special: bool) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+    def no_chat(_: Sequence[Message]) -> Sequence[Piece]:
+        raise OptionError(
+            f"the tokenizer {folder.name} comes without a chat template; give --template "
+            f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
+        )
 
-    def decode(ids: list[int]) -> str:
-        text: str = tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-    def chat(messages: Sequence[Message]) -> list[int]:
-        if template is None:
-            raise OptionError(
-                f"the tokenizer {folder.name} comes without a chat template; give --template "
-                f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
-            )
-        return _ids(template.render(messages), encode)
-
-    end = [] if template is None else _ids([template.end], encode)
-    least = 0 if template is None else template.vocab_size
-    return Encoder(encode, decode, chat, end, max(tokenizer.get_vocab_size(), least))
+    vocab_size = tokenizer.get_vocab_size()
+    return Encoder(
+        encode=lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids,
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        chat=no_chat if template is None else template.render,
+        end=[] if template is None else [template.end],
+        vocab_size=vocab_size if template is None else max(vocab_size, template.vocab_size),
+    )
 
 
 def _own(source: str, template: Template | None) -> Encoder:
@@ -188,22 +183,11 @@ def _own(source: str, template: Template | None) -> Encoder:
     from draftsmith.text import tokenizer as text
 
     tokenizer = read_tokenizer(source, {})
-
-    def encode(content: str, special: bool) -> list[int]:
-        return text.encode(tokenizer, content, special=special)
-
-    def decode(ids: list[int]) -> str:
-        content: str = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        return content
-
-    def chat(messages: Sequence[Message]) -> list[int]:
-        if template is None:
-            return text.render_chat(tokenizer, messages)
-        return _ids(template.render(messages), encode)
-
     end = tokenizer.eos_token_id
-    return Encoder(encode, decode, chat, [] if end is None else [end], len(tokenizer))
-
-
-def _ids(pieces: Sequence[Piece], encode: Callable[[str, bool], list[int]]) -> list[int]:
-    return [i for p in pieces for i in ([p] if isinstance(p, int) else encode(p, False))]
+    return Encoder(
+        encode=lambda content, special: text.encode(tokenizer, content, special=special),
+        decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
+        chat=partial(text.render_chat, tokenizer) if template is None else template.render,
+        end=[] if end is None else [end],
+        vocab_size=len(tokenizer),
+    )

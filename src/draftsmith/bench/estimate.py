@@ -6,15 +6,15 @@ context + the drafter's measured time). Prompts cost the same on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from draftsmith.bench.replay import CONTEXT_BUCKET, Replay, ReplayBudget, bucket
+from draftsmith.bench.replay import Replay, ReplayBudget, bucket
 from draftsmith.bench.sweep import Done
 from draftsmith.core.budget import LADDER
 from draftsmith.core.stats import total
-from draftsmith.model.measure import Cost, CostTable, Slope
+from draftsmith.model.measure import Cost, CostTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,6 @@ class Estimate:
     decode_speedup: float
     """The same without the prompts."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:
     """One estimate per suite and drafter, and over all suites where there are several."""
@@ -56,12 +53,9 @@ def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: s
     stats = total([replay.stats for replay in replays])
     prefill = sum(cost.prefill_seconds(replay.stats.prompt_tokens) for replay in replays)
     plain = sum(plain_seconds(replay, cost) for replay in replays)
-    passes = sum(pass_seconds(replay, cost) for replay in replays)
-    same_passes_plain = sum(
-        count * cost.seconds(1, context)
-        for replay in replays
-        for (context, _), count in replay.passes.items()
-    )
+    counts = [item for replay in replays for item in replay.passes.items()]
+    passes = sum(n * cost.seconds(width, context) for (context, width), n in counts)
+    same_passes_plain = sum(n * cost.seconds(1, context) for (context, _), n in counts)
     # Without seconds there is nothing that the drafter's time could be weighed with.
     drafting = stats.seconds.draft if cost.in_seconds else 0.0
     return Estimate(
@@ -78,28 +72,14 @@ def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: s
     )
 
 
-def pass_seconds(replay: Replay, cost: Cost) -> float:
-    """Seconds of all passes of a replay."""
-    return sum(n * cost.seconds(width, at) for (at, width), n in replay.passes.items())
-
-
 def plain_seconds(replay: Replay, cost: Cost) -> float:
     """Seconds of plain decoding of the same answer: one pass per token."""
     first = replay.stats.prompt_tokens - 1
-    contexts = range(first, first + replay.stats.tokens)
-    return sum(n * cost.seconds(1, at) for at, n in _buckets(contexts))
+    contexts = Counter(map(bucket, range(first, first + replay.stats.tokens)))
+    return sum(n * cost.seconds(1, context) for context, n in contexts.items())
 
 
-def _buckets(contexts: range) -> Iterable[tuple[int, int]]:
-    """(bucket, how many of `contexts` fall into it)."""
-    at = contexts.start
-    while at < contexts.stop:
-        after = min(contexts.stop, (at // CONTEXT_BUCKET + 1) * CONTEXT_BUCKET)
-        yield bucket(at), after - at
-        at = after
-
-
-def automatic(cost: CostTable | Slope) -> ReplayBudget:
+def automatic(cost: Cost) -> ReplayBudget:
     """The engine's automatic budget under `cost`, at the middle of the measured contexts."""
     context = 0
     if isinstance(cost, CostTable):

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any
 
 from draftsmith.bench.settings import differences
-from draftsmith.core.stats import Seconds, SourceStats, Stats
+from draftsmith.core.stats import Stats
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.storage import JsonLines, Lines, read_lines
 
@@ -75,20 +75,14 @@ class Generation:
         """The loop's record again; None for peers."""
         if self.phases is None:
             return None
-        seconds = {k: v for k, v in self.phases.items() if k != "other"}
-        return Stats(
-            prompt_tokens=len(self.prompt_ids),
-            passes=self.passes,
-            tokens=len(self.output_ids),
-            attempts=self.attempts or 0,
-            drafted=self.drafted or 0,
-            probes=self.probes or 0,
-            accepted=self.accepted,
-            drafted_by_depth=list(self.drafted_by_depth),
-            accepted_by_depth=list(self.accepted_by_depth),
-            by_source={name: SourceStats(**entry) for name, entry in self.by_source.items()},
-            seconds=Seconds(**seconds),
-            first_token_seconds=self.first_token_seconds,
+        shared = ((f.name, getattr(self, f.name, None)) for f in fields(Stats))
+        return Stats.from_dict(
+            {name: value for name, value in shared if value is not None}
+            | {
+                "prompt_tokens": len(self.prompt_ids),
+                "tokens": len(self.output_ids),
+                "seconds": {name: s for name, s in self.phases.items() if name != "other"},
+            }
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,16 +135,15 @@ def read(path: str | Path) -> Lines[Generation]:
 class ResultFile:
     """Rows that are on disk as soon as they are measured; a killed run can go on."""
 
-    def __init__(
-        self, path: Path | None, settings: dict[str, Any] | None = None, resume: bool = False
-    ) -> None:
-        """Raises OptionError for other settings, and without `resume` for a file with rows."""
+    def __init__(self, path: Path | None, settings: dict[str, Any] | None = None) -> None:
+        """Go on with the rows at `path`, in memory only without one.
+
+        Raises OptionError for rows of other settings, LoadError or WriteError as `JsonLines`.
+        """
         self.rows: list[Generation] = []
         self._lines: JsonLines[Generation] | None = None
         if path is None:
             return
-        if path.is_file() and path.stat().st_size and not resume:
-            raise OptionError(f"{path} exists; go on with --resume, or give another --out")
         self._lines = JsonLines(path, **_FILE)
         self.rows = self._lines.entries
         for row in self.rows if settings is not None else ():

@@ -5,20 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay
-from draftsmith.core.stats import Seconds, SourceStats, Stats
+from draftsmith.core.stats import Stats
 from draftsmith.storage import JsonLines
 
 
 def key_of(record: Record, settings: str) -> str:
     """A fingerprint of everything, but the drafter, that the counts depend on."""
-    content = [getattr(record, f.name) for f in fields(record)]
-    text = json.dumps([*content, settings], ensure_ascii=False, default=str)
+    content = [*asdict(record).values(), settings]
+    text = json.dumps(content, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
@@ -42,11 +42,6 @@ class Journal:
             self._lines.add(entry | {"stats": asdict(replay.stats)})
 
     def _read(self, entry: dict[str, Any]) -> None:
-        stats = entry["stats"]
-        sources = {name: SourceStats(**value) for name, value in stats["by_source"].items()}
-        seconds = Seconds(**stats["seconds"])
         passes = {(context, positions): n for context, positions, n in entry["passes"]}
-        replay = Replay(
-            Stats(**{**stats, "by_source": sources, "seconds": seconds}), Counter(passes)
-        )
+        replay = Replay(Stats.from_dict(entry["stats"]), Counter(passes))
         self.known[entry["key"], entry["drafter"]] = replay

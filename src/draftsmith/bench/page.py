@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -19,6 +20,7 @@ from draftsmith.bench.report import (
     versus_cells,
 )
 from draftsmith.bench.summary import Section, Summary
+from draftsmith.bench.versus import Comparison
 from draftsmith.model.measure import CostTable
 
 _LONG = 12
@@ -27,16 +29,15 @@ _LONG = 12
 
 def page(report: Report, cost: CostTable | None = None) -> str:
     """The whole page; raises OptionError if matplotlib is not installed."""
-    several = len(report.sections) > 1
-    parts = []
-    for number, section in enumerate(report.sections):
-        heading = f"<h2>{escape(section.title)}</h2>" if several else ""
-        parts.append(heading + _section(section, cost if not number else None))
-    if report.comparison is not None:
-        parts.append(_comparison(report))
     title = "Decoding speed"
     if len(report.sections) == 1:
         title += f": {report.sections[0].title}"
+    parts: list[str] = []
+    for section in report.sections:
+        heading = f"<h2>{escape(section.title)}</h2>" if len(report.sections) > 1 else ""
+        parts.append(heading + _section(section, cost if not parts else None))
+    if report.comparison is not None:
+        parts.append(_comparison(report.comparison))
     body = f"<h1>{escape(title)}</h1>\n" + "\n".join(parts)
     return html.page(f"draftsmith bench: {title}", body, _STYLE + STYLE)
 
@@ -121,17 +122,11 @@ def _cells(columns: Sequence[str], row: Sequence[str]) -> str:
 
 def _small_interval(content: str) -> str:
     """Figures stand out, their intervals and remarks do not."""
-    figure, bracket, remark = content.partition(" [")
-    if not bracket:
-        figure, bracket, remark = content.partition(" (")
-    if not bracket:
-        return f"<span>{escape(content)}</span>" if content else ""
-    return f"<span>{escape(figure)} <small>{escape(bracket.strip() + remark)}</small></span>"
+    shown = re.sub(r" ([\[(].*)", r" <small>\1</small>", escape(content))
+    return f"<span>{shown}</span>" if content else ""
 
 
-def _comparison(report: Report) -> str:
-    found = report.comparison
-    assert found is not None
+def _comparison(found: Comparison) -> str:
     return (
         f"<h2>B over A</h2><p>A is {escape(found.a)}, B is {escape(found.b)}. "
         f"{escape(differing(found))}</p>" + _html_table(VERSUS_HEADS, versus_cells(found))

@@ -163,11 +163,11 @@ class Peer:
         self.ends = frozenset(ends)
 
     def answer(self, ask: Ask) -> Answer:
-        law = _law(ask)
-        seeded = law["do_sample"] and ask.sampling.seed is not None
-        with torch.random.fork_rng(enabled=seeded):
-            if seeded:
-                torch.manual_seed(ask.sampling.seed)
+        law, seed = _law(ask), ask.sampling.seed
+        if not law["do_sample"] or seed is None:
+            return self._timed(ask, law)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
             return self._timed(ask, law)
 
     def _timed(self, ask: Ask, law: dict[str, Any]) -> Answer:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from draftsmith import html
@@ -63,6 +64,8 @@ _LOOK: dict[Any, Any] = {
 }
 _WIDTH, _HEIGHT = 5.0, 3.4
 """Inches of 72 points, one of the page's pixels each: a column of a phone's width."""
+_SHARE = (0, 1)
+"""The limits of an axis that is read in percent."""
 _LABEL = 36
 """Characters of a name that fit above its bar, beside the figures."""
 
@@ -116,6 +119,53 @@ def draw_rows(label: str, rows: Sequence[Row], paint: Callable[[Axes], None]) ->
     return draw(label, whole, 0.5 + 0.52 * len(rows))
 
 
+Bar = tuple[str, str, Sequence[tuple[float, str]]]
+"""A name, its figures, and the lengths and colours of the parts one after another."""
+
+
+def draw_bars(label: str, bars: Sequence[Bar], **axis: Any) -> str:
+    """Horizontal bars of several parts; nothing where there are none."""
+    if not bars:
+        return ""
+
+    def paint(axes: Axes) -> None:
+        for y, (_, _, parts) in enumerate(bars):
+            ends = accumulate((length for length, _ in parts), initial=0.0)
+            for left, (length, colour) in zip(ends, parts, strict=False):
+                axes.barh(y, length, 0.25, left=left, color=colour)
+        axes.set(**axis)
+        if axis.get("xlim") == _SHARE:
+            axes.xaxis.set_major_formatter(_percent)
+
+    return draw_rows(label, [(name, said) for name, said, _ in bars], paint)
+
+
+Line = tuple[Sequence[tuple[float, float]], str, dict[str, Any]]
+"""Points, matplotlib's short form of their marks, and how they look."""
+
+
+def draw_lines(label: str, lines: Sequence[Line], **axis: Any) -> str:
+    """Lines or dots over doubling numbers; nothing where there are none."""
+    if not lines:
+        return ""
+
+    def paint(axes: Axes) -> None:
+        for points, marks, look in lines:
+            axes.plot(*zip(*points, strict=True), marks, **look)
+        axes.set(**axis)
+        axes.set_ylim(bottom=0)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        if axis.get("ylim") == _SHARE:
+            axes.yaxis.set_major_formatter(_percent)
+
+    return draw(label, paint)
+
+
+def _percent(share: float, _: object) -> str:
+    return f"{share:.0%}"
+
+
 class Plots:
     """All plots of a section; an arm has the same colour in each, peers hollow dots."""
 
@@ -145,8 +195,7 @@ class Plots:
                 title = summary.suite or "all suites"
                 rows.append((title, ""))
             marks[len(rows)] = summary
-            said = f"{found.value:.2f}×  [{found.low:.2f}, {found.high:.2f}]"
-            rows.append((summary.arm, said))
+            rows.append((summary.arm, found.shown("×")))
         if not marks:
             return ""
 
@@ -189,103 +238,59 @@ class Plots:
 
     def depth(self) -> str:
         """Share of the drafts accepted down to each depth."""
-        drafting = [s for s in self.section.whole if s.stats and s.stats.drafted_by_depth]
-        if not drafting:
-            return ""
-
-        def paint(axes: Axes) -> None:
-            for s in drafting:
-                assert s.stats is not None
-                held, reached = s.stats.accepted_by_depth, s.stats.drafted_by_depth
-                held = [*held, *[0] * (len(reached) - len(held))]
-                shares = [h / n for h, n in zip(held, reached, strict=True)]
-                single = "o" if len(shares) == 1 else "-"
-                axes.plot(range(1, len(shares) + 1), shares, single, color=self.colour[s.arm])
-            axes.set(xlabel="draft position", ylabel="accepted", ylim=(0, 1))
-            axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-            _doubling(axes)
-
-        return draw("share of drafts accepted by draft position", paint)
+        lines: list[Line] = []
+        for s in self.section.whole:
+            if s.stats and (reached := s.stats.drafted_by_depth):
+                held = zip_longest(s.stats.accepted_by_depth, reached, fillvalue=0)
+                points = [(depth, h / n) for depth, (h, n) in enumerate(held, 1)]
+                single = "o" if len(points) == 1 else "-"
+                lines.append((points, single, {"color": self.colour[s.arm]}))
+        label = "share of drafts accepted by draft position"
+        return draw_lines(label, lines, xlabel="draft position", ylabel="accepted", ylim=_SHARE)
 
     def source(self) -> str:
         """Accepted of drafted nodes, by who guessed them."""
-        rows: list[Row] = []
-        shares: list[tuple[float, str]] = []
+        bars: list[Bar] = []
         for s in self.section.whole:
             for name, entry in (s.stats.by_source if s.stats else {}).items():
                 share = entry.accepted / entry.drafted if entry.drafted else 0.0
                 title = s.arm if s.drafter.partition("(")[0] == name else f"{s.arm} → {name}"
-                rows.append((title, f"{share:.0%} of {entry.drafted:,}"))
-                shares.append((share, self.colour[s.arm]))
-        if not rows:
-            return ""
-
-        def paint(axes: Axes) -> None:
-            for y, (share, colour) in enumerate(shares):
-                axes.barh(y, 1, 0.25, color=LIGHT["rule"])
-                axes.barh(y, share, 0.25, color=colour)
-            axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-            axes.set_xlim(0, 1)
-
-        return draw_rows("accepted share of drafted tokens by source", rows, paint)
+                parts = [(share, self.colour[s.arm]), (1 - share, LIGHT["rule"])]
+                bars.append((title, f"{share:.0%} of {entry.drafted:,}", parts))
+        return draw_bars("accepted share of drafted tokens by source", bars, xlim=_SHARE)
 
     def passes(self) -> str:
         """Every answer: accepted tokens of a pass against passes."""
         first = self.section.rows[0].run
-        arms = [s.arm for s in self.section.whole if s.accepted_share]
-        dots = {
-            arm: [
+        lines: list[Line] = []
+        for s in self.section.whole:
+            points = [
                 (row.passes, row.accepted / row.passes)
                 for row in self.section.rows
-                if (row.arm, row.run) == (arm, first) and row.passes
+                if (row.arm, row.run) == (s.arm, first) and row.passes
             ]
-            for arm in arms
-        }
-        if not any(dots.values()):
-            return ""
-
-        def paint(axes: Axes) -> None:
-            for arm, found in dots.items():
-                if found:
-                    style: dict[str, Any] = {
-                        "color": self.colour[arm],
-                        "mfc": self.fill(arm),
-                        "alpha": 0.6,
-                    }
-                    axes.plot(*zip(*found, strict=True), "o", markersize=4, **style)
-            axes.set(xlabel="passes", ylabel="accepted tokens per pass")
-            axes.set_ylim(bottom=0)
-            _doubling(axes)
-
-        return draw("accepted tokens per pass against passes, one dot per answer", paint)
+            if points and s.accepted_share:
+                look = {"color": self.colour[s.arm], "mfc": self.fill(s.arm)}
+                lines.append((points, "o", look | {"alpha": 0.6, "markersize": 4}))
+        label = "accepted tokens per pass against passes, one dot per answer"
+        return draw_lines(label, lines, xlabel="passes", ylabel="accepted tokens per pass")
 
     def time(self) -> str:
         """Milliseconds per token, by phase."""
-        rows: list[Row] = []
-        parts: list[list[tuple[float, str]]] = []
+        bars: list[Bar] = []
         for s in self.section.whole:
             per_token = 1e3 / max(1, s.tokens)
             whole = s.seconds * per_token
             if s.stats is None:
                 first = sum(r.first_token_seconds for r in self.section.rows if r.arm == s.arm)
-                parts.append(
-                    [(first * per_token, "prefill"), (whole - first * per_token, "unknown")]
-                )
+                known, rest = [("prefill", first)], "unknown"
             else:
-                known = [(getattr(s.stats.seconds, name) * per_token, name) for name in PHASES]
-                known[-1] = (max(0.0, whole - sum(ms for ms, _ in known[:-1])), "other")
-                parts.append(known)
-            rows.append((s.arm, f"{whole:.2f} ms"))
-
-        def paint(axes: Axes) -> None:
-            for y, found in enumerate(parts):
-                left = 0.0
-                for ms, name in found:
-                    axes.barh(y, ms, 0.25, left=left, color=LIGHT[name])
-                    left += ms
-            axes.set_xlabel("milliseconds")
-
-        return draw_rows("milliseconds per token by phase", rows, paint)
+                *phases, rest = PHASES
+                known = [(name, getattr(s.stats.seconds, name)) for name in phases]
+            parts = [(seconds * per_token, LIGHT[name]) for name, seconds in known]
+            parts.append((max(0.0, whole - sum(ms for ms, _ in parts)), LIGHT[rest]))
+            bars.append((s.arm, f"{whole:.2f} ms", parts))
+        return draw_bars("milliseconds per token by phase", bars, xlabel="milliseconds")
 
 
 def cost_colours(table: CostTable) -> dict[int, str]:
@@ -297,22 +302,13 @@ def cost_colours(table: CostTable) -> dict[int, str]:
 def cost_curve(table: CostTable) -> str:
     """Milliseconds of a pass by its width, a line for each context."""
     batch = min(table.batches)
-
-    def paint(axes: Axes) -> None:
-        for context, name in cost_colours(table).items():
-            points = [p for p in table.points if (p.batch, p.context) == (batch, context)]
-            at = sorted((p.positions, p.ms) for p in points)
-            axes.plot(*zip(*at, strict=True), "o-", color=LIGHT[name], markersize=3)
-        axes.set(xlabel="positions in a pass", ylabel="milliseconds")
-        axes.set_ylim(bottom=0)
-        _doubling(axes)
-
-    return draw("milliseconds of a pass by its width", paint)
-
-
-def _doubling(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    lines: list[Line] = []
+    for context, name in cost_colours(table).items():
+        points = [p for p in table.points if (p.batch, p.context) == (batch, context)]
+        at = sorted((p.positions, p.ms) for p in points)
+        lines.append((at, "o-", {"color": LIGHT[name], "markersize": 3}))
+    label = "milliseconds of a pass by its width"
+    return draw_lines(label, lines, xlabel="positions in a pass", ylabel="milliseconds")
 
 
 def legend(items: Sequence[tuple[str, str, bool]]) -> str:

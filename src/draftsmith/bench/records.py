@@ -76,20 +76,20 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
     Where messages end with an answer, every answer among them is one to replay.
     """
     common: dict[str, Any] = {
-        "suite": _text(item, "suite") or suite,
-        "category": _text(item, "category"),
-        "tokenizer": _text(item, "tokenizer"),
-        "reference": _text(item, "reference"),
+        "suite": _typed(item, "suite", str) or suite,
+        "category": _typed(item, "category", str),
+        "tokenizer": _typed(item, "tokenizer", str),
+        "reference": _typed(item, "reference", str),
         "max_new_tokens": _typed(item, "max_new_tokens", int),
     }
     identity = str(item.get("id", f"{suite}/{number}"))
-    output = _text(item, "output")
+    output = _typed(item, "output", str)
     if output is None:
-        output = _text(item, "completion")
+        output = _typed(item, "completion", str)
     common |= {name: _ids(item, name) for name in ("prompt_ids", "output_ids")}
     given = item.get("messages")
     if given is None:
-        prompt = _text(item, "prompt")
+        prompt = _typed(item, "prompt", str)
         if not prompt and common["prompt_ids"] is None:
             raise Wrong("neither 'messages' nor 'prompt' nor 'prompt_ids' says what was asked")
         turn = _typed(item, "turn", int) or 1
@@ -97,7 +97,8 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
     chat = _messages(given)
     if output is None and common["output_ids"] is None and chat[-1]["role"] == "assistant":
         return _logged_chat(identity, chat, common)
-    turn = _typed(item, "turn", int) or _turn(chat)
+    asked = sum(message["role"] == "user" for message in chat)
+    turn = _typed(item, "turn", int) or max(1, asked)
     return [Record(identity, turn=turn, messages=tuple(chat), output=output, **common)]
 
 
@@ -115,10 +116,6 @@ def _logged_chat(identity: str, chat: list[Message], common: dict[str, Any]) -> 
         )
         for turn, end in enumerate(ends, 1)
     ]
-
-
-def _turn(chat: Sequence[Message]) -> int:
-    return max(1, len([message for message in chat if message["role"] == "user"]))
 
 
 def _messages(given: Any) -> list[Message]:
@@ -149,10 +146,6 @@ def _ids(item: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
     if not isinstance(value, list) or not all(type(i) is int and i >= 0 for i in value):
         raise Wrong(f"{name!r} is not a list of token ids")
     return tuple(value)
-
-
-def _text(item: Mapping[str, Any], name: str) -> str | None:
-    return _typed(item, name, str)
 
 
 def _typed(item: Mapping[str, Any], name: str, kind: Callable[..., T]) -> T | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -46,7 +46,7 @@ class ReplayRow:
 
     pending: list[int]
     cached: int = 0
-    answered: int = field(default=0)
+    answered: int = 0
 
 
 class ReplayTarget:
@@ -137,15 +137,12 @@ class Replay:
 def check(drafter: Drafter) -> None:
     """Raise UnsupportedError for a drafter that needs more than token ids."""
     if drafter.needs != Needs():
-        wanted = [
-            name
-            for name, asked in (
-                ("hidden states", drafter.needs.hidden_layer is not None),
-                ("attention rows", bool(drafter.needs.attention_heads)),
-                ("logits", drafter.needs.logits),
-            )
-            if asked
-        ]
+        asked = {
+            "hidden states": drafter.needs.hidden_layer is not None,
+            "attention rows": drafter.needs.attention_heads,
+            "logits": drafter.needs.logits,
+        }
+        wanted = [name for name, value in asked.items() if value]
         raise UnsupportedError(
             f"{drafter} cannot be replayed: it looks at the model's {' and '.join(wanted)}, and a "
             "recording has token ids only; measure it with a model"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from statistics import median
 
-from draftsmith.bench.summary import Interval, Section, Summary, interval, paces, speed_ratio
+from draftsmith.bench.summary import Section, Summary, interval, paces, speed_ratio
 from draftsmith.bench.versus import Comparison
 
 HEADS = ("arm", "tokens/s", "speed-up", "per prompt", "tokens/pass", "drafted/pass",
@@ -34,14 +34,12 @@ class Report:
 def cells(summary: Summary, baseline: str) -> list[str]:
     """One row of the main table."""
     own = summary.arm == baseline
-    found = summary.speedup
-    fast = "1×" if own else f"{found.value:.2f}× [{found.low:.2f}, {found.high:.2f}]"
-    macro = "" if own else f"{summary.macro_speedup:.2f}×"
-    if math.isnan(found.value):
-        fast = macro = ""
+    fast, macro = "1×" if own else "", ""
+    if not own and not math.isnan(summary.speedup.value):
+        fast, macro = summary.speedup.shown("×"), f"{summary.macro_speedup:.2f}×"
     return [
         summary.arm,
-        f"{summary.tokens_per_second:.1f}",
+        summary.tokens_per_second.shown("", 1),
         fast,
         macro,
         f"{summary.tokens_per_pass:.2f}",
@@ -72,7 +70,7 @@ def versus_cells(comparison: Comparison) -> list[list[str]]:
             str(row.prompts),
             f"{row.a_tokens_per_second:.1f}",
             f"{row.b_tokens_per_second:.1f}",
-            f"{row.ratio.value:.3f}× [{row.ratio.low:.3f}, {row.ratio.high:.3f}]",
+            row.ratio.shown("×", 3),
             f"{row.a_tokens_per_pass:.2f}",
             f"{row.b_tokens_per_pass:.2f}",
             f"{row.identical} of {row.prompts}",
@@ -126,25 +124,21 @@ def headline(section: Section) -> str:
     ours, peers = [s for s in others if s.ours], [s for s in others if not s.ours]
     if not ours:
         return ""
-    best = max(ours, key=_speed)
-    said = f"{best.arm} is {_times(best.speedup)} as fast as {section.baseline}"
+    best = _fastest(ours)
+    said = f"{best.arm} is {best.speedup.shown(' times')} as fast as {section.baseline}"
     if peers:
-        peer = max(peers, key=_speed).arm
+        peer = _fastest(peers).arm
         own, theirs = (paces(r for r in section.rows if r.arm == arm) for arm in (best.arm, peer))
         both = [(own[name], theirs[name]) for name in own if name in theirs]
         if both:
-            said += f" and {_times(interval(both, speed_ratio))} as fast as {peer}"
+            said += f" and {interval(both, speed_ratio).shown(' times')} as fast as {peer}"
     if best.compared:
         said += f", with the same answer on {best.identical} of {best.compared} prompts"
     return said + "."
 
 
-def _speed(summary: Summary) -> float:
-    return summary.speedup.value
-
-
-def _times(found: Interval) -> str:
-    return f"{found.value:.2f} times [{found.low:.2f}, {found.high:.2f}]"
+def _fastest(summaries: Sequence[Summary]) -> Summary:
+    return max(summaries, key=lambda summary: summary.speedup.value)
 
 
 def markdown(report: Report) -> str:

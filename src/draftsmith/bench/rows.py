@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
 
 from draftsmith.bench.suites import task
@@ -34,11 +35,8 @@ class Row:
     @property
     def acceptance_by_depth(self) -> list[float]:
         """Entry d: of the drafts that reached depth d+1, the share accepted at least so far."""
-        held = self.stats.accepted_by_depth
-        return [
-            (held[d] if d < len(held) else 0) / reached
-            for d, reached in enumerate(self.stats.drafted_by_depth)
-        ]
+        counts = self.stats.accepted_by_depth, self.stats.drafted_by_depth
+        return [held / reached for held, reached in zip_longest(*counts, fillvalue=0)]
 
     def as_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
@@ -75,18 +73,13 @@ def summarize(done: Sequence[Done]) -> list[Row]:
 
 def _order(done: Sequence[Done]) -> Any:
     """Sums first; else in the order of the records and of the drafters."""
-    suites = _ranks(one.record.suite for one in done)
-    drafters = _ranks(one.drafter for one in done)
-    categories = _ranks(
-        name for one in done for name in (task(one.record), one.record.category) if name
-    )
+    suites = list(dict.fromkeys(one.record.suite for one in done))
+    drafters = list(dict.fromkeys(one.drafter for one in done))
+    parts = ((task(one.record), one.record.category) for one in done)
+    categories = list(dict.fromkeys((None, *chain.from_iterable(parts))))
     return lambda row: (
-        suites[row.suite],
-        -1 if row.category is None else categories[row.category],
+        suites.index(row.suite),
+        categories.index(row.category),
         row.turn or 0,
-        drafters[row.drafter],
+        drafters.index(row.drafter),
     )
-
-
-def _ranks(names: Iterable[str]) -> dict[str, int]:
-    return {name: rank for rank, name in enumerate(dict.fromkeys(names))}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import torch
 
-from draftsmith.bench.answer import Answer, Arm, Ask
+from draftsmith.bench.answer import Answer, Ask
+from draftsmith.bench.arms import Arm
 from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.machine import PeakMemory, load_per_core
 from draftsmith.bench.records import Record
@@ -73,7 +74,7 @@ def measure(
     for run in range(plan.runs):
         for number, record in enumerate(plan.records):
             try:
-                ask = _ask(plan, _filled(record, run, written, plan.records), run)
+                ask = asked(plan, _filled(record, run, written, plan.records), run)
             except PromptError as error:
                 if not run:
                     wrong.append(f"{record.id}: {error}")
@@ -109,7 +110,7 @@ def warm_up(plan: Plan) -> None:
     """Every arm begins to answer the first prompts."""
     for record in plan.records[: plan.warmup]:
         try:
-            ask = _ask(plan, record, 0)
+            ask = asked(plan, record, 0)
         except PromptError:
             continue
         for arm in plan.arms:
@@ -127,15 +128,6 @@ def answered(arm: Arm, ask: Ask) -> Answer:
         raise UnsupportedError(f"{arm.name} cannot answer with this model: {reason}") from error
 
 
-def asks(plan: Plan) -> Iterator[tuple[Record, Ask]]:
-    """Every first-turn prompt that fits the model."""
-    for record in plan.records:
-        try:
-            yield record, _ask(plan, record, 0)
-        except PromptError:
-            continue
-
-
 def _filled(
     record: Record, run: int, written: dict[tuple[int, str], str], records: Sequence[Record]
 ) -> Record:
@@ -143,12 +135,11 @@ def _filled(
     if all(message["content"] is not None for message in record.messages):
         return record
     before = [r for r in records if r.conversation == record.conversation and r.turn < record.turn]
-    if any((run, r.id) not in written for r in before):
-        raise PromptError("an earlier turn of this conversation has no answer")
-    return record.with_answers([written[run, r.id] for r in before])
+    answers = [written[run, r.id] for r in before if (run, r.id) in written]
+    return record.with_answers(answers) if len(answers) == len(before) else record
 
 
-def _ask(plan: Plan, record: Record, run: int) -> Ask:
+def asked(plan: Plan, record: Record, run: int) -> Ask:
     if any(message["content"] is None for message in record.messages):
         raise PromptError("an earlier turn of this conversation has no answer")
     ids = encoded(plan.model, record)
@@ -170,6 +161,11 @@ def encoded(model: LoadedModel, record: Record) -> list[int]:
     return encode(model, asked)
 
 
+RECORDED = ("attempts", "drafted", "probes", "accepted", "drafted_by_depth", "accepted_by_depth",
+            "by_source")  # fmt: skip
+"""What a row keeps of the loop's own record."""
+
+
 def _row(
     plan: Plan,
     record: Record,
@@ -180,7 +176,10 @@ def _row(
     settings: dict[str, Any],
 ) -> Generation:
     tokenizer = plan.model.tokenizer
-    row = Generation(
+    stats = answer.stats.as_dict() if answer.stats is not None else {}
+    recorded = {name: stats[name] for name in RECORDED if name in stats}
+    recorded.setdefault("accepted", len(answer.tokens) - answer.passes)
+    return Generation(
         id=record.id,
         suite=record.suite,
         category=record.category,
@@ -199,20 +198,11 @@ def _row(
         first_token_seconds=answer.first_token_seconds,
         peak_bytes=None,
         passes=answer.passes,
-        accepted=len(answer.tokens) - answer.passes,
         reference=record.reference if record.reference is not None else record.output,
         settings=settings,
+        phases=stats.get("seconds"),
+        **recorded,
     )
-    if answer.stats is not None:
-        _book(row, answer.stats.as_dict())
-    return row
-
-
-def _book(row: Generation, stats: dict[str, Any]) -> None:
-    for name in ("attempts", "drafted", "probes", "accepted", "drafted_by_depth",
-                 "accepted_by_depth", "by_source"):  # fmt: skip
-        setattr(row, name, stats[name])
-    row.phases = stats["seconds"]
 
 
 def compare(plan: Plan, rows: Sequence[Generation]) -> bool:

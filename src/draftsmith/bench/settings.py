@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from draftsmith.bench.answer import Arm
+from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel

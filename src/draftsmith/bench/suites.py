@@ -46,7 +46,7 @@ def read(path: str | Path, on_error: OnError = "fail") -> Reading:
     """
     path = Path(path)
     found = Reading()
-    suite = _stem(path)
+    suite = _unpacked(path).removesuffix(".jsonl").removesuffix(".json")
     for number, place, text in _items(path):
         try:
             item = parse_json(text) if isinstance(text, str) else text
@@ -93,15 +93,16 @@ def evenly(n: int, limit: int) -> list[int]:
 def _items(path: Path) -> Iterator[tuple[int, str, Any]]:
     """(number from 0, place to name in a message, a line's text or an item) of a file."""
     with reading(path), open_text(path) as lines:
-        if path.name.removesuffix(".gz").removesuffix(".xz").endswith(".json"):
-            for number, item in enumerate(_array(path, lines.read())):
-                yield number, f"{path}, item {number + 1}", item
-            return
-        number = 0
-        for line, text in enumerate(lines, 1):
-            if text.strip():
-                yield number, f"{path}, line {line}", text
-                number += 1
+        if _unpacked(path).endswith(".json"):
+            places = ((f"item {n}", item) for n, item in enumerate(_array(path, lines.read()), 1))
+        else:
+            places = ((f"line {n}", text) for n, text in enumerate(lines, 1) if text.strip())
+        for number, (place, item) in enumerate(places):
+            yield number, f"{path}, {place}", item
+
+
+def _unpacked(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".xz")
 
 
 def _array(path: Path, text: str) -> list[Any]:
@@ -112,8 +113,3 @@ def _array(path: Path, text: str) -> list[Any]:
     if not isinstance(items, list):
         raise LoadError(f"{path} is not a list of objects; one object a line goes into .jsonl")
     return items
-
-
-def _stem(path: Path) -> str:
-    name = path.name.removesuffix(".gz").removesuffix(".xz")
-    return name.removesuffix(".jsonl").removesuffix(".json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -28,8 +28,10 @@ class Interval:
     low: float
     high: float
 
-    def __format__(self, spec: str) -> str:
-        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+    def shown(self, unit: str, digits: int = 2) -> str:
+        """`2.00× [1.50, 2.50]`, for the unit ×."""
+        low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
+        return f"{self.value:.{digits}f}{unit} [{low}, {high}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,11 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, which has none for what is not a number."""
-        made = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("tokens_per_second", "speedup"):
-            found: Interval = made[name]
-            made[name] = {"value": found.value, "low": found.low, "high": found.high}
+        made = asdict(self)
         if math.isnan(self.speedup.value):
             made["speedup"] = made["macro_speedup"] = None
-        made["stats"] = self.stats.as_dict() if self.stats is not None else None
+        if self.stats is not None:
+            made["stats"] = self.stats.as_dict()
         return made
 
 
@@ -98,7 +98,15 @@ class Section:
 
     @property
     def title(self) -> str:
-        return setup_title(self.settings)
+        """`edit-7m, bfloat16, cpu, 2 threads`."""
+        known = self.settings
+        parts = [known.get("model"), known.get("dtype"), known.get("device")]
+        if known.get("device") == "cpu":
+            count = known.get("threads")
+            parts.append(f"{count} thread{'s' if count != 1 else ''}")
+        if known.get("temperature"):
+            parts.append(f"temperature {known['temperature']}")
+        return ", ".join(str(part) for part in parts if part)
 
     def tables(self) -> list[tuple[str | None, list[Summary]]]:
         """What belongs into one table: the sums over all suites (None), then every suite."""
@@ -113,17 +121,6 @@ class Section:
 
 
 _SETUP = ("model", "weights", "dtype", "device", "threads", "temperature", "machine")
-
-
-def setup_title(settings: dict[str, Any]) -> str:
-    """`edit-7m, bfloat16, cpu, 2 threads`."""
-    count = settings.get("threads")
-    parts = [settings.get("model"), settings.get("dtype"), settings.get("device")]
-    if settings.get("device") == "cpu":
-        parts.append(f"{count} thread{'s' if count != 1 else ''}")
-    if settings.get("temperature"):
-        parts.append(f"temperature {settings['temperature']}")
-    return ", ".join(str(part) for part in parts if part)
 
 
 def sections(files: Sequence[Sequence[Generation]], baseline: str | None = None) -> list[Section]:
@@ -215,6 +212,7 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
     passes, tokens = sum(r.passes for r in rows), sum(len(r.output_ids) for r in rows)
     stats = [s for r in rows if (s := r.stats) is not None]
     whole = total(stats) if len(stats) == len(rows) else None
+    later = [(r.seconds - r.first_token_seconds) / max(1, len(r.output_ids) - 1) for r in rows]
     compared = [row for row in rows if row.compared]
     gaps = [row.gap for row in compared if row.gap is not None]
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
@@ -232,7 +230,7 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
         speedup=interval(both, speed_ratio) if both else Interval(*[float("nan")] * 3),
         macro_speedup=fmean(speed_ratio([unit]) for unit in both) if both else float("nan"),
         first_token_ms=1e3 * median(row.first_token_seconds for row in rows),
-        token_ms=1e3 * median(map(_later_token_seconds, rows)),
+        token_ms=1e3 * median(later),
         passes=passes,
         tokens_per_pass=tokens / passes if passes else 0.0,
         drafted_per_pass=whole.drafted / passes if whole is not None and passes else None,
@@ -243,7 +241,3 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
         peak_mib=max(peaks) / 2**20 if peaks else None,
         stats=whole,
     )
-
-
-def _later_token_seconds(row: Generation) -> float:
-    return (row.seconds - row.first_token_seconds) / max(1, len(row.output_ids) - 1)

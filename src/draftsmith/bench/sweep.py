@@ -10,6 +10,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.journal import Journal, key_of
 from draftsmith.bench.records import Record
@@ -101,7 +103,11 @@ def sweep(
     replayer.encoding.check(answered)
     journal = journal or Journal(None)
     keys = [key_of(record, replayer.settings) for record in answered]
-    jobs = _missing(answered, keys, drafters, journal)
+    jobs = [
+        (number, record, missing)
+        for number, (record, key) in enumerate(zip(answered, keys, strict=True))
+        if (missing := tuple(d for d in drafters if (key, str(d)) not in journal.known))
+    ]
     advance(len(answered) - len(jobs))
     result = Sweep()
     if silent := len(records) - len(answered):
@@ -122,18 +128,6 @@ def sweep(
     if not result.done:
         raise LoadError(f"no record could be replayed; the first: {result.wrong[-1]}")
     return result
-
-
-def _missing(
-    records: Sequence[Record], keys: Sequence[str], drafters: Sequence[Drafter], journal: Journal
-) -> list[Job]:
-    """What the journal does not know yet."""
-    jobs: list[Job] = []
-    for number, (record, key) in enumerate(zip(records, keys, strict=True)):
-        missing = tuple(d for d in drafters if (key, str(d)) not in journal.known)
-        if missing:
-            jobs.append((number, record, missing))
-    return jobs
 
 
 def _run(
@@ -169,6 +163,4 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _one_thread() -> None:
-    import torch
-
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftsmith.bench.generations import Generation
@@ -28,11 +28,6 @@ class Versus:
     identical: int
     """Prompts with the same tokens in both."""
 
-    def as_dict(self) -> dict[str, Any]:
-        made = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        found = self.ratio
-        return made | {"ratio": {"value": found.value, "low": found.low, "high": found.high}}
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -44,7 +39,7 @@ class Comparison:
     changed: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [row.as_dict() for row in self.rows]
+        rows = list(map(asdict, self.rows))
         return {"a": self.a, "b": self.b, "settings_differ": self.changed, "rows": rows}
 
 
@@ -52,15 +47,13 @@ def compare_files(
     a: Sequence[Generation], b: Sequence[Generation], names: tuple[str, str]
 ) -> Comparison:
     """Raises OptionError if A and B have no arm and prompt in common."""
-    arms = [arm for arm in dict.fromkeys(r.arm for r in a) if any(r.arm == arm for r in b)]
     suites = list(dict.fromkeys(r.suite for r in a))
-    rows = []
-    for arm in arms:
-        for suite in (None, *(suites if len(suites) > 1 else ())):
-            mine = [r for r in a if r.arm == arm and suite in (None, r.suite)]
-            theirs = [r for r in b if r.arm == arm and suite in (None, r.suite)]
-            if (row := _versus(suite, arm, mine, theirs)) is not None:
-                rows.append(row)
+    rows = [
+        _versus(suite, arm, *sides)
+        for arm in dict.fromkeys(r.arm for r in a)
+        for suite in (None, *(suites if len(suites) > 1 else ()))
+        if all(sides := _shared(a, b, arm, suite))
+    ]
     if not rows:
         raise OptionError(f"{names[0]} and {names[1]} have no arm and prompt in common")
     before, now = a[0].settings, b[0].settings
@@ -70,27 +63,30 @@ def compare_files(
     return Comparison(*names, rows, changed)
 
 
+def _shared(
+    a: Sequence[Generation], b: Sequence[Generation], arm: str, suite: str | None
+) -> list[list[Generation]]:
+    """One arm's rows in A and in B, of the prompts that both have."""
+    wanted = [[r for r in rows if r.arm == arm and suite in (None, r.suite)] for rows in (a, b)]
+    ids = set.intersection(*({r.id for r in rows} for rows in wanted))
+    return [[r for r in rows if r.id in ids] for rows in wanted]
+
+
 def _versus(
     suite: str | None, arm: str, a: Sequence[Generation], b: Sequence[Generation]
-) -> Versus | None:
+) -> Versus:
     before, now = paces(a), paces(b)
-    shared = [name for name in before if name in now]
-    if not shared:
-        return None
-    a, b = ([r for r in rows if r.id in set(shared)] for rows in (a, b))
-    first = {r.id: r.output_ids for r in reversed(a)}
-    second = {r.id: r.output_ids for r in reversed(b)}
-    ratio = interval([(now[name], before[name]) for name in shared], speed_ratio)
+    first, second = ({r.id: r.output_ids for r in reversed(rows)} for rows in (a, b))
     return Versus(
         suite=suite,
         arm=arm,
-        prompts=len(shared),
-        a_tokens_per_second=rate([before[name] for name in shared]),
-        b_tokens_per_second=rate([now[name] for name in shared]),
-        ratio=ratio,
+        prompts=len(before),
+        a_tokens_per_second=rate(list(before.values())),
+        b_tokens_per_second=rate(list(now.values())),
+        ratio=interval([(now[name], pace) for name, pace in before.items()], speed_ratio),
         a_tokens_per_pass=_per_pass(a),
         b_tokens_per_pass=_per_pass(b),
-        identical=sum(first[name] == second[name] for name in shared),
+        identical=sum(tokens == second[name] for name, tokens in first.items()),
     )
 
 

@@ -1,9 +1,4 @@
-"""A page that shows an answer beside its prompt; pointing at a copy lights up its source.
-
-One file without external resources. A colour is a place: hues run through the prompt from its
-beginning to its end, so a copy's colour tells where it came from; copies of the answer's own
-earlier words are grey.
-"""
+"""A page that shows an answer beside its prompt; pointing at a copy lights up its source."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from draftsmith import html
-from draftsmith.cli.render import visible
+from draftsmith.cli.render import plural, visible
 
 if TYPE_CHECKING:
     from draftsmith.engine.attribution import Copy, Span
@@ -58,22 +53,17 @@ what was made of it. A colour is a place in the prompt; grey was copied from the
 
 def _section(answer: Answer, number: int, count: int) -> str:
     copied = sum(copy.output.end - copy.output.start for copy in answer.copies)
-    own = len(answer.output) - copied
-    told = f"{copied} of {copied + own} tokens copied, in {_many(len(answer.copies), 'span')}"
+    told = (
+        f"{copied} of {len(answer.output)} tokens copied, in {plural(len(answer.copies), 'span')}"
+    )
     heading = f"<h2>Answer {number} of {count}</h2>" if count > 1 else ""
     begin, end = len(answer.prompt), len(answer.prompt) + len(answer.output)
+    panes = {"Answer": _marked(answer, begin, end), "Prompt": _marked(answer, 0, begin)}
     boxes = "\n".join(
         f'<section class="card"><h3>{name}</h3><div class="text">{text}</div></section>'
-        for name, text in (
-            ("Answer", _marked(answer, begin, end)),
-            ("Prompt", _marked(answer, 0, begin)),
-        )
+        for name, text in panes.items()
     )
     return f'{heading}<p class="told">{told}</p>\n<div class="pair">\n{boxes}\n</div>'
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _marked(answer: Answer, begin: int, end: int) -> str:
@@ -97,7 +87,8 @@ def _piece(answer: Answer, start: int, stop: int, text: str) -> str:
     colour = answer.hue(*place)
     attributes = ['class="own"' if colour is None else f'style="--h:{colour}"']
     if made is not None:
-        told = _place(answer, answer.copies[made].source)
+        where = "answer" if colour is None else "prompt"
+        told = f"copied from the {where}, tokens {place[0]}–{place[1] - 1}"
         attributes += [f'data-copy="{made}"', f'title="{told}"', 'tabindex="0"']
     if sources:
         attributes.append('data-source="{}"'.format(" ".join(map(str, sources))))
@@ -110,11 +101,6 @@ def _holding(answer: Answer, position: int, which: str) -> Iterator[int]:
         span: Span = getattr(copy, which)
         if span.start <= position < span.end:
             yield number
-
-
-def _place(answer: Answer, span: Span) -> str:
-    where = "prompt" if span.start < len(answer.prompt) else "answer"
-    return f"copied from the {where}, tokens {span.start}–{span.end - 1}"
 
 
 _TINTS = {"tint": "88%", "lit": "70%", "line": "52%", "strength": "78%"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -135,7 +136,7 @@ def estimate(
     result = answers.replay(rule)
     rows = predict(result.done, curve)
     if json_:
-        print_json({"rows": [row.as_dict() for row in rows]})
+        print_json({"rows": list(map(asdict, rows))})
     else:
         stdout().print(estimate_table(rows, answers.names()))
     tell(result.wrong)

@@ -93,10 +93,10 @@ def run(
         plan = Plan(loaded, build(loaded, specs), records, sampling, runs, warmup, max_new_tokens)
     if warning := busy():
         note(f"note: {warning}")
-    _measure(plan, out, resume, json_)
+    _measure(plan, out, json_)
 
 
-def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
+def _measure(plan: Plan, out: Path, json_: bool) -> None:
     from draftsmith.bench.generations import ResultFile
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings
@@ -110,7 +110,7 @@ def _measure(plan: Plan, out: Path, resume: bool, json_: bool) -> None:
         "budgets": [arm.budget for arm in plan.arms],
     }
     common = settings(plan.model, plan.arms, plan.records, **chosen)
-    file = ResultFile(out, common, resume)
+    file = ResultFile(out, common)
     with bar("answering", plan.size) as advance:
         try:
             with quiet():

@@ -37,23 +37,21 @@ def replay_table(rows: Sequence[Row], names: Mapping[str, str], categories: bool
     heads = ("", "records", "tokens", "tokens\nper pass", "drafted\nper pass", "copied",
              "µs per\npass")  # fmt: skip
     several = {row.suite for row in rows if row.turn is not None and row.turn > 1}
-    return _grouped(
-        heads,
+    lines = (
         (
+            (_title(row), f"{row.records:,}", f"{row.stats.tokens:,}"),
+            names[row.drafter],
             (
-                (_title(row), f"{row.records:,}", f"{row.stats.tokens:,}"),
-                names[row.drafter],
-                (
-                    f"{row.stats.tokens_per_pass:.3f}",
-                    f"{row.drafted_per_pass:.2f}",
-                    f"{row.stats.accepted_share:.1%}",
-                    f"{row.drafter_us_per_pass:.1f}",
-                ),
-            )
-            for row in rows
-            if _wanted(row, several, categories)
-        ),
+                f"{row.stats.tokens_per_pass:.3f}",
+                f"{row.drafted_per_pass:.2f}",
+                f"{row.stats.accepted_share:.1%}",
+                f"{row.drafter_us_per_pass:.1f}",
+            ),
+        )
+        for row in rows
+        if _wanted(row, several, categories)
     )
+    return _grouped(heads, lines)
 
 
 def _wanted(row: Row, several: set[str], categories: bool) -> bool:
@@ -95,11 +93,8 @@ def cost_table(table: CostTable) -> Table:
     shown = plain_table("positions", *heads, header=True)
     cells = {(p.batch, p.context, p.positions): p.ms for p in table.points}
     for positions in sorted({point.positions for point in table.points}):
-        row = []
-        for place in places:
-            ms, plain = cells[(*place, positions)], cells[(*place, 1)]
-            row.append(f"{ms:.2f} ms ({ms / plain:.2f}×)")
-        shown.add_row(str(positions), *row)
+        times = [(cells[(*place, positions)], cells[(*place, 1)]) for place in places]
+        shown.add_row(str(positions), *(f"{ms:.2f} ms ({ms / one:.2f}×)" for ms, one in times))
     for context, ms in table.prefill_ms.items():
         shown.add_row(f"prompt of {context}", f"{ms:.1f} ms")
     return shown
@@ -109,20 +104,18 @@ def estimate_table(rows: Sequence[Estimate], names: Mapping[str, str]) -> Table:
     """Predicted speed-ups."""
     heads = ("", "records", "speed-up", "tokens\nper pass", "cost of\na pass", "time in\ndrafter",
              "time in\nprompts")  # fmt: skip
-    return _grouped(
-        heads,
+    lines = (
         (
+            (row.suite or "all", f"{row.records:,}"),
+            names[row.drafter],
             (
-                (row.suite or "all", f"{row.records:,}"),
-                names[row.drafter],
-                (
-                    f"{row.speedup:.2f}×",
-                    f"{row.tokens_per_pass:.2f}",
-                    f"{row.pass_cost:.2f}×",
-                    f"{row.drafter_share:.1%}",
-                    f"{row.prefill_share:.1%}",
-                ),
-            )
-            for row in rows
-        ),
+                f"{row.speedup:.2f}×",
+                f"{row.tokens_per_pass:.2f}",
+                f"{row.pass_cost:.2f}×",
+                f"{row.drafter_share:.1%}",
+                f"{row.prefill_share:.1%}",
+            ),
+        )
+        for row in rows
     )
+    return _grouped(heads, lines)

@@ -119,6 +119,12 @@ class Stats:
             if node is not None:
                 self.by_source[draft.source[node]].accepted += 1
 
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Stats:
+        """What `asdict` made plain."""
+        sources = {name: SourceStats(**entry) for name, entry in record["by_source"].items()}
+        return cls(**record | {"by_source": sources, "seconds": Seconds(**record["seconds"])})
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON, derived ones included."""
         derived = [name for name, member in vars(Stats).items() if isinstance(member, property)]

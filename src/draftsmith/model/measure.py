@@ -1,8 +1,6 @@
 """What a pass costs on this machine by its width: measured, saved, and interpolated.
 
-Seconds of whole decoding steps, taken on purpose on a quiet machine, by width, context and batch
-size. What a running engine learns from its own passes is `core/budget.py:CostCurve`: relative costs
-by width alone, always up to date. `bench/estimate.py` fills such a curve from a table of these.
+What a running engine learns from its own passes is `core/budget.py:CostCurve`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -40,20 +38,6 @@ CLEARLY_CHEAPER = 0.9
 Way = TypeVar("Way")
 
 
-class Cost(Protocol):
-    """Seconds of a pass and of a prompt, measured or assumed."""
-
-    @property
-    def in_seconds(self) -> bool:
-        """Whether these are seconds; else plain passes, which no other time compares with."""
-
-    def seconds(self, positions: float, context: float, batch: int = 1) -> float:
-        """One step whose pass has so many positions a row, after so many cached tokens."""
-
-    def prefill_seconds(self, tokens: float) -> float:
-        """Computing a prompt of one sequence."""
-
-
 @dataclass(frozen=True, slots=True)
 class Slope:
     """An assumed curve: every position after the first costs `slope` plain passes more."""
@@ -66,7 +50,7 @@ class Slope:
     def in_seconds(self) -> bool:
         return self.plain_seconds is not None
 
-    def seconds(self, positions: float, context: float, batch: int = 1) -> float:  # noqa: ARG002
+    def seconds(self, positions: float, context: float) -> float:  # noqa: ARG002
         plain = 1.0 if self.plain_seconds is None else self.plain_seconds
         return plain * (1 + self.slope * (positions - 1))
 
@@ -102,9 +86,10 @@ class CostTable:
     """Milliseconds to compute a prompt of so many tokens."""
 
     def seconds(self, positions: float, context: float, batch: int = 1) -> float:
-        """Interpolated between measured points; beyond them the last slope goes on.
+        """A step of so many positions a row after so many cached tokens, interpolated.
 
-        Raises OptionError for a batch size that was not measured.
+        Beyond the measured points the last slope goes on. Raises OptionError for a batch size that
+        was not measured.
         """
         curves: dict[int, list[tuple[int, float]]] = {}
         for point in sorted(self.points, key=lambda p: (p.context, p.positions)):
@@ -119,10 +104,6 @@ class CostTable:
     def prefill_seconds(self, tokens: float) -> float:
         points = [(t, ms / 1e3) for t, ms in sorted(self.prefill_ms.items())]
         return _interpolate([(0, 0.0), *points], tokens)
-
-    def relative(self, positions: float, context: float, batch: int = 1) -> float:
-        """Cost of a pass in passes over one position."""
-        return self.seconds(positions, context, batch) / self.seconds(1, context, batch)
 
     @property
     def batches(self) -> list[int]:
@@ -158,7 +139,10 @@ class CostTable:
             ) from error
 
 
-def parse_cost(text: str, plain_ms: float | None = None) -> CostTable | Slope:
+Cost = CostTable | Slope
+
+
+def parse_cost(text: str, plain_ms: float | None = None) -> Cost:
     """A cost table's file, or a number: what a further position costs, in plain passes.
 
     `plain_ms` are the milliseconds of a plain pass, which belong to a number.
@@ -178,9 +162,8 @@ def parse_cost(text: str, plain_ms: float | None = None) -> CostTable | Slope:
 
 def machine() -> str:
     """Processor and system, as far as Python knows."""
-    return f"{_processor()}, {platform.system()} {platform.release()}, Python " + (
-        platform.python_version()
-    )
+    system = f"{platform.system()} {platform.release()}"
+    return f"{_processor()}, {system}, Python {platform.python_version()}"
 
 
 def _processor() -> str:
@@ -313,7 +296,19 @@ def _steps(
     runner = Runner(loaded)
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
     budgets = [FixedBudget(0) for _ in range(batch)]
-    sessions = [_session(loaded, context, row, budgets[row]) for row in range(batch)]
+    sessions = [
+        Session(
+            [(31 * i + row) % loaded.vocab_size for i in range(context)],
+            drafter=_Filler(),
+            budget=budget,
+            law=Law((), greedy=True),
+            chance=Dice.seeded(0),
+            vocab_size=loaded.vocab_size,
+            limit=1 << 20,
+            device=loaded.device,
+        )
+        for row, budget in enumerate(budgets)
+    ]
     seconds: dict[int, list[float]] = {width: [] for width in widths}
     try:
         begin = perf_counter()
@@ -335,20 +330,6 @@ def _steps(
             if session.row is not None:
                 runner.close(session.row)
     return began, seconds
-
-
-def _session(loaded: LoadedModel, context: int, row: int, budget: FixedBudget) -> Session:
-    vocab = loaded.vocab_size
-    return Session(
-        [(31 * i + row) % vocab for i in range(context)],
-        drafter=_Filler(),
-        budget=budget,
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
-        vocab_size=vocab,
-        limit=1 << 20,
-        device=loaded.device,
-    )
 
 
 @dataclass(frozen=True, repr=False)
