@@ -33,36 +33,36 @@ PHRASES, LONGEST = 200_000, 40
 
 def documents(tokens: int, seed: int = 0) -> Iterator[np.ndarray[Any, Any]]:
     """Documents of DOCUMENT ids, `tokens` in all with their separators."""
-    dice = np.random.default_rng(seed)
-    store = words(dice, PHRASES * LONGEST // 2)
+    rng = np.random.default_rng(seed)
+    store = words(rng, PHRASES * LONGEST // 2)
     left = tokens
     while left > 1:
         size = min(DOCUMENT, left - 1)
         parts: list[np.ndarray[Any, Any]] = []
         have = 0
         while have < size:
-            length = int(dice.integers(2, LONGEST))
+            length = int(rng.integers(2, LONGEST))
             # Half of a document was seen elsewhere; some phrases far more often than others.
-            start = int(len(store) * dice.random() ** 4)
-            seen = dice.random() < 0.5
-            part = store[start : start + length] if seen else words(dice, length)
+            start = int(len(store) * rng.random() ** 4)
+            seen = rng.random() < 0.5
+            part = store[start : start + length] if seen else words(rng, length)
             parts.append(part)
             have += len(part)
         yield np.concatenate(parts)[:size]
         left -= size + 1
 
 
-def words(dice: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
+def words(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
     """Ids with falling frequencies."""
-    return (VOCABULARY * dice.random(count) ** 6).astype(np.int64)
+    return (VOCABULARY * rng.random(count) ** 6).astype(np.int64)
 
 
 def queries(store: Datastore, count: int, seed: int = 1) -> Iterator[list[int]]:
     """Ends of texts: half of them somewhere in the corpus, half made up."""
-    dice, made = random.Random(seed), np.random.default_rng(seed)
+    rng, made = random.Random(seed), np.random.default_rng(seed)
     texts = np.memmap(store.folder / "tokens.bin", ">u4", "r")
     for number in range(count):
-        at = dice.randrange(len(texts) - 64)
+        at = rng.randrange(len(texts) - 64)
         ids = texts[at : at + 64].tolist() if number % 2 else words(made, 64).tolist()
         yield [i for i in ids if i < VOCABULARY]
 

@@ -29,7 +29,7 @@ from draftsmith.bench.run import in_turn
 from draftsmith.bench.summary import bootstrap
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.model.load import load
@@ -57,7 +57,9 @@ def bare(loaded: LoadedModel, ids: Sequence[int]) -> float:
 
 def drafting(drafter: BoundDraftModel, ids: Sequence[int], sampling: SamplingParams) -> float:
     """Seconds per drafted token, each draft following one that was accepted whole."""
-    ctx = Context(list(ids), len(ids), 8192, sampling, Dice.seeded(0), budget=TOKENS, depth=TOKENS)
+    ctx = Context(
+        list(ids), len(ids), 8192, sampling, TorchSampler.seeded(0), budget=TOKENS, depth=TOKENS
+    )
     state = drafter.open(ctx)
 
     def draft() -> Draft:
@@ -85,13 +87,13 @@ def cost(model: str, context: int, runs: int) -> None:
     ).bind(loaded.facts)  # fmt: skip
     text = "\n".join(builtin.demo()) * context  # it repeats, so that no draft ends early
     ids = encode(loaded.tokenizer, text[: 8 * context])[:context]
-    laws = {
+    distributions = {
         "greedy": SamplingParams(),
         "temperature 1": SamplingParams(temperature=1.0),
         "top-p 0.9": SamplingParams(temperature=1.0, top_p=0.9),
     }
     arms: dict[str, Callable[[], float]] = {"bare": lambda: bare(loaded, ids)}
-    for name, sampling in laws.items():
+    for name, sampling in distributions.items():
         arms[name] = lambda s=sampling: drafting(drafter, ids, s)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for run in range(runs + 1):
@@ -100,7 +102,7 @@ def cost(model: str, context: int, runs: int) -> None:
             if run:  # the first one warms up
                 seconds[name].append(taken)
     print(f"{config.model}, bfloat16, context {context}, {torch.get_num_threads()} threads")
-    for name in laws:
+    for name in distributions:
         found = ratio(seconds[name], seconds["bare"])
         print(f"  {name:14} {1e6 * found.a_seconds:6.0f} µs a token, {found} of a bare forward")
 

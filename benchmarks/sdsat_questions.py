@@ -39,12 +39,12 @@ def alike(held: Sequence[float], found: int, nodes: int) -> list[int]:
 
 def tokens_per_pass(asked: Sequence[Sequence[int]], held: Sequence[float]) -> float:
     """`asked[found]`: what to ask in a step that has so many drafts."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     found = tokens = 0
     for _ in range(STEPS):
         now = asked[found]
         accepted = 0
-        while accepted < len(now) - 1 and dice.random() < held[accepted]:
+        while accepted < len(now) - 1 and rng.random() < held[accepted]:
             accepted += 1
         tokens += 1 + accepted
         found = now[accepted]

@@ -18,7 +18,7 @@ from draftsmith.bench.run import Plan, asked
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start
-from draftsmith.core.sampling import Dice, Law, SamplingParams
+from draftsmith.core.sampling import Distribution, SamplingParams, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.core.target import Target
 from draftsmith.errors import PromptError
@@ -80,8 +80,8 @@ def started(
         ids,
         drafter=drafter,
         budget=budget or FixedBudget(width),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
+        distribution=Distribution((), greedy=True),
+        sampler=TorchSampler.seeded(0),
         vocab_size=vocab_size,
         limit=limit,
         **options,
@@ -97,7 +97,7 @@ def context(ids: list[int], vocab_size: int, budget: int, depth: int, **taps: An
         prompt_length=len(ids),
         vocab_size=vocab_size,
         sampling=SamplingParams(),
-        chance=Dice.seeded(0),
+        sampler=TorchSampler.seeded(0),
         budget=budget,
         depth=depth,
         **taps,

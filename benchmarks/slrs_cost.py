@@ -25,8 +25,8 @@ from torch import Tensor
 from benchmarks.live_prompts import prompts
 from draftsmith import builtin
 from draftsmith.core import verify
-from draftsmith.core.draft import LazyLaw
-from draftsmith.core.sampling import Chance
+from draftsmith.core.draft import LazyDistribution
+from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.psi import DRAWS
@@ -62,15 +62,15 @@ class Count:
 
 
 class Watched:
-    """A lazy law that counts what it is asked for."""
+    """A lazy distribution that counts what it is asked for."""
 
-    def __init__(self, law: LazyLaw) -> None:
-        self.law, self.draws = law, law.draws
+    def __init__(self, distribution: LazyDistribution) -> None:
+        self.distribution, self.draws = distribution, distribution.draws
         self.asked: list[int] = []
 
     def of(self, tokens: Sequence[int]) -> Tensor:
         self.asked.append(len(tokens))
-        return self.law.of(tokens)
+        return self.distribution.of(tokens)
 
 
 @contextmanager
@@ -87,20 +87,22 @@ def counting(count: Count, drafter: BoundDraftModel) -> Iterator[None]:
             count.drafting += 1
         return forward(*args)
 
-    def counted_residual(p: Tensor, q: LazyLaw, chance: Chance) -> int:
+    def counted_residual(p: Tensor, q: LazyDistribution, sampler: Sampler) -> int:
         watched = Watched(q)
-        token = residual(p, watched, chance)
+        token = residual(p, watched, sampler)
         count.residuals += 1
         count.values.append(sum(watched.asked))
         count.whole += len(watched.asked) > watched.draws
         return token
 
-    def counted_choose(scores: Any, law: Any, chance: Any, draft: Any, proposal: Any) -> int:
+    def counted_choose(
+        scores: Any, distribution: Any, sampler: Any, draft: Any, proposal: Any
+    ) -> int:
         nonlocal verifying
         count.proposals += proposal is not None
         verifying = True
         try:
-            return choose(scores, law, chance, draft, proposal)
+            return choose(scores, distribution, sampler, draft, proposal)
         finally:
             verifying = False
 

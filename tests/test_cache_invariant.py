@@ -12,7 +12,7 @@ from architectures import build
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
@@ -79,8 +79,8 @@ def check_cache(architecture: str, greedy: bool, folder: Path, rewinds: bool) ->
                 prompt,
                 drafter=drafter,
                 budget=FixedBudget(9),
-                law=Law((), greedy=greedy),
-                chance=Dice.seeded(4),
+                distribution=Distribution((), greedy=greedy),
+                sampler=TorchSampler.seeded(4),
                 vocab_size=loaded.vocab_size,
                 limit=14,
                 needs=needs_of(drafter, loaded),

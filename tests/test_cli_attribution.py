@@ -25,7 +25,7 @@ PROMPT = "hello world, <b>the quick & brown fox</b> jumps over the lazy dog"
 
 
 def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """A law that repeats the prompt, with a stranger now and then."""
+    """A distribution that repeats the prompt, with a stranger now and then."""
     length = ids.shape[1]
     seen = ids[0].tolist()
     prompt = tiny.tokenizer()(PROMPT)["input_ids"]

@@ -32,8 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dice = random.Random(2)
-    lines = [json.dumps({"text": " ".join(dice.choices(WORDS, k=30))}) for _ in range(20)]
+    rng = random.Random(2)
+    lines = [json.dumps({"text": " ".join(rng.choices(WORDS, k=30))}) for _ in range(20)]
     path = tmp_path_factory.mktemp("texts") / "a.jsonl"
     path.write_text("\n".join([*lines, '{"text": "hello world, this is a test"}']))
     return path

@@ -73,7 +73,9 @@ def test_same_seed_same_tokens_with_every_guess_drafter(
     ],
     ids=str,
 )
-def test_the_law_is_the_one_of_transformers(engine: Engine, options: dict[str, Any]) -> None:
+def test_the_distribution_is_the_one_of_transformers(
+    engine: Engine, options: dict[str, Any]
+) -> None:
     """Same seed, same options, same tokens as `model.generate`."""
     for seed in range(10):
         ours = engine.generate(IDS, seed=seed, max_new_tokens=20, **options).tokens
@@ -157,7 +159,7 @@ def test_processors_may_write_in_place_in_any_dtype() -> None:
     assert len(double.generate(IDS, max_new_tokens=5, processors=Recorder()).tokens) == 5
 
 
-def test_logprobs_are_those_of_the_law(engine: Engine) -> None:
+def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
     result = engine.generate(IDS, max_new_tokens=10, logprobs=True)
     assert result.logprobs is not None
     with torch.inference_mode():

@@ -86,7 +86,7 @@ def test_architectures(name: str) -> None:
     model = build(name)
     engine = Engine.from_pretrained(model)
     ties = compare(engine, random_prompts(90, 20), 24, bare_names())
-    assert ties <= 2, f"{ties} ties are too many to be chance"
+    assert ties <= 2, f"{ties} ties are too many to be luck"
 
 
 def texts(data: Path, count: int) -> list[str]:

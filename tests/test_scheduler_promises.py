@@ -18,7 +18,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
@@ -74,8 +74,8 @@ def test_rows_hold_what_their_sessions_do_after_a_neighbours_failure() -> None:
             ids,
             drafter=oracle(plain(target, ids, 20), 6),
             budget=FixedBudget(6),
-            law=Law((Fails(9, 7),) if ids[0] == 9 else (), greedy=True),
-            chance=Dice.seeded(0),
+            distribution=Distribution((Fails(9, 7),) if ids[0] == 9 else (), greedy=True),
+            sampler=TorchSampler.seeded(0),
             vocab_size=20,
             limit=20,
         )

@@ -181,8 +181,8 @@ def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"dear diary", "line 1: not JSON"),
-        (b"dear diary\n", "line 1: not JSON"),
+        (b"costly diary", "line 1: not JSON"),
+        (b"costly diary\n", "line 1: not JSON"),
         (b'{"n": 1}\n{"n": \n{"n": 3}\n', "line 2: not JSON"),
         (b'{"n": 1}\n[2]\n', "line 2: expected a JSON object, found list"),
         (b'{"n": 1}\n{"m": 2}', "line 2: incomplete .KeyError: 'n'."),

@@ -77,17 +77,17 @@ class _Knowing(DrafterState):
         self.answer = answer
 
     def draft(self, ctx: Context) -> Draft:
-        done, chance = len(ctx.ids), random.Random(len(ctx.ids))
+        done, sampler = len(ctx.ids), random.Random(len(ctx.ids))
         guess = list(self.answer[done : done + min(8, ctx.budget)])
-        if guess and chance.random() < 0.5:
-            wrong = chance.randrange(len(guess))
+        if guess and sampler.random() < 0.5:
+            wrong = sampler.randrange(len(guess))
             guess[wrong] = (guess[wrong] + 1) % ctx.vocab_size
         return Draft.chain(guess, "oracle")
 
 
 @dataclass(frozen=True, repr=False)
 class Gambler(Drafter):
-    """Samples its drafts from one fixed law, and says so."""
+    """Samples its drafts from one fixed distribution, and says so."""
 
     name: ClassVar[str] = "gambler"
     sampled: ClassVar[bool] = True
@@ -101,7 +101,7 @@ class _Rolling(DrafterState):
         self.q = q
 
     def draft(self, ctx: Context) -> Draft:
-        drawn = [ctx.chance.draw(self.q) for _ in range(min(4, ctx.budget))]
+        drawn = [ctx.sampler.draw(self.q) for _ in range(min(4, ctx.budget))]
         return Draft.chain(drawn, "gambler", [self.q] * len(drawn))
 
 
@@ -528,7 +528,7 @@ def test_left_padded_single_prompt(llama: Any) -> None:
     assert recorders[0].seen == recorders[1].seen
 
 
-def test_sampled_batch_follows_the_law(llama: Any) -> None:
+def test_sampled_batch_follows_the_distribution(llama: Any) -> None:
     """No same-seed equality (rows are drawn one by one), but the same distribution."""
     prompt, rows = PROMPT[:, :6], 600
     options = {"do_sample": True, "temperature": 2.0, "top_k": 4, "max_new_tokens": 2}

@@ -42,7 +42,7 @@ def tokenizer(vocab: int = 400) -> Any:
 
 @cache
 def model(layers: int = 2, context: int = 512) -> Any:
-    """A random Llama with peaked laws, so that greedy answers wander and repeat."""
+    """A random Llama with peaked distributions, so that greedy answers wander and repeat."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer()),

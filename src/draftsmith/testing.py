@@ -1,4 +1,5 @@
-"""An exact toy target, exact enumeration of a decoder's law, and the contract of every drafter.
+"""An exact toy target, exact enumeration of a decoder's distribution, and the contract of every
+drafter.
 
 For us and for plugin authors:
 
@@ -21,7 +22,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
+from draftsmith.core.sampling import Distribution, Sampler, SamplingParams, TorchSampler
 from draftsmith.core.session import Session, StopRule
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, ModelFacts, Needs, RowOutput, Shape, Taps
 
@@ -46,7 +47,8 @@ class ToyRow:
 
 
 class ToyTarget:
-    """A target whose law is a function of the last `order` ids, given or random; exact in float64.
+    """A target whose distribution is a function of the last `order` ids, given or random; exact in
+    float64.
 
     It checks the loop while serving it: a token is only ever fed after its own prefix. Its taps are
     functions of the prefix, too: see `toy_taps`.
@@ -55,7 +57,7 @@ class ToyTarget:
     def __init__(
         self,
         vocab_size: int,
-        law: Callable[[Ids], Tensor] | None = None,
+        distribution: Callable[[Ids], Tensor] | None = None,
         *,
         order: int = 2,
         seed: int = 0,
@@ -67,20 +69,20 @@ class ToyTarget:
         self.order = order
         self.context_length = context_length
         self._seed = seed
-        self._law = law or self._random
-        self._laws: dict[Ids, Tensor] = {}
+        self._distribution = distribution or self._random
+        self._distributions: dict[Ids, Tensor] = {}
 
     @property
     def facts(self) -> ModelFacts:
         """What drafters may know of it."""
         return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size, shape=self.shape)
 
-    def law(self, prefix: Sequence[int]) -> Tensor:
+    def distribution(self, prefix: Sequence[int]) -> Tensor:
         """(V,) float64 probabilities of the next id after `prefix`."""
         key = tuple(prefix[-self.order :])
-        if key not in self._laws:
-            self._laws[key] = self._law(key).double()
-        return self._laws[key]
+        if key not in self._distributions:
+            self._distributions[key] = self._distribution(key).double()
+        return self._distributions[key]
 
     def _random(self, key: Ids) -> Tensor:
         generator = torch.Generator().manual_seed(hash((self._seed, key)) % 2**31)
@@ -88,8 +90,8 @@ class ToyTarget:
         return (2 * scores).softmax(-1)
 
     def logits(self, prefix: Sequence[int]) -> Tensor:
-        """(V,) log-probabilities; -inf where the law is zero."""
-        return self.law(prefix).log()
+        """(V,) log-probabilities; -inf where the distribution is zero."""
+        return self.distribution(prefix).log()
 
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
         return ToyRow(list(ids), needs=needs)
@@ -168,7 +170,7 @@ def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
 
 
 class Enumerated:
-    """A `Chance` that replays one branch of all random choices and weighs it exactly."""
+    """A `Sampler` that replays one branch of all random choices and weighs it exactly."""
 
     def __init__(self, script: Sequence[int]) -> None:
         self._script = list(script)
@@ -206,31 +208,33 @@ class Enumerated:
         return None
 
 
-def enumerate_law(experiment: Callable[[Enumerated], T], most: int = 2_000_000) -> dict[T, float]:
+def enumerate_distribution(
+    experiment: Callable[[Enumerated], T], most: int = 2_000_000
+) -> dict[T, float]:
     """The exact distribution of what `experiment` returns, over every random choice it makes."""
-    law: dict[T, float] = {}
+    distribution: dict[T, float] = {}
     script: list[int] | None = []
     for _ in range(most):
         if script is None:
-            return law
-        chance = Enumerated(script)
-        result = experiment(chance)
-        law[result] = law.get(result, 0.0) + chance.weight
-        script = chance.following()
+            return distribution
+        sampler = Enumerated(script)
+        result = experiment(sampler)
+        distribution[result] = distribution.get(result, 0.0) + sampler.weight
+        script = sampler.following()
     raise AssertionError(f"more than {most} branches; make the experiment smaller")
 
 
-def exact_law(target: ToyTarget, prompt: Sequence[int], length: int) -> dict[Ids, float]:
-    """The target's own law over the next `length` ids (temperature 1)."""
-    laws: dict[Ids, float] = {(): 1.0}
+def exact_distribution(target: ToyTarget, prompt: Sequence[int], length: int) -> dict[Ids, float]:
+    """The target's own distribution over the next `length` ids (temperature 1)."""
+    distributions: dict[Ids, float] = {(): 1.0}
     for _ in range(length):
-        laws = {
+        distributions = {
             (*ids, token): weight * float(p)
-            for ids, weight in laws.items()
-            for token, p in enumerate(target.law([*prompt, *ids]))
+            for ids, weight in distributions.items()
+            for token, p in enumerate(target.distribution([*prompt, *ids]))
             if p > 0
         }
-    return laws
+    return distributions
 
 
 # -------------------------------------------------------------------------------- drafters
@@ -269,19 +273,19 @@ def decode(
     seed: int = 0,
     budget: int = 16,
     stop_rules: Sequence[StopRule] = (),
-    chance: Chance | None = None,
+    sampler: Sampler | None = None,
 ) -> Session:
     """A finished session of `drafter`, which is bound here, on the toy target.
 
-    With `chance` all draws are its own, the drafter's, too.
+    With `sampler` all draws are its own, the drafter's, too.
     """
     drafter = drafter.bind(target.facts)
     session = Session(
         prompt,
         drafter=drafter,
         budget=FixedBudget(budget),
-        law=Law((), greedy=greedy),
-        chance=chance or Dice.seeded(seed),
+        distribution=Distribution((), greedy=greedy),
+        sampler=sampler or TorchSampler.seeded(seed),
         vocab_size=target.vocab_size,
         limit=length,
         stop_rules=stop_rules,
@@ -289,8 +293,8 @@ def decode(
         needs=drafter.needs_of(target.facts),
         draft_seed=seed + 1,
     )
-    if chance is not None:
-        session.context.chance = chance
+    if sampler is not None:
+        session.context.sampler = sampler
     start(session, target)
     while not session.finished:
         step([session], target)
@@ -321,7 +325,7 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
 
     Well-formed drafts within every budget, whose origins carry their tokens; greedy output equal to
     plain decoding; for guess drafters the same seed gives the same tokens; for sampled ones the
-    exact law; a rewound state drafts like a fresh one; `str(drafter)` can be typed.
+    exact distribution; a rewound state drafts like a fresh one; `str(drafter)` can be typed.
     """
     assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
     assert str(drafter).startswith(drafter.name)
@@ -347,12 +351,13 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
                     f"same seed, other tokens: {drafter} on {prompt}"
                 )
     if bound.sampled:
-        check_law(drafter)
+        check_distribution(drafter)
     check_rewind(drafter)
 
 
-def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> None:
-    """Assert that the drafter's output law is the target's, by enumerating every random choice.
+def check_distribution(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> None:
+    """Assert that the drafter's output distribution is the target's, by enumerating every random
+    choice.
 
     On targets that verify trees and on those that verify one branch, and with answers so short that
     drafts overshoot them.
@@ -363,23 +368,26 @@ def check_law(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> 
     for shape in shapes:
         target = ToyTarget(3, order=1, shape=shape)
         for limit in range(1, length + 1):
-            ours = enumerate_law(partial(_sampled_answer, target, drafter, prompt, limit))
-            assert_same_law(ours, exact_law(target, prompt, limit), tolerance)
+            ours = enumerate_distribution(partial(_sampled_answer, target, drafter, prompt, limit))
+            assert_same_distribution(ours, exact_distribution(target, prompt, limit), tolerance)
 
 
 def _sampled_answer(
-    target: ToyTarget, drafter: Drafter, prompt: Sequence[int], length: int, chance: Enumerated
+    target: ToyTarget, drafter: Drafter, prompt: Sequence[int], length: int, sampler: Enumerated
 ) -> tuple[int, ...]:
-    done = decode(target, drafter, prompt, length, greedy=False, budget=3, chance=chance)
+    done = decode(target, drafter, prompt, length, greedy=False, budget=3, sampler=sampler)
     return tuple(done.ids[len(prompt) :])
 
 
-def assert_same_law(ours: dict[T, float], exact: dict[T, float], tolerance: float = 1e-9) -> None:
-    """Assert that two laws agree outcome by outcome."""
+def assert_same_distribution(
+    ours: dict[T, float], exact: dict[T, float], tolerance: float = 1e-9
+) -> None:
+    """Assert that two distributions agree outcome by outcome."""
     worst = max(ours.keys() | exact.keys(), key=lambda k: abs(ours.get(k, 0) - exact.get(k, 0)))
     gap = abs(ours.get(worst, 0) - exact.get(worst, 0))
     assert gap <= tolerance, (
-        f"law differs at {worst}: {ours.get(worst, 0):.12f} instead of {exact.get(worst, 0):.12f}"
+        f"distribution differs at {worst}: {ours.get(worst, 0):.12f} instead of "
+        f"{exact.get(worst, 0):.12f}"
     )
 
 
@@ -408,7 +416,7 @@ def _context(drafter: Drafter, ids: Sequence[int]) -> Context:
         prompt_length=len(ids),
         vocab_size=11,
         sampling=SamplingParams(),
-        chance=Dice.seeded(0),
+        sampler=TorchSampler.seeded(0),
         budget=16,
         depth=16,
         hidden=taps.hidden,

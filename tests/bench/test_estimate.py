@@ -144,10 +144,10 @@ def test_plain_decoding_is_predicted_to_be_as_fast_as_itself() -> None:
 
 def test_the_automatic_budget_follows_the_cost() -> None:
     ids = [*range(60), *range(4)]
-    cheap, dear = automatic(Slope(0.01)), automatic(Slope(5.0))
+    cheap, costly = automatic(Slope(0.01)), automatic(Slope(5.0))
     run = [
         replay(ids, range(4, 60), parse("copyspec"), 100, rule).stats.tokens_per_pass
-        for rule in (cheap, dear)
+        for rule in (cheap, costly)
     ]
     assert run[0] > 3 > 2 > run[1]
     assert automatic(COST).curve[0] == (0, COST.seconds(1, 300))

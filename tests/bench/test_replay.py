@@ -77,8 +77,8 @@ def test_a_budget_replaces_the_drafters_own_width() -> None:
     assert max(width for _, width in narrow.passes) == 3
     assert narrow.stats.passes == 12
     # Where every further position costs a whole pass, the automatic budget only tries now and then.
-    dear = ReplayBudget(curve=tuple((w, 1.0 + w) for w in (0, 1, 2, 4, 8, 16, 32, 64)))
-    tried = replay(ids, range(4, 40), parse("copyspec"), 100, dear).stats
+    costly = ReplayBudget(curve=tuple((w, 1.0 + w) for w in (0, 1, 2, 4, 8, 16, 32, 64)))
+    tried = replay(ids, range(4, 40), parse("copyspec"), 100, costly).stats
     assert tried.attempts <= tried.passes / 3
 
 

@@ -14,7 +14,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.attribution import Copy, Span, find_copies, spread
@@ -140,8 +140,8 @@ def test_every_row_of_a_batch_has_its_own_origins() -> None:
             prompt,
             drafter=parse("copyspec(gamma=1)"),
             budget=FixedBudget(6),
-            law=Law((), greedy=True),
-            chance=Dice.seeded(0),
+            distribution=Distribution((), greedy=True),
+            sampler=TorchSampler.seeded(0),
             vocab_size=11,
             limit=20,
         )
@@ -169,7 +169,7 @@ def engine() -> Engine:
 
 
 def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """A law that says what followed the last id when it came first, now and then a 3."""
+    """A distribution that says what followed the last id when it came first, now and then a 3."""
     seen = ids[0].tolist()
     wanted = 3 if len(seen) % 7 == 0 else seen[seen.index(seen[-1]) + 1 :][:1] or seen[:1]
     scores[:, wanted] = 1000.0

@@ -91,8 +91,8 @@ def test_a_drafter_that_needs_many_nodes_for_depth_gets_none_it_cannot_use() -> 
 
 def test_expensive_passes_keep_drafts_short() -> None:
     cheap = learn(AutoBudget(curve(0.01)), 0.6, 60)[-1]
-    dear = learn(AutoBudget(curve(0.5)), 0.6, 60)[-10:]
-    assert max(dear) < cheap
+    costly = learn(AutoBudget(curve(0.5)), 0.6, 60)[-10:]
+    assert max(costly) < cheap
 
 
 def test_the_ceiling_is_kept() -> None:

@@ -99,6 +99,6 @@ def test_malformed_drafts_are_refused(draft: Draft, complaint: str) -> None:
         draft.check(10, 8, length=9)
 
 
-def test_lies_about_the_number_of_laws_are_refused() -> None:
-    with pytest.raises(DrafterError, match="2 sampled tokens but 1 laws"):
+def test_lies_about_the_number_of_distributions_are_refused() -> None:
+    with pytest.raises(DrafterError, match="2 sampled tokens but 1 distributions"):
         Draft.chain([1, 2], "t", [torch.ones(3)])

@@ -12,12 +12,12 @@ from draftsmith.core.budget import CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError
-from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_law, decode, plain
+from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_distribution, decode, plain
 from scripted import oracle, random_trees
 
 
@@ -64,8 +64,8 @@ def test_batches_mix_drafters_and_rows_finish_alone() -> None:
             prompt,
             drafter=drafter,
             budget=FixedBudget(6),
-            law=Law((), greedy=True),
-            chance=Dice.seeded(0),
+            distribution=Distribution((), greedy=True),
+            sampler=TorchSampler.seeded(0),
             vocab_size=11,
             limit=len(answer),
         )
@@ -133,8 +133,8 @@ def test_costs_are_learnt_from_the_passes() -> None:
         [1],
         drafter=oracle(answer),
         budget=FixedBudget(0),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
+        distribution=Distribution((), greedy=True),
+        sampler=TorchSampler.seeded(0),
         vocab_size=11,
         limit=20,
     )
@@ -150,8 +150,9 @@ def test_banned_ids_are_never_emitted(greedy: bool) -> None:
     answers = []
     for lazy in (False, True):
         session = Session(
-            [1, 2], drafter=random_trees(2), budget=FixedBudget(6), chance=Dice.seeded(3),
-            law=Law((), greedy=greedy, lazy=lazy, banned=[0, 3]), vocab_size=5, limit=60,
+            [1, 2], drafter=random_trees(2), budget=FixedBudget(6), sampler=TorchSampler.seeded(3),
+            distribution=Distribution((), greedy=greedy, lazy=lazy, banned=[0, 3]),
+            vocab_size=5, limit=60,
         )  # fmt: skip
         start(session, target)
         while not session.finished:
@@ -162,10 +163,13 @@ def test_banned_ids_are_never_emitted(greedy: bool) -> None:
     assert len(set(answers[0])) > 1
 
 
-def test_a_law_leaves_the_logits_as_they_are() -> None:
-    law, logits = Law((), greedy=True, banned=[2]), torch.arange(3.0).expand(4, 3).clone()
-    assert law.best(logits).tolist() == [1] * 4
-    assert law.scores(None, logits[0]).argmax() == 1
+def test_a_distribution_leaves_the_logits_as_they_are() -> None:
+    distribution, logits = (
+        Distribution((), greedy=True, banned=[2]),
+        torch.arange(3.0).expand(4, 3).clone(),
+    )
+    assert distribution.best(logits).tolist() == [1] * 4
+    assert distribution.scores(None, logits[0]).argmax() == 1
     assert torch.equal(logits, torch.arange(3.0).expand(4, 3))
 
 
@@ -183,7 +187,7 @@ class Overflowing(ToyTarget):
 
 
 class Sampling(Scripted):
-    """Two tokens drawn from the same law, which is not the target's."""
+    """Two tokens drawn from the same distribution, which is not the target's."""
 
     sampled = True
 
@@ -192,14 +196,14 @@ class Sampling(Scripted):
 
     def _propose(self, ctx: Context) -> Draft:
         q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-        tokens = [ctx.chance.draw(q) for _ in range(min(2, ctx.budget))]
+        tokens = [ctx.sampler.draw(q) for _ in range(min(2, ctx.budget))]
         return Draft.chain(tokens, "sampling", [q] * len(tokens))
 
 
-def test_samples_that_overflow_keep_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_overflow_keep_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a token overflows depends on what was drawn, so it cannot just be left out."""
     monkeypatch.setattr(draftsmith.testing, "ToyTarget", Overflowing)
-    check_law(Sampling())
+    check_distribution(Sampling())
 
 
 def test_guesses_that_overflow_are_followed_one_by_one() -> None:

@@ -1,4 +1,4 @@
-"""Exact laws: every rule of acceptance, by enumeration of every random choice."""
+"""Exact distributions: every rule of acceptance, by enumeration of every random choice."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
-from draftsmith.core.sampling import Law
+from draftsmith.core.sampling import Distribution
 from draftsmith.core.verify import choose, verify, verify_greedy
 from draftsmith.testing import (
     Enumerated,
     ToyTarget,
-    assert_same_law,
-    enumerate_law,
-    exact_law,
+    assert_same_distribution,
+    enumerate_distribution,
+    exact_distribution,
 )
 
 
-def law64(*weights: float) -> Tensor:
+def distribution64(*weights: float) -> Tensor:
     p = torch.tensor(weights, dtype=torch.float64)
     return p / p.sum()
 
 
-def run(target: ToyTarget, draft: Draft, chance: Enumerated, length: int) -> tuple[int, ...]:
+def run(target: ToyTarget, draft: Draft, sampler: Enumerated, length: int) -> tuple[int, ...]:
     """Decode `length` ids after id 0: one drafted pass, then plain passes."""
     ids = [0]
     row = target.open(ids)
@@ -39,19 +39,22 @@ def run(target: ToyTarget, draft: Draft, chance: Enumerated, length: int) -> tup
             ids.append(token)
             return len(ids) > length
 
-        verdict = verify(draft, output.logits, Law((), greedy=False), chance, lambda: None, emit)
+        verdict = verify(
+            draft, output.logits, Distribution((), greedy=False), sampler, lambda: None, emit
+        )
         target.commit([row], [verdict.path], [verdict.tokens])
         draft = EMPTY
     return tuple(ids[1:])
 
 
-def sampled_chain(laws: list[Tensor], chance: Enumerated) -> Draft:
-    """A chain drawn from `laws`; a law that sums to less than one may draw nothing, and stops."""
+def sampled_chain(distributions: list[Tensor], sampler: Enumerated) -> Draft:
+    """A chain drawn from `distributions`; a distribution that sums to less than one may draw
+    nothing, and stops."""
     tokens: list[int] = []
     proposals: dict[int, Proposal] = {}
-    for depth, q in enumerate(laws):
+    for depth, q in enumerate(distributions):
         nothing = max(0.0, 1 - float(q.sum()))
-        x = chance.draw(torch.cat([q, torch.tensor([nothing], dtype=q.dtype)]))
+        x = sampler.draw(torch.cat([q, torch.tensor([nothing], dtype=q.dtype)]))
         if x == len(q):
             proposals[depth - 1] = Proposal(q, None)
             break
@@ -60,13 +63,16 @@ def sampled_chain(laws: list[Tensor], chance: Enumerated) -> Draft:
     return Draft(tuple(tokens), tuple(range(-1, len(tokens) - 1)), ("q",) * len(tokens), proposals)
 
 
-P = law64(0.5, 0.3, 0.2)
+P = distribution64(0.5, 0.3, 0.2)
 CASES = {
     "p equals q": [P, P],
-    "different": [law64(0.1, 0.6, 0.3), law64(0.7, 0.2, 0.1)],
-    "disjoint supports": [law64(0, 0, 1), law64(0, 1, 0)],
-    "q concentrated": [law64(1, 0, 0), law64(1, 0, 0)],
-    "may propose nothing": [law64(0.1, 0.6, 0.3) * 0.6, law64(0.7, 0.2, 0.1) * 0.5],
+    "different": [distribution64(0.1, 0.6, 0.3), distribution64(0.7, 0.2, 0.1)],
+    "disjoint supports": [distribution64(0, 0, 1), distribution64(0, 1, 0)],
+    "q concentrated": [distribution64(1, 0, 0), distribution64(1, 0, 0)],
+    "may propose nothing": [
+        distribution64(0.1, 0.6, 0.3) * 0.6,
+        distribution64(0.7, 0.2, 0.1) * 0.5,
+    ],
     "never proposes": [torch.zeros(3, dtype=torch.float64)],
 }
 
@@ -76,19 +82,23 @@ CASES = {
     "target",
     [
         ToyTarget(3, lambda _k: P, order=1),
-        ToyTarget(3, lambda k: law64(0, 0.4, 0.6) if k == (0,) else law64(0.3, 0, 0.7), order=1),
+        ToyTarget(
+            3,
+            lambda k: distribution64(0, 0.4, 0.6) if k == (0,) else distribution64(0.3, 0, 0.7),
+            order=1,
+        ),
         ToyTarget(3, order=2, seed=5),
     ],
     ids=["constant", "with zeros", "random"],
 )
-def test_sampled_chains_keep_the_law(name: str, target: ToyTarget) -> None:
-    laws = CASES[name]
-    ours = enumerate_law(lambda c: run(target, sampled_chain(laws, c), c, 3))
-    assert_same_law(ours, exact_law(target, [0], 3))
+def test_sampled_chains_keep_the_distribution(name: str, target: ToyTarget) -> None:
+    distributions = CASES[name]
+    ours = enumerate_distribution(lambda c: run(target, sampled_chain(distributions, c), c, 3))
+    assert_same_distribution(ours, exact_distribution(target, [0], 3))
 
 
 class Lazy:
-    """A lazy law that says what a dense one says, and counts the values asked for."""
+    """A lazy distribution that says what a dense one says, and counts the values asked for."""
 
     def __init__(self, q: Tensor, draws: int) -> None:
         self.q, self.draws, self.asked = q, draws, 0
@@ -100,34 +110,34 @@ class Lazy:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("draws", [0, 1, 3])
-def test_lazy_laws_keep_the_law(name: str, draws: int) -> None:
-    target = ToyTarget(3, lambda k: law64(0, 0.4, 0.6) if k == (0,) else P, order=1)
+def test_lazy_distributions_keep_the_distribution(name: str, draws: int) -> None:
+    target = ToyTarget(3, lambda k: distribution64(0, 0.4, 0.6) if k == (0,) else P, order=1)
 
-    def lazily(chance: Enumerated) -> tuple[int, ...]:
-        draft = sampled_chain(CASES[name], chance)
+    def lazily(sampler: Enumerated) -> tuple[int, ...]:
+        draft = sampled_chain(CASES[name], sampler)
         proposals = {
             parent: Proposal(Lazy(proposal.q, draws), proposal.child)
             for parent, proposal in draft.proposals.items()
             if isinstance(proposal.q, Tensor)
         }
-        return run(target, replace(draft, proposals=proposals), chance, 3)
+        return run(target, replace(draft, proposals=proposals), sampler, 3)
 
-    assert_same_law(enumerate_law(lazily), exact_law(target, [0], 3))
+    assert_same_distribution(enumerate_distribution(lazily), exact_distribution(target, [0], 3))
 
 
 def test_a_lazy_residual_takes_one_draw_per_proposal_on_average() -> None:
-    p, q, draws = law64(0.5, 0.3, 0.2), law64(0.1, 0.6, 0.3) * 0.8, 4
+    p, q, draws = distribution64(0.5, 0.3, 0.2), distribution64(0.1, 0.6, 0.3) * 0.8, 4
 
-    def values(chance: Enumerated) -> int:
+    def values(sampler: Enumerated) -> int:
         lazy = Lazy(q, draws)
         nothing = torch.tensor([1 - float(q.sum())], dtype=q.dtype)
-        x = chance.draw(torch.cat([q, nothing]))
+        x = sampler.draw(torch.cat([q, nothing]))
         draft = Draft((x,), (ROOT,), ("q",)) if x < 3 else EMPTY
         child = 0 if x < 3 else None
-        choose(p.log()[None], Law((), greedy=False), chance, draft, Proposal(lazy, child))
+        choose(p.log()[None], Distribution((), greedy=False), sampler, draft, Proposal(lazy, child))
         return lazy.asked - (child is not None)
 
-    mean = sum(count * weight for count, weight in enumerate_law(values).items())
+    mean = sum(count * weight for count, weight in enumerate_distribution(values).items())
     rejected = float((p - q).clamp_min(0).sum())
     unfinished = (1 - rejected) ** draws  # then all three values are asked for
     assert mean == pytest.approx(1 - unfinished + 3 * rejected * unfinished, abs=1e-9)
@@ -136,74 +146,80 @@ def test_a_lazy_residual_takes_one_draw_per_proposal_on_average() -> None:
 def test_all_drafts_accepted_when_q_is_p() -> None:
     target = ToyTarget(3, lambda _k: P, order=1)
 
-    def accepted(chance: Enumerated) -> int:
-        draft = sampled_chain([P, P], chance)
+    def accepted(sampler: Enumerated) -> int:
+        draft = sampled_chain([P, P], sampler)
         logits = target.forward([target.open([0])], [draft])[0].logits
-        law = Law((), greedy=False)
-        return len(verify(draft, logits, law, chance, lambda: None, lambda *_: False).path)
+        distribution = Distribution((), greedy=False)
+        return len(
+            verify(draft, logits, distribution, sampler, lambda: None, lambda *_: False).path
+        )
 
-    assert enumerate_law(accepted)[2] == pytest.approx(1.0, abs=1e-12)
+    assert enumerate_distribution(accepted)[2] == pytest.approx(1.0, abs=1e-12)
 
 
 def test_acceptance_is_one_minus_total_variation() -> None:
-    q = law64(0.1, 0.6, 0.3)
+    q = distribution64(0.1, 0.6, 0.3)
     target = ToyTarget(3, lambda _k: P, order=1)
 
-    def accepted(chance: Enumerated) -> int:
-        draft = sampled_chain([q], chance)
+    def accepted(sampler: Enumerated) -> int:
+        draft = sampled_chain([q], sampler)
         logits = target.forward([target.open([0])], [draft])[0].logits
-        law = Law((), greedy=False)
-        return len(verify(draft, logits, law, chance, lambda: None, lambda *_: False).path)
+        distribution = Distribution((), greedy=False)
+        return len(
+            verify(draft, logits, distribution, sampler, lambda: None, lambda *_: False).path
+        )
 
     expected = float(torch.minimum(P, q).sum())
-    assert enumerate_law(accepted)[1] == pytest.approx(expected, abs=1e-12)
+    assert enumerate_distribution(accepted)[1] == pytest.approx(expected, abs=1e-12)
 
 
 def test_mixed_node_takes_the_sample_first_and_then_the_guess() -> None:
     """A sampled child beside guesses: Leviathan, then the residual decides about the guesses."""
     target = ToyTarget(3, order=2, seed=1)
-    q = law64(0.2, 0.7, 0.1)
+    q = distribution64(0.2, 0.7, 0.1)
 
-    def experiment(chance: Enumerated) -> tuple[int, ...]:
-        x = chance.draw(q)
+    def experiment(sampler: Enumerated) -> tuple[int, ...]:
+        x = sampler.draw(q)
         draft = Draft(
             tokens=(2, x, 0, 1, 2),
             parents=(ROOT, ROOT, ROOT, 0, 1),
             source=("guess", "q", "guess", "guess", "guess"),
             proposals={ROOT: Proposal(q, 1)},
         )
-        return run(target, draft, chance, 3)
+        return run(target, draft, sampler, 3)
 
-    assert_same_law(enumerate_law(experiment), exact_law(target, [0], 3))
+    assert_same_distribution(enumerate_distribution(experiment), exact_distribution(target, [0], 3))
 
 
-def test_dropping_a_sampled_token_for_its_value_breaks_the_law() -> None:
+def test_dropping_a_sampled_token_for_its_value_breaks_the_distribution() -> None:
     """The instrument can fail: the lie that well-known libraries told is caught."""
-    target = ToyTarget(2, lambda _k: law64(0.7, 0.3), order=1)
-    q = law64(0.7, 0.3)
+    target = ToyTarget(2, lambda _k: distribution64(0.7, 0.3), order=1)
+    q = distribution64(0.7, 0.3)
 
-    def experiment(chance: Enumerated) -> tuple[int, ...]:
-        draft = sampled_chain([q], chance)
+    def experiment(sampler: Enumerated) -> tuple[int, ...]:
+        draft = sampled_chain([q], sampler)
         if draft.tokens[0] == 1:  # "its probability was below 0.4"
             draft = EMPTY
-        return run(target, draft, chance, 1)
+        return run(target, draft, sampler, 1)
 
-    law = enumerate_law(experiment)
-    assert law[(0,)] == pytest.approx(0.91)
-    with pytest.raises(AssertionError, match="law differs"):
-        assert_same_law(law, exact_law(target, [0], 1))
+    distribution = enumerate_distribution(experiment)
+    assert distribution[(0,)] == pytest.approx(0.91)
+    with pytest.raises(AssertionError, match="distribution differs"):
+        assert_same_distribution(distribution, exact_distribution(target, [0], 1))
 
 
-def test_misreported_law_breaks_the_law() -> None:
+def test_misreported_distribution_breaks_the_distribution() -> None:
     """A draft made by arg-max but labelled with its soft-max is not lossless (trap 4)."""
     target = ToyTarget(3, lambda _k: P, order=1)
-    q = law64(0.4, 0.35, 0.25)
+    q = distribution64(0.4, 0.35, 0.25)
 
-    def experiment(chance: Enumerated) -> tuple[int, ...]:
-        return run(target, Draft.chain([0], "liar", [q]), chance, 1)
+    def experiment(sampler: Enumerated) -> tuple[int, ...]:
+        return run(target, Draft.chain([0], "liar", [q]), sampler, 1)
 
-    with pytest.raises(AssertionError, match="law differs"):
-        assert_same_law(enumerate_law(experiment), exact_law(target, [0], 1))
+    with pytest.raises(AssertionError, match="distribution differs"):
+        assert_same_distribution(
+            enumerate_distribution(experiment), exact_distribution(target, [0], 1)
+        )
 
 
 @st.composite
@@ -216,11 +232,11 @@ def trees(draw: st.DrawFn) -> Draft:
 
 @given(trees(), st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_guess_trees_keep_the_law(draft: Draft, seed: int) -> None:
+def test_guess_trees_keep_the_distribution(draft: Draft, seed: int) -> None:
     """Also with equal siblings, which are one guess."""
     target = ToyTarget(3, order=1, seed=seed)
-    ours = enumerate_law(lambda c: run(target, draft, c, 3))
-    assert_same_law(ours, exact_law(target, [0], 3))
+    ours = enumerate_distribution(lambda c: run(target, draft, c, 3))
+    assert_same_distribution(ours, exact_distribution(target, [0], 3))
 
 
 @given(trees(), st.integers(0, 50))
@@ -229,7 +245,7 @@ def test_greedy_short_cut_equals_the_walk(draft: Draft, seed: int) -> None:
     target = ToyTarget(3, order=2, seed=seed)
     logits = target.forward([target.open([0, 1])], [draft])[0].logits
     lazy = verify(
-        draft, logits, Law((), greedy=True), Enumerated(()), lambda: None, lambda *_: False
+        draft, logits, Distribution((), greedy=True), Enumerated(()), lambda: None, lambda *_: False
     )
     fast = verify_greedy(draft, logits.argmax(-1).tolist(), lambda *_: False)
     assert lazy == fast
@@ -239,9 +255,11 @@ def test_guesses_spend_one_draw_per_token() -> None:
     target = ToyTarget(3, order=1)
     draft = Draft.chain([0, 1, 2, 0], "guess")
     logits = target.forward([target.open([0])], [draft])[0].logits
-    chance = Enumerated(())
-    verdict = verify(draft, logits, Law((), greedy=False), chance, lambda: None, lambda *_: False)
-    assert len(chance.taken) == len(verdict.tokens)
+    sampler = Enumerated(())
+    verdict = verify(
+        draft, logits, Distribution((), greedy=False), sampler, lambda: None, lambda *_: False
+    )
+    assert len(sampler.taken) == len(verdict.tokens)
 
 
 def test_the_ending_token_stays_out_of_the_path() -> None:

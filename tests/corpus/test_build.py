@@ -38,8 +38,8 @@ WORDS = ("the", "quick", "brown", "fox", "jumps", "lazy", "def", "foo", "return"
 
 def some_texts(folder: Path, count: int = 30) -> list[Path]:
     """Documents of 1 to 60 words in JSON lines, one of them twice, and a plain file."""
-    dice = random.Random(5)
-    texts = [" ".join(dice.choices(WORDS, k=dice.randint(1, 60))) for _ in range(count)]
+    rng = random.Random(5)
+    texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 60))) for _ in range(count)]
     lines = [json.dumps({"text": text}) for text in [*texts, texts[3].replace(" ", "\n  ")]]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "a.jsonl").write_text("\n".join(lines))
@@ -370,11 +370,11 @@ def test_sigkill_at_random_moments(
     code = CHILD.format(
         tests=str(Path(__file__).parents[1]), texts=str(plan.texts[0]), folder=str(folder)
     )
-    dice = random.Random(11)
+    rng = random.Random(11)
     kills = 0
     parts = ("/draftsmith/corpus/", "/draftsmith/storage.py")
     for _ in range(12):  # a whole build is about 4,800 lines
-        dies = DIES.format(lines=dice.randrange(300, 3000), parts=parts)
+        dies = DIES.format(lines=rng.randrange(300, 3000), parts=parts)
         status = subprocess.run([sys.executable, "-c", dies + code]).returncode
         if status == 0:
             break

@@ -9,13 +9,13 @@ from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Chance, Law, SamplingParams
+from draftsmith.core.sampling import Distribution, Sampler, SamplingParams
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, GUESSING, DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.translation import Pair
-from draftsmith.testing import ToyTarget, exact_law
+from draftsmith.testing import ToyTarget, exact_distribution
 from draftsmith.text.vocab import Vocabulary, intersect
 
 SAMPLED = SamplingParams(temperature=1.0)
@@ -58,7 +58,7 @@ def bound(
     algorithm: str,
     *,
     ends: Sequence[int] = (),
-    law: Any = None,
+    distribution: Any = None,
     seed: int = 5,
     shape: Shape = "chain",
     order: int = 1,
@@ -80,7 +80,7 @@ def bound(
         psi=options.get("psi", "path"),
     )
     config = DraftModel("toy", algorithm=algorithm, **options)  # type: ignore[arg-type]
-    runner = ToyTarget(len(drafter), law, order=order, seed=seed, shape=shape)
+    runner = ToyTarget(len(drafter), distribution, order=order, seed=seed, shape=shape)
     guesses = config.reproducible or algorithm in GUESSING
     translate = ALGORITHMS[algorithm](pair)
     return BoundDraftModel(config, runner, translate, guesses, "", copier=Parrot())
@@ -107,10 +107,10 @@ class _Parroting(DrafterState):
 
 
 class Processed(ToyTarget):
-    """A toy target under `params`: for exact laws with temperature and truncation."""
+    """A toy target under `params`: for exact distributions with temperature and truncation."""
 
     def __init__(self, target: ToyTarget, params: SamplingParams) -> None:
-        processed = Law.of(params, 0, ())
+        processed = Distribution.of(params, 0, ())
         super().__init__(
             target.vocab_size,
             lambda key: processed.probs(processed.scores(None, target.logits(key))),
@@ -123,12 +123,12 @@ def answer(
     drafter: Drafter,
     prompt: Sequence[int],
     length: int,
-    chance: Chance,
+    sampler: Sampler,
     params: SamplingParams = SAMPLED,
     ends: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """What the loop answers; one `chance` for target and drafter, so that it can be enumerated."""
-    return tuple(decoded(target, drafter, prompt, length, chance, params, ends).ids[len(prompt) :])
+    """What the loop answers; one `sampler` for target and drafter, so that it can be enumerated."""
+    return tuple(decoded(target, drafter, prompt, length, sampler, params, ends).ids[len(prompt) :])
 
 
 def decoded(
@@ -136,7 +136,7 @@ def decoded(
     drafter: Drafter,
     prompt: Sequence[int],
     length: int,
-    chance: Chance,
+    sampler: Sampler,
     params: SamplingParams = SAMPLED,
     ends: Sequence[int] = (),
 ) -> Session:
@@ -145,14 +145,14 @@ def decoded(
         prompt,
         drafter=drafter,
         budget=FixedBudget(3),
-        law=Law.of(params, len(prompt), ()),
-        chance=chance,
+        distribution=Distribution.of(params, len(prompt), ()),
+        sampler=sampler,
         vocab_size=target.vocab_size,
         limit=length,
         stop_rules=[EndTokens(ends)],
         sampling=params,
     )
-    session.context.chance = chance
+    session.context.sampler = sampler
     start(session, target)
     while not session.finished:
         step([session], target)
@@ -162,5 +162,5 @@ def decoded(
 def exact(
     target: ToyTarget, prompt: Sequence[int], length: int, params: SamplingParams = SAMPLED
 ) -> dict[tuple[int, ...], float]:
-    """The target's own law over the next `length` ids under `params`."""
-    return exact_law(Processed(target, params), prompt, length)
+    """The target's own distribution over the next `length` ids under `params`."""
+    return exact_distribution(Processed(target, params), prompt, length)

@@ -1,4 +1,4 @@
-"""Cascades: who speaks, who learns what, one law for all, and what one types."""
+"""Cascades: who speaks, who learns what, one distribution for all, and what one types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftsmith.core.budget import LADDER, CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.loop import propose, start, step
-from draftsmith.core.sampling import Chance, Dice, Law, SamplingParams
+from draftsmith.core.sampling import Distribution, Sampler, SamplingParams, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters import cascade
@@ -32,11 +32,11 @@ from draftsmith.testing import (
     Enumerated,
     Scripted,
     ToyTarget,
-    assert_same_law,
+    assert_same_distribution,
+    check_distribution,
     check_drafter,
-    check_law,
-    enumerate_law,
-    exact_law,
+    enumerate_distribution,
+    exact_distribution,
     plain,
 )
 from scripted import adversary, oracle
@@ -44,7 +44,7 @@ from scripted import adversary, oracle
 
 @dataclass(frozen=True, repr=False)
 class Sampling(Drafter):
-    """Draws a chain, each token from a law that draws nothing with probability 0.2."""
+    """Draws a chain, each token from a distribution that draws nothing with probability 0.2."""
 
     name: ClassVar[str] = "sampling"
     sampled: ClassVar[bool] = True
@@ -58,14 +58,16 @@ class _Draws(DrafterState):
         q = torch.arange(ctx.vocab_size, 0, -1, dtype=torch.float64)
         q *= 0.8 / q.sum()
         drawn: list[int] = []
-        laws: dict[int, Proposal] = {}
+        distributions: dict[int, Proposal] = {}
         while len(drawn) < min(2, ctx.budget):
-            x = ctx.chance.draw(torch.cat([q, q.new_tensor([0.2])]))
-            laws[len(drawn) - 1] = Proposal(q, len(drawn) if x < ctx.vocab_size else None)
+            x = ctx.sampler.draw(torch.cat([q, q.new_tensor([0.2])]))
+            distributions[len(drawn) - 1] = Proposal(q, len(drawn) if x < ctx.vocab_size else None)
             if x == ctx.vocab_size:
                 break
             drawn.append(x)
-        return Draft(tuple(drawn), tuple(range(-1, len(drawn) - 1)), ("s",) * len(drawn), laws)
+        return Draft(
+            tuple(drawn), tuple(range(-1, len(drawn) - 1)), ("s",) * len(drawn), distributions
+        )
 
 
 def copy_after_zero(ctx: Context) -> Draft:
@@ -99,17 +101,18 @@ class Recording(Scripted):
 
 
 def sessions(
-    drafter: Drafter, *prompts: list[int], vocab: int = 11, chance: Chance | None = None
+    drafter: Drafter, *prompts: list[int], vocab: int = 11, sampler: Sampler | None = None
 ) -> list[Session]:
     made = [
         Session(
-            prompt, drafter=drafter, budget=FixedBudget(4), law=Law((), greedy=chance is None),
-            chance=chance or Dice.seeded(0), vocab_size=vocab, limit=2,
+            prompt, drafter=drafter, budget=FixedBudget(4),
+            distribution=Distribution((), greedy=sampler is None),
+            sampler=sampler or TorchSampler.seeded(0), vocab_size=vocab, limit=2,
         )
         for prompt in prompts
     ]  # fmt: skip
     for session in made:
-        session.context.chance = chance or session.context.chance
+        session.context.sampler = sampler or session.context.sampler
     return made
 
 
@@ -139,17 +142,17 @@ def test_the_first_with_something_to_say_drafts() -> None:
 @pytest.mark.parametrize(
     "members", [(COPY, Sampling()), (Sampling(), COPY), (Sampling(), Sampling())]
 )
-def test_the_law_is_the_targets(members: tuple[Drafter, ...]) -> None:
+def test_the_distribution_is_the_targets(members: tuple[Drafter, ...]) -> None:
     drafter = Cascade(members)
     assert drafter.sampled
-    check_law(drafter)
+    check_distribution(drafter)
     check_drafter(drafter, length=12)
 
 
 def test_to_replace_a_draw_of_nothing_would_be_unlawful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cascade, "speaks", lambda draft: bool(draft.tokens))
-    with pytest.raises(AssertionError, match="law differs"):
-        check_law(Cascade((Sampling(), COPY)))
+    with pytest.raises(AssertionError, match="distribution differs"):
+        check_distribution(Cascade((Sampling(), COPY)))
 
 
 def test_copies_and_samples_share_a_pass() -> None:
@@ -158,8 +161,8 @@ def test_copies_and_samples_share_a_pass() -> None:
     drafter = Cascade((COPY, Sampling()))
     seen: set[tuple[str, ...]] = set()
 
-    def answers(chance: Enumerated) -> tuple[tuple[int, ...], ...]:
-        running = sessions(drafter, [1, 0], [1, 1], vocab=3, chance=chance)
+    def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
+        running = sessions(drafter, [1, 0], [1, 1], vocab=3, sampler=sampler)
         for session in running:
             start(session, target)
         while left := [session for session in running if not session.finished]:
@@ -167,18 +170,18 @@ def test_copies_and_samples_share_a_pass() -> None:
         seen.add(tuple(s for session in running for s in session.stats.by_source))
         return tuple(tuple(session.ids[2:]) for session in running)
 
-    copied, sampled = (exact_law(target, prompt, 2) for prompt in ([1, 0], [1, 1]))
+    copied, sampled = (exact_distribution(target, prompt, 2) for prompt in ([1, 0], [1, 1]))
     both = {(a, b): p * q for a, p in copied.items() for b, q in sampled.items()}
-    assert_same_law(enumerate_law(answers), both)
+    assert_same_distribution(enumerate_distribution(answers), both)
     assert ("copy", "s") in seen
 
 
-def test_who_is_dear_to_open_waits_until_as_much_was_missed() -> None:
+def test_who_is_costly_to_open_waits_until_as_much_was_missed() -> None:
     """A first draft that costs five plain passes comes with the sixth pass nobody drafted for."""
     late = Recording(Draft.chain([1], "late"))
     drafter = Cascade((COPY, late))
     cost = CostCurve()
-    ctx = Context([3] * 10, 10, 11, SamplingParams(), Dice.seeded(0), budget=4, depth=4)
+    ctx = Context([3] * 10, 10, 11, SamplingParams(), TorchSampler.seeded(0), budget=4, depth=4)
     cost.record(0, 1.0)
     ctx.cost = cost
 
@@ -212,8 +215,9 @@ def test_each_member_has_an_automatic_budget_of_its_own() -> None:
     drafter = Cascade((wrong, right))
     widths: dict[int, list[int]] = {0: [], 1: []}
     session = Session(
-        [1, 2], drafter=drafter, budget=drafter.auto_budget(cost), law=Law((), greedy=True),
-        chance=Dice.seeded(0), vocab_size=11, limit=300,
+        [1, 2], drafter=drafter, budget=drafter.auto_budget(cost),
+        distribution=Distribution((), greedy=True),
+        sampler=TorchSampler.seeded(0), vocab_size=11, limit=300,
     )  # fmt: skip
     start(session, target)
     members: Any = session.state
@@ -331,8 +335,9 @@ def test_a_draft_models_cache_stays_right_whoever_drafted(greedy: bool) -> None:
     target = Runner(loaded)
     running = [
         Session(
-            prompt, drafter=drafter, budget=FixedBudget(6), law=Law((), greedy=greedy),
-            chance=Dice.seeded(1), vocab_size=loaded.vocab_size, limit=30, draft_seed=2,
+            prompt, drafter=drafter, budget=FixedBudget(6),
+            distribution=Distribution((), greedy=greedy),
+            sampler=TorchSampler.seeded(1), vocab_size=loaded.vocab_size, limit=30, draft_seed=2,
             sampling=SamplingParams(temperature=0.0 if greedy else 1.0),
         )
         for prompt in ([5, 6, 7, 8] * 4, [9, 9, 3], [40, 41, 42, 43])

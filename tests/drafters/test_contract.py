@@ -14,7 +14,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import DrafterError
-from draftsmith.testing import Scripted, check_drafter, check_law, check_rewind
+from draftsmith.testing import Scripted, check_distribution, check_drafter, check_rewind
 from installed import bare_names
 
 SETTINGS = [
@@ -40,7 +40,7 @@ def test_contract(spec: str) -> None:
 
 @pytest.mark.parametrize("options", [{"tokens": 2}, {"tokens": 3, "reproducible": True}])
 def test_contract_of_a_draft_model(options: dict[str, Any]) -> None:
-    """In float64, so that its laws can be enumerated exactly."""
+    """In float64, so that its distributions can be enumerated exactly."""
     model = build("llama", vocab_size=11).double()
     check_drafter(DraftModel(model, algorithm="standard", confidence=0.3, **options), length=12)
 
@@ -54,22 +54,22 @@ def test_copies_must_be_where_they_are_said_to_be() -> None:
         check_drafter(Scripted(lying))
 
 
-def test_sampled_drafters_are_checked_for_their_law() -> None:
+def test_sampled_drafters_are_checked_for_their_distribution() -> None:
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
     def honest(ctx: Context) -> Draft:
         if ctx.budget < 1:
             return Draft()
-        return Draft.chain([ctx.chance.draw(q)], "scripted", [q])
+        return Draft.chain([ctx.sampler.draw(q)], "scripted", [q])
 
     def liar(ctx: Context) -> Draft:
         if ctx.budget < 1:
             return Draft()
         return Draft.chain([1], "scripted", [q])
 
-    check_law(Scripted(honest))
-    with pytest.raises(AssertionError, match="law differs"):
-        check_law(Scripted(liar))
+    check_distribution(Scripted(honest))
+    with pytest.raises(AssertionError, match="distribution differs"):
+        check_distribution(Scripted(liar))
 
 
 Q = torch.tensor([0.2, 0.5, 0.1], dtype=torch.float64)
@@ -77,7 +77,7 @@ Q = torch.tensor([0.2, 0.5, 0.1], dtype=torch.float64)
 
 
 def drawn(ctx: Context) -> int | None:
-    x = ctx.chance.draw(torch.cat([Q, 1 - Q.sum(0, keepdim=True)]))
+    x = ctx.sampler.draw(torch.cat([Q, 1 - Q.sum(0, keepdim=True)]))
     return None if x == 3 else x
 
 
@@ -102,7 +102,7 @@ def test_nothing_drawn_is_judged_like_something_drawn(
     propose: Callable[[Context], Draft],
 ) -> None:
     """On chain targets and at the end of an answer, cuts must be blind to what was drawn."""
-    check_law(Scripted(propose))
+    check_distribution(Scripted(propose))
 
 
 def test_moved_positions_become_a_plain_branch_on_chain_targets() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftsmith.core.drafter import Context, Drafter, sync
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.ngrams import NgramIndex
 from draftsmith.drafters.registry import parse
 from work import lines, peak_bytes
@@ -21,7 +21,7 @@ def context(ids: list[int], prediction: tuple[int, ...] = (), budget: int = 64) 
         prompt_length=len(ids),
         vocab_size=1000,
         sampling=SamplingParams(),
-        chance=Dice.seeded(0),
+        sampler=TorchSampler.seeded(0),
         prediction=prediction,
         budget=budget,
         depth=64,

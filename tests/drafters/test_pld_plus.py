@@ -12,7 +12,7 @@ from torch import Tensor
 import tiny
 from architectures import build, prompt
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters import calibration
 from draftsmith.drafters.calibration import Calibration
@@ -21,7 +21,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations.transformers import accelerate
-from draftsmith.testing import check_drafter, check_law
+from draftsmith.testing import check_distribution, check_drafter
 
 FACTS = ModelFacts(layers=32, heads=32)
 
@@ -34,7 +34,7 @@ def context(
         prompt_length=len(ids),
         vocab_size=100,
         sampling=SamplingParams(),
-        chance=Dice.seeded(0),
+        sampler=TorchSampler.seeded(0),
         budget=budget,
         depth=99,
         hidden=hidden,
@@ -200,8 +200,8 @@ def test_contract(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["pld_plus", SETTINGS[3]])
-def test_exact_law(spec: str) -> None:
-    check_law(parse(spec))
+def test_exact_distribution(spec: str) -> None:
+    check_distribution(parse(spec))
 
 
 # ----------------------------------------------------------------------------- calibrations

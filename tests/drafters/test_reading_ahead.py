@@ -14,7 +14,7 @@ from pairs import Parrot
 import tiny
 from architectures import RECURRENT, build, prompt
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model import draft_model
 from draftsmith.drafters.draft_model.draft_model import DraftModel
@@ -56,7 +56,7 @@ def drafts(drafter: BoundDraftModel, params: SamplingParams) -> tuple[list[Seque
     drafter.runner.forward = counting  # type: ignore[method-assign]
     size = drafter.runner.vocab_size
     contexts = [
-        Context(list(IDS[:n]), n, size, params, Dice.seeded(n), budget=12, depth=12)
+        Context(list(IDS[:n]), n, size, params, TorchSampler.seeded(n), budget=12, depth=12)
         for n in (60, 37)
     ]
     states = [drafter.open(ctx) for ctx in contexts]
@@ -135,7 +135,7 @@ def test_how_far_it_reads_is_not_left_to_timing(monkeypatch: pytest.MonkeyPatch)
     half = copy.deepcopy(tiny.model()).to(torch.bfloat16)
     config = DraftModel(half, tokenizer=tiny.tokenizer(), confidence=0, tokens=12)
     found = []
-    for wait in (0.0, 0.002):  # the second time wide passes are dear
+    for wait in (0.0, 0.002):  # the second time wide passes are costly
         engine = Engine.from_pretrained(
             tiny.model(), tokenizer=tiny.tokenizer(), drafter=config, budget="drafter"
         )

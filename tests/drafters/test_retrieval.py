@@ -8,7 +8,7 @@ import pytest
 
 import tiny
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.corpus import files
 from draftsmith.corpus.datastore import shared
 from draftsmith.corpus.index import write_index
@@ -50,7 +50,7 @@ def test_it_drafts_what_followed(tmp_path: Path) -> None:
             prompt_length=len(ids),
             vocab_size=11,
             sampling=SamplingParams(),
-            chance=Dice.seeded(0),
+            sampler=TorchSampler.seeded(0),
             budget=budget,
             depth=depth,
         )

@@ -1,4 +1,5 @@
-"""SDSAT on toy targets that answer adaptive tokens, then on models: drafts, laws, refusals."""
+"""SDSAT on toy targets that answer adaptive tokens, then on models: drafts, distributions,
+refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Law, SamplingParams
+from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
@@ -34,51 +35,54 @@ from draftsmith.model.load import load
 from draftsmith.testing import (
     Enumerated,
     ToyTarget,
-    assert_same_law,
+    assert_same_distribution,
+    check_distribution,
     check_drafter,
-    check_law,
     decode,
-    enumerate_law,
-    exact_law,
+    enumerate_distribution,
+    exact_distribution,
     plain,
 )
 
 
 class Taught(ToyTarget):
-    """Never says `a`; behind m of them it gives the exact law of the token m places further."""
+    """Never says `a`; behind m of them it gives the exact distribution of the token m places
+    further."""
 
-    def __init__(self, vocab: int, a: int, name: str, law: Tensor | None = None, **of: Any) -> None:
+    def __init__(
+        self, vocab: int, a: int, name: str, distribution: Tensor | None = None, **of: Any
+    ) -> None:
         super().__init__(vocab, order=64, **of)
-        if law is None:
+        if distribution is None:
             generator = torch.Generator().manual_seed(5)
-            law = torch.randn(vocab, vocab, generator=generator, dtype=torch.float64)
-            law = (1.5 * law).softmax(-1)
-        law[:, a] = 0
-        self.next = law / law.sum(-1, keepdim=True)
+            distribution = torch.randn(vocab, vocab, generator=generator, dtype=torch.float64)
+            distribution = (1.5 * distribution).softmax(-1)
+        distribution[:, a] = 0
+        self.next = distribution / distribution.sum(-1, keepdim=True)
         self.a, self.name = a, name
 
     @property
     def facts(self) -> ModelFacts:
         return ModelFacts(2, 2, name=self.name, vocab_size=self.vocab_size, shape=self.shape)
 
-    def law(self, prefix: Any) -> Tensor:
+    def distribution(self, prefix: Any) -> Tensor:
         ids = list(prefix)
-        law = torch.eye(self.vocab_size, dtype=torch.float64)[
+        distribution = torch.eye(self.vocab_size, dtype=torch.float64)[
             next(i for i in reversed(ids) if i != self.a)
         ]
         for _ in range(1 + len(list(itertools.takewhile(self.a.__eq__, reversed(ids))))):
-            law = law @ self.next
-        return law
+            distribution = distribution @ self.next
+        return distribution
 
 
 def counting(vocab: int, a: int) -> Tensor:
-    """(V, V) law of a target that counts up, without ever saying `a`."""
-    law = torch.zeros(vocab, vocab, dtype=torch.float64)
+    """(V, V) distribution of a target that counts up, without ever saying `a`."""
+    distribution = torch.zeros(vocab, vocab, dtype=torch.float64)
     order = [i for i in range(vocab) if i != a]
     for i, token in enumerate(order):
-        law[token, order[(i + 1) % len(order)]] = 1
-    law[a, order[0]] = 1
-    return law
+        distribution[token, order[(i + 1) % len(order)]] = 1
+    distribution[a, order[0]] = 1
+    return distribution
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +103,9 @@ def run(
     """The draft of each step, and how many tokens the step gave; output equals plain decoding."""
     seen: list[tuple[Draft, int]] = []
     session = Session(
-        [0, 1], drafter=drafter, budget=FixedBudget(budget), law=Law((), greedy=True),
-        chance=Enumerated([]), vocab_size=target.vocab_size, limit=limit,
+        [0, 1], drafter=drafter, budget=FixedBudget(budget),
+        distribution=Distribution((), greedy=True),
+        sampler=Enumerated([]), vocab_size=target.vocab_size, limit=limit,
     )  # fmt: skip
     start(session, target)
     assert session.state is not None
@@ -186,9 +191,9 @@ def test_diverse_tokens_are_asked_in_order(tmp_path: Path) -> None:
 
 
 def test_a_tree_has_the_likeliest_nodes(folder: str) -> None:
-    law = torch.zeros(5, 5, dtype=torch.float64)
-    law[:, 0], law[:, 1], law[:, 3] = 0.6, 0.3, 0.1
-    target = Taught(5, 2, folder, law)
+    distribution = torch.zeros(5, 5, dtype=torch.float64)
+    distribution[:, 0], distribution[:, 1], distribution[:, 3] = 0.6, 0.3, 0.1
+    target = Taught(5, 2, folder, distribution)
     trees = {}
     for tree in ("3", "(2, 1)", "(3, 2)"):
         seen = run(target, bound(f"sdsat(k=2, tree={tree})", folder), 16)
@@ -200,7 +205,8 @@ def test_a_tree_has_the_likeliest_nodes(folder: str) -> None:
     assert {t.probes for t in trees.values()} == {0}
 
 
-# ------------------------------------------------------------------------------------- laws
+# -------------------------------------------------------------------------------------
+# distributions
 
 SETTINGS = [
     "sdsat(k=1)",
@@ -215,7 +221,7 @@ SETTINGS = [
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_contract(spec: str, folder: str) -> None:
     check_drafter(bound(spec, folder))
-    check_law(bound(spec, folder))
+    check_distribution(bound(spec, folder))
 
 
 @pytest.mark.parametrize("spec", SETTINGS[1:])
@@ -228,15 +234,16 @@ def test_contract(spec: str, folder: str) -> None:
     ],
     ids=["T=1", "top-k", "top-p"],
 )
-def test_the_law_is_the_targets(spec: str, sampling: SamplingParams, folder: str) -> None:
+def test_the_distribution_is_the_targets(spec: str, sampling: SamplingParams, folder: str) -> None:
     """Of the four tokens that follow, where answers are informed and trees are accepted."""
     target = Taught(4, 2, folder)
     accepted: set[int] = set()
 
-    def answer(drafter: Drafter, chance: Enumerated) -> tuple[int, ...]:
+    def answer(drafter: Drafter, sampler: Enumerated) -> tuple[int, ...]:
         session = Session(
-            [0, 1], drafter=drafter, budget=FixedBudget(8), law=Law.of(sampling, 2, ()),
-            chance=chance, vocab_size=4, limit=4, sampling=sampling,
+            [0, 1], drafter=drafter, budget=FixedBudget(8),
+            distribution=Distribution.of(sampling, 2, ()),
+            sampler=sampler, vocab_size=4, limit=4, sampling=sampling,
         )  # fmt: skip
         start(session, target)
         while not session.finished:
@@ -244,11 +251,11 @@ def test_the_law_is_the_targets(spec: str, sampling: SamplingParams, folder: str
         accepted.add(session.stats.accepted)
         return tuple(session.ids[2:])
 
-    ours = enumerate_law(partial(answer, bound(spec, folder)))
-    assert_same_law(ours, enumerate_law(partial(answer, parse("none"))))
+    ours = enumerate_distribution(partial(answer, bound(spec, folder)))
+    assert_same_distribution(ours, enumerate_distribution(partial(answer, parse("none"))))
     assert max(accepted) >= 2
     if sampling == SamplingParams(temperature=1.0):
-        assert_same_law(ours, exact_law(target, [0, 1], 4))
+        assert_same_distribution(ours, exact_distribution(target, [0, 1], 4))
 
 
 def test_a_tree_accepts_more_samples_than_a_chain(folder: str) -> None:
@@ -302,7 +309,7 @@ def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
     p = [sorted(row, reverse=True) for row in p]
     paths = list(itertools.islice(likeliest(p, [3] * len(p)), nodes))
 
-    def chance(path: tuple[int, ...]) -> float:
+    def sampler(path: tuple[int, ...]) -> float:
         product = 1.0
         for depth, rank in enumerate(path):
             product *= p[depth][rank]
@@ -314,11 +321,11 @@ def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
         path
         for length in range(1, len(p) + 1)
         for path in itertools.product(*(range(min(3, len(row))) for row in p[:length]))
-        if chance(path) > 0
+        if sampler(path) > 0
     ]
     assert len(set(paths)) == len(paths) == min(nodes, len(every))
-    best = sorted(map(chance, every), reverse=True)[:nodes]
-    assert list(map(chance, paths)) == pytest.approx(best)
+    best = sorted(map(sampler, every), reverse=True)[:nodes]
+    assert list(map(sampler, paths)) == pytest.approx(best)
 
 
 # --------------------------------------------------------------------------------- refusals
@@ -389,13 +396,13 @@ PROMPTS = [[5, 6, 7, 8] * 5, [12] * 11, [20, 30, 40], list(range(40, 90))]
 )
 def test_answers_are_the_plain_ones(spec: str, model: str) -> None:
     engine = Engine.from_pretrained(model, drafter=spec)
-    laws: list[dict[str, Any]] = [
+    distributions: list[dict[str, Any]] = [
         {"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.2, "seed": 5,
          "top_k": 10, "top_p": 0.95},
     ]  # fmt: skip
-    for law, budget in itertools.product(laws, ("auto", "drafter", 7)):
-        expected = engine.generate(PROMPTS, max_new_tokens=24, drafter="none", **law)
-        answers = engine.generate(PROMPTS, max_new_tokens=24, budget=budget, **law)
+    for distribution, budget in itertools.product(distributions, ("auto", "drafter", 7)):
+        expected = engine.generate(PROMPTS, max_new_tokens=24, drafter="none", **distribution)
+        answers = engine.generate(PROMPTS, max_new_tokens=24, budget=budget, **distribution)
         assert [a.tokens for a in answers] == [e.tokens for e in expected]
         assert all(A not in a.tokens for a in answers)
         assert sum(a.stats.probes for a in answers) > 0

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 import tiny
 from draftsmith.core.draft import EMPTY
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.draft_model.slem import Bridge, StringMatch, beyond, longest_overlap
 from draftsmith.drafters.draft_model.translation import Pair
-from draftsmith.testing import Scripted, ToyTarget, assert_same_law, enumerate_law
+from draftsmith.testing import Scripted, ToyTarget, assert_same_distribution, enumerate_distribution
 from draftsmith.text.vocab import Vocabulary, intersect
 
 HARD = [
@@ -199,19 +199,20 @@ def test_a_long_prompt_is_not_tokenized_again(monkeypatch: pytest.MonkeyPatch) -
     assert max(read[1:]) <= 25
 
 
-# ------------------------------------------------------------------------------------ the law
+# ------------------------------------------------------------------------------------ the
+# distribution
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_output_law_is_the_targets(name: str) -> None:
+def test_output_distribution_is_the_targets(name: str) -> None:
     T, D = PAIRS[name]  # noqa: N806
     for params in (SAMPLED, SamplingParams(temperature=0.7, top_k=2)):
         target = ToyTarget(len(T), order=1, seed=1)
         drafter = bound(T, D, "slem", ends=[0], order=2)
-        ours = enumerate_law(
+        ours = enumerate_distribution(
             lambda c, t=target, d=drafter, p=params: answer(t, d, [0, 1], 3, c, p)  # type: ignore[misc]
         )
-        assert_same_law(ours, exact(target, [0, 1], 3, params))
+        assert_same_distribution(ours, exact(target, [0, 1], 3, params))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -222,7 +223,7 @@ def test_the_same_seed_gives_the_same_answer(name: str) -> None:
     for seed in range(10):
         for params in (SAMPLED, SamplingParams()):
             ours, plain = (
-                decoded(target, drafter, [0, 1], 20, Dice.seeded(seed), params).ids
+                decoded(target, drafter, [0, 1], 20, TorchSampler.seeded(seed), params).ids
                 for drafter in (bound(T, D, "slem", order=2), silent)
             )
             assert ours == plain
@@ -232,11 +233,11 @@ def test_the_best_guess_is_accepted_at_least_as_often_as_a_drawn_one() -> None:
     """Acceptance of a guess x is p(x); of one drawn from q it is Σ p·q, Σ p² where q is p."""
     T, D = PAIRS["same"]  # noqa: N806
     target = ToyTarget(3, order=1, seed=1)
-    drafter = bound(T, D, "slem", law=target.law, tokens=1)
+    drafter = bound(T, D, "slem", distribution=target.distribution, tokens=1)
 
-    def accepted(chance: Any) -> int:
-        return decoded(target, drafter, [0, 1], 2, chance).stats.accepted
+    def accepted(sampler: Any) -> int:
+        return decoded(target, drafter, [0, 1], 2, sampler).stats.accepted
 
-    p = target.law([1])
-    assert enumerate_law(accepted)[1] == pytest.approx(float(p.max()), abs=1e-12)
+    p = target.distribution([1])
+    assert enumerate_distribution(accepted)[1] == pytest.approx(float(p.max()), abs=1e-12)
     assert p.max() > (p * p).sum()

@@ -1,4 +1,5 @@
-"""SLRS: ψ is the probability of a proposal, and the output law is the target's; all enumerated."""
+"""SLRS: ψ is the probability of a proposal, and the output distribution is the target's; all
+enumerated."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from torch import Tensor
 
 import tiny
 from draftsmith.core import verify
-from draftsmith.core.draft import Draft, LazyLaw
+from draftsmith.core.draft import Draft, LazyDistribution
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model import psi as psi_of
 from draftsmith.drafters.draft_model.draft_model import DraftModel
@@ -29,7 +30,12 @@ from draftsmith.drafters.draft_model.slrs import StringRejection
 from draftsmith.drafters.draft_model.translation import Ids
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
-from draftsmith.testing import Enumerated, ToyTarget, assert_same_law, enumerate_law
+from draftsmith.testing import (
+    Enumerated,
+    ToyTarget,
+    assert_same_distribution,
+    enumerate_distribution,
+)
 
 BYTES: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {
     "same": ([b"a", b"b", b"c"], [b"a", b"b", b"c"]),
@@ -41,7 +47,7 @@ BYTES: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {
 }
 """Tokens of target and byte-level drafter."""
 
-LAWS = {
+DISTRIBUTIONS = {
     "plain": SAMPLED,
     "cold": SamplingParams(temperature=0.6),
     "top_k": SamplingParams(temperature=1.0, top_k=2),
@@ -58,8 +64,10 @@ def drafter_of(name: str, psi: str, **options: object) -> BoundDraftModel:
 
 def check(drafter: BoundDraftModel, params: SamplingParams, length: int, size: int) -> None:
     target = ToyTarget(size, order=1, seed=1)
-    ours = enumerate_law(lambda chance: answer(target, drafter, [0, 1], length, chance, params))
-    assert_same_law(ours, exact(target, [0, 1], length, params))
+    ours = enumerate_distribution(
+        lambda sampler: answer(target, drafter, [0, 1], length, sampler, params)
+    )
+    assert_same_distribution(ours, exact(target, [0, 1], length, params))
 
 
 def size_of(name: str, psi: str) -> int:
@@ -72,16 +80,16 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psi_of.PathPsi, "draws", 1)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize(("name", "psi"), CASES)
-def test_output_law_is_the_targets(name: str, psi: str, law: str) -> None:
+def test_output_distribution_is_the_targets(name: str, psi: str, distribution: str) -> None:
     """Answers of one token cut the draft's second proposal off; longer ones go on after it."""
     for length in (1, 2):
-        check(drafter_of(name, psi), LAWS[law], length, size_of(name, psi))
+        check(drafter_of(name, psi), DISTRIBUTIONS[distribution], length, size_of(name, psi))
 
 
 @pytest.mark.parametrize(("name", "psi"), CASES)
-def test_law_with_confidence_and_end_rules(name: str, psi: str) -> None:
+def test_distribution_with_confidence_and_end_rules(name: str, psi: str) -> None:
     """Three proposals where the drafter is sure, one where it is not; its end is a token like any.
 
     The second drafter has an end that the target has not, the third one that it has.
@@ -94,7 +102,9 @@ def test_law_with_confidence_and_end_rules(name: str, psi: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_law_where_branches_share_a_pass(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distribution_where_branches_share_a_pass(
+    shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of ψ at once, on drafters that take trees and on those that take chains."""
     monkeypatch.setattr(psi_of.PathPsi, "draws", 0)
     check(drafter_of("prefixes", "path", shape=shape), SAMPLED, 3, 4)
@@ -107,7 +117,7 @@ def test_law_where_branches_share_a_pass(shape: Shape, monkeypatch: pytest.Monke
     seed=st.integers(0, 100),
     confidence=st.sampled_from([0.0, 0.5]),
 )
-def test_any_vocabularies_keep_the_law(
+def test_any_vocabularies_keep_the_distribution(
     of_target: list[str], of_drafter: list[str], seed: int, confidence: float
 ) -> None:
     target = [token.encode() for token in of_target]
@@ -123,22 +133,24 @@ def test_any_vocabularies_keep_the_law(
 # ------------------------------------------------------------------------------------- ψ itself
 
 
-def walked(drafter: BoundDraftModel, stop: str | None, chance: Enumerated) -> tuple[Walk, LazyLaw]:
-    """One walk after the empty text, and the law that is stated for it."""
+def walked(
+    drafter: BoundDraftModel, stop: str | None, sampler: Enumerated
+) -> tuple[Walk, LazyDistribution]:
+    """One walk after the empty text, and the distribution that is stated for it."""
     rule: Rule = drafter.translate().rule  # type: ignore[attr-defined]
     runner = drafter.runner
 
-    def law(ids: Ids) -> Tensor:
+    def distribution(ids: Ids) -> Tensor:
         logits = runner.logits((0, *ids))  # type: ignore[attr-defined]
         return rule.mask(logits).softmax(-1)
 
-    def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
-        return {b[:end]: law(b[:end]) for b in branches for end in range(len(b) + 1)}
+    def distributions(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
+        return {b[:end]: distribution(b[:end]) for b in branches for end in range(len(b) + 1)}
 
     walk = Walk(stop)
     while not walk.over:
-        rule.step(walk, law(walk.ids), chance)
-    return walk, rule.law(stop, {}, laws)
+        rule.step(walk, distribution(walk.ids), sampler)
+    return walk, rule.distribution(stop, {}, distributions)
 
 
 @pytest.mark.parametrize(("name", "psi"), CASES)
@@ -151,41 +163,46 @@ def test_psi_is_the_probability_of_the_proposal(name: str, psi: str) -> None:
     texts: dict[int, str] = drafter.translate().rule.lexicon.texts  # type: ignore[attr-defined]
     tokens = range(size_of(name, psi))
     for stop in (None, *texts.values()):
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
 
         def proposed(
-            chance: Enumerated, stop: str | None = stop, laws: list[Tensor] = laws
+            sampler: Enumerated,
+            stop: str | None = stop,
+            distributions: list[Tensor] = distributions,
         ) -> int | None:
-            walk, law = walked(drafter, stop, chance)
-            laws.append(law.of(tokens))
+            walk, distribution = walked(drafter, stop, sampler)
+            distributions.append(distribution.of(tokens))
             return walk.token
 
-        found = enumerate_law(proposed)
-        stated: dict[int | None, float] = dict(enumerate(laws[0].tolist()))
+        found = enumerate_distribution(proposed)
+        stated: dict[int | None, float] = dict(enumerate(distributions[0].tolist()))
         stated[None] = 1 - sum(stated.values())
-        assert_same_law(found, stated)
-        assert all(torch.allclose(law, laws[0], atol=1e-12) for law in laws)
+        assert_same_distribution(found, stated)
+        assert all(
+            torch.allclose(distribution, distributions[0], atol=1e-12)
+            for distribution in distributions
+        )
         # Σ min(p, ψ), the acceptance, is at least Σ p·ψ, that of an exact match with the draft.
         for seed in range(10):
-            p = ToyTarget(len(tokens), order=1, seed=seed).law([0])
-            assert torch.minimum(p, laws[0]).sum() >= (p * laws[0]).sum()
+            p = ToyTarget(len(tokens), order=1, seed=seed).distribution([0])
+            assert torch.minimum(p, distributions[0]).sum() >= (p * distributions[0]).sum()
 
 
 def test_acceptance_is_what_psi_says() -> None:
     drafter = drafter_of("prefixes", "path", tokens=1)
     target = ToyTarget(4, order=1, seed=1)
 
-    def accepted(chance: Enumerated) -> int:
-        return decoded(target, drafter, [0, 1], 2, chance).stats.accepted
+    def accepted(sampler: Enumerated) -> int:
+        return decoded(target, drafter, [0, 1], 2, sampler).stats.accepted
 
-    def proposal(chance: Enumerated) -> Tensor:
-        context = Context([0, 1], 2, 4, SAMPLED, chance, budget=1, depth=1)
+    def proposal(sampler: Enumerated) -> Tensor:
+        context = Context([0, 1], 2, 4, SAMPLED, sampler, budget=1, depth=1)
         [draft] = drafter.draft([drafter.open(context)], [context])
         return draft.proposals[-1].q.of(range(4))  # type: ignore[union-attr]
 
     psi = proposal(Enumerated([]))
-    expected = float(torch.minimum(target.law([0, 1]), psi).sum())
-    assert enumerate_law(accepted)[1] == pytest.approx(expected, abs=1e-12)
+    expected = float(torch.minimum(target.distribution([0, 1]), psi).sum())
+    assert enumerate_distribution(accepted)[1] == pytest.approx(expected, abs=1e-12)
 
 
 # ------------------------------------------------------------------------------ broken variants
@@ -213,10 +230,10 @@ class ExactCovers(EnumeratedPsi):
 
     def of(self, tokens: Sequence[int]) -> Tensor:
         whole: dict[int, float] = {}
-        laws, reached = self.laws(list(self.rule.open)), {(): 1.0}
+        distributions, reached = self.distributions(list(self.rule.open)), {(): 1.0}
         for ids, text in self.rule.open.items():
             for i, more in enumerate(self.rule.texts):
-                weight = reached.get(ids, 0.0) * float(laws[ids][i])
+                weight = reached.get(ids, 0.0) * float(distributions[ids][i])
                 reached[(*ids, i)] = weight
                 found = self.rule.lexicon.ids.get(text + (more or ""))
                 if found is not None and self.rule.decided((*ids, i), text + (more or "")):
@@ -243,7 +260,7 @@ def test_a_proposal_dropped_for_its_value_is_noticed(
         False,
         "",
     )
-    with pytest.raises(AssertionError, match="law differs"):
+    with pytest.raises(AssertionError, match="distribution differs"):
         check(wrong, SAMPLED, 2, len(T))
 
 
@@ -251,7 +268,7 @@ def test_counting_exact_covers_only_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     drafter = drafter_of("target inside", "enumerate")
     check(drafter, SAMPLED, 2, 2)
     monkeypatch.setattr(psi_of, "EnumeratedPsi", ExactCovers)
-    with pytest.raises(AssertionError, match="law differs"):
+    with pytest.raises(AssertionError, match="distribution differs"):
         check(drafter_of("target inside", "enumerate"), SAMPLED, 2, 2)
 
 
@@ -274,7 +291,7 @@ def test_a_greedy_target_gets_the_drafts_of_slem() -> None:
     T, D = BYTES["prefixes"]  # noqa: N806
     target, greedy = ToyTarget(4, order=2, seed=3), SamplingParams()
     answers = [
-        decoded(target, bound(T, D, algorithm, order=2), [0, 1], 20, Dice.seeded(0), greedy)
+        decoded(target, bound(T, D, algorithm, order=2), [0, 1], 20, TorchSampler.seeded(0), greedy)
         for algorithm in ("slem", "slrs")
     ]
     assert answers[0].ids == answers[1].ids
@@ -285,7 +302,8 @@ def test_a_greedy_target_gets_the_drafts_of_slem() -> None:
 
 
 def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a ragged batch, asked for while verifying; the laws of a walk and of a tree agree."""
+    """In a ragged batch, asked for while verifying; the distributions of a walk and of a tree
+    agree."""
     byte_level = tiny.tokenizer(259)
     model = copy.deepcopy(tiny.model())
     model.resize_token_embeddings(len(byte_level))
@@ -296,12 +314,12 @@ def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> N
     sums: list[float] = []
     choose = verify.choose
 
-    def checking(scores: Any, law: Any, chance: Any, draft: Draft, proposal: Any) -> int:
+    def checking(scores: Any, distribution: Any, sampler: Any, draft: Draft, proposal: Any) -> int:
         if proposal is not None and len(sums) < 12:
             psi = proposal.q.of(range(len(tiny.tokenizer())))
             sums.append(float(psi.sum()))
             assert proposal.child is None or psi[draft.tokens[proposal.child]] > 0
-        return choose(scores, law, chance, draft, proposal)
+        return choose(scores, distribution, sampler, draft, proposal)
 
     monkeypatch.setattr(verify, "choose", checking)
     texts = ["def foo(x): return x + 1", "the quick 🦊 brown", "hello world, this\t"]

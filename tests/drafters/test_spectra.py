@@ -19,7 +19,7 @@ from torch import Tensor
 import tiny
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Outcome
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation
 from draftsmith.core.verify import Verdict
@@ -41,7 +41,7 @@ def context(ids: Sequence[int], budget: int = 1000, depth: int = 1000) -> Contex
         prompt_length=len(ids),
         vocab_size=V,
         sampling=SamplingParams(),
-        chance=Dice.seeded(0),
+        sampler=TorchSampler.seeded(0),
         budget=budget,
         depth=depth,
     )
@@ -263,12 +263,12 @@ def test_memory_stays_bounded_and_changes_add_up(chains: list[list[int]]) -> Non
 @given(st.integers(1, 400), st.integers(1, 12), st.integers(0, 2**31), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_predictions_equal_a_full_sort(vocab: int, chains: int, seed: int, host: bool) -> None:
-    dice = Random(seed)
+    rng = Random(seed)
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn((chains, vocab), generator=generator)
-    rows[:, dice.sample(range(vocab), vocab // 3)] = -torch.inf
-    keys = set(dice.sample(range(vocab), dice.randint(0, vocab)))
-    fresh = [dice.random() < 0.7 for _ in range(chains)]
+    rows[:, rng.sample(range(vocab), vocab // 3)] = -torch.inf
+    keys = set(rng.sample(range(vocab), rng.randint(0, vocab)))
+    fresh = [rng.random() < 0.7 for _ in range(chains)]
     with pytest.MonkeyPatch.context() as patch:
         if not host:
             patch.setattr(spectra, "_array", lambda values: values)  # as accelerators take it
@@ -313,11 +313,11 @@ def test_chains_start_from_the_prompt_and_draws_are_the_drafters_own() -> None:
     before = torch.get_rng_state()
     one, same, other = (opened(f"spectra(seed={seed})") for seed in (0, 0, 1))
     ctx = context([11, 12, 13])
-    chance = ctx.chance
-    ctx.chance = None  # type: ignore[assignment]
+    sampler = ctx.sampler
+    ctx.sampler = None  # type: ignore[assignment]
     for state in (one, same, other):
         state.draft(ctx)
-    ctx.chance = chance
+    ctx.sampler = sampler
     assert one.chains == same.chains != other.chains
     assert {token for chain in one.chains for token in chain} == {11, 12, 13}
     assert torch.equal(torch.get_rng_state(), before)
@@ -460,7 +460,7 @@ def test_drafts_respect_budget_and_depth(
     spec: str, limits: list[tuple[int, int]], seed: int
 ) -> None:
     state, ctx = opened(spec), context([1, 2, 3, 1])
-    dice, generator = Random(seed), torch.Generator().manual_seed(seed)
+    rng, generator = Random(seed), torch.Generator().manual_seed(seed)
     for budget, depth in limits:
         ctx.budget, ctx.depth = budget, depth
         draft = state.draft(ctx)
@@ -469,7 +469,7 @@ def test_drafts_respect_budget_and_depth(
         assert draft.probes % (state.config.N - 1) == 0
         assert draft == draft.clip(depth)
         logits = torch.randn((1 + len(draft), V), generator=generator)
-        passed(state, ctx, logits, draft, dice.randrange(V))
+        passed(state, ctx, logits, draft, rng.randrange(V))
 
 
 # ------------------------------------------------------------------------------ corpus

@@ -8,7 +8,7 @@ FLOAT = {("float32", 1), ("float32", 2)}
 
 
 def test_plain_and_wide_passes_count_alike() -> None:
-    # A processor without bfloat16 arithmetic: plain passes are cheaper in it, wide ones dear.
+    # A processor without bfloat16 arithmetic: plain passes are cheaper in it, wide ones costly.
     ways = {("float32", 1): {1: 1.0, 16: 2.0}, ("bfloat16", 1): {1: 0.6, 16: 6.0}}
     assert cheapest(ways, FLOAT) == ("float32", 1)
     ways = {("float32", 1): {1: 1.0, 16: 2.0}, ("bfloat16", 2): {1: 0.6, 16: 1.1}}

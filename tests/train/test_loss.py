@@ -19,13 +19,13 @@ TABLE = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
 
 
 def logits(ids: Tensor) -> Tensor:
-    """(R, T, V): a model whose law depends on the two last tokens."""
+    """(R, T, V): a model whose distribution depends on the two last tokens."""
     before = torch.nn.functional.pad(ids, (1, 0))[:, :-1]
     return TABLE[ids] + 0.5 * TABLE[before].flip(-1)
 
 
 def minus_log(row: list[int], position: int, label: int) -> float:
-    """-log p(label), the law without the adaptive token, from the definition."""
+    """-log p(label), the distribution without the adaptive token, from the definition."""
     fed = torch.tensor([row])
     scores = logits(fed)[0, position].tolist()
     mass = sum(math.exp(score) for token, score in enumerate(scores) if token != A)

@@ -72,10 +72,10 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
     folder = tmp_path_factory.mktemp("texts")
-    dice = random.Random(0)
+    rng = random.Random(0)
     words = " ".join(tiny.TEXT).split()
     for name, count in (("code.py", 900), ("held_out.txt", 200)):
-        (folder / name).write_text(" ".join(dice.choices(words, k=count)))
+        (folder / name).write_text(" ".join(rng.choices(words, k=count)))
     return Texts(paths=[folder / "code.py"], held_out=[folder / "held_out.txt"])
 
 
@@ -140,9 +140,9 @@ def test_sigkill_at_random_moments(
     """The command itself, killed anywhere: in a step, or while a checkpoint is written."""
     out = tmp_path / "out"
     code = f"from draftsmith.cli import main; main({command(model, texts, out)!r})"
-    dice = random.Random(7)
+    rng = random.Random(7)
     for _ in range(3):  # the first step ends after about 8,900 lines, every further one takes 720
-        dies = DIES.format(lines=dice.randrange(9_000, 11_000), parts=("/draftsmith/train/",))
+        dies = DIES.format(lines=rng.randrange(9_000, 11_000), parts=("/draftsmith/train/",))
         killed = subprocess.run([sys.executable, "-c", dies + code])
         assert killed.returncode == -signal.SIGKILL
         assert any(out.glob("*")), "too early to kill it"

@@ -129,7 +129,7 @@ def test_a_calibration_that_was_interrupted_goes_on(
 
 def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
-    path.write_text("dear diary\n", encoding="utf-8")
+    path.write_text("costly diary\n", encoding="utf-8")
     with pytest.raises(LoadError, match="not written by draftsmith"):
         Notebook(path)
 

@@ -50,7 +50,7 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens",
            "seed")  # fmt: skip
-"""The options of a call that fix its law and its draws."""
+"""The options of a call that fix its distribution and its draws."""
 
 
 class Ours:

@@ -1,4 +1,4 @@
-"""transformers' own generation as arms: same weights, dtype, threads, prompts and law.
+"""transformers' own generation as arms: same weights, dtype, threads, prompts and distribution.
 
 They run at their own best: nothing is asked of them but the tokens and the moment of each, and
 settings that are not given are transformers' defaults. Which of them keep the target's output is
@@ -163,14 +163,14 @@ class Peer:
         self.ends = frozenset(ends)
 
     def answer(self, ask: Ask) -> Answer:
-        law, seed = _law(ask), ask.sampling.seed
-        if not law["do_sample"] or seed is None:
-            return self._timed(ask, law)
+        distribution, seed = _distribution(ask), ask.sampling.seed
+        if not distribution["do_sample"] or seed is None:
+            return self._timed(ask, distribution)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return self._timed(ask, law)
+            return self._timed(ask, distribution)
 
-    def _timed(self, ask: Ask, law: dict[str, Any]) -> Answer:
+    def _timed(self, ask: Ask, distribution: dict[str, Any]) -> Answer:
         clock = Clock()
         begin = perf_counter()
         prompt = torch.tensor([list(ask.ids)], device=self.model.device)
@@ -179,7 +179,7 @@ class Peer:
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=ask.limit,
             streamer=clock,
-            **law,
+            **distribution,
             **self.options,
             **self.fixed,
         )
@@ -190,16 +190,20 @@ class Peer:
         return Answer(tokens, seconds, first, clock.passes, reason)
 
 
-def _law(ask: Ask) -> dict[str, Any]:
-    """The same law in transformers' words; what is off is off, whatever its defaults."""
+def _distribution(ask: Ask) -> dict[str, Any]:
+    """The same distribution in transformers' words; what is off is off, whatever its defaults."""
     params = ask.sampling
-    law: dict[str, Any] = {"do_sample": params.temperature > 0}
+    distribution: dict[str, Any] = {"do_sample": params.temperature > 0}
     if params.temperature > 0:
-        law |= {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
+        distribution |= {
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+        }
         if params.min_p:
-            law["min_p"] = params.min_p
+            distribution["min_p"] = params.min_p
     if params.repetition_penalty != 1.0:
-        law["repetition_penalty"] = params.repetition_penalty
+        distribution["repetition_penalty"] = params.repetition_penalty
     if params.min_new_tokens:
-        law["min_new_tokens"] = params.min_new_tokens
-    return law
+        distribution["min_new_tokens"] = params.min_new_tokens
+    return distribution

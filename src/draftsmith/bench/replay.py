@@ -16,7 +16,7 @@ from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
@@ -168,8 +168,8 @@ def replay(
         prompt,
         drafter=drafter,
         budget=(budget or ReplayBudget()).for_drafter(drafter),
-        law=Law((), greedy=True),
-        chance=Dice.seeded(0),
+        distribution=Distribution((), greedy=True),
+        sampler=TorchSampler.seeded(0),
         vocab_size=vocab_size,
         # Nobody knows beforehand where an answer ends, so a draft may reach beyond it.
         limit=limit or len(answer) + _BEYOND,

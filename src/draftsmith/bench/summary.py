@@ -190,8 +190,8 @@ def bootstrap(
     seed: int = 0,
 ) -> tuple[float, float]:
     """The 95 % percentile interval of a statistic when the units are drawn anew."""
-    dice = random.Random(seed)
-    found = sorted(statistic(dice.choices(units, k=len(units))) for _ in range(resamples))
+    rng = random.Random(seed)
+    found = sorted(statistic(rng.choices(units, k=len(units))) for _ in range(resamples))
     return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
 
 

@@ -73,7 +73,7 @@ class CostCurve:
         old, count = known or (seconds, 0)
         if count < SETTLING:
             # The first passes of a width are slow (warming up, compiling). Were they remembered,
-            # the width would look dear, not be chosen again, and never be set right.
+            # the width would look costly, not be chosen again, and never be set right.
             return min(old, seconds), count + 1
         # A pass interrupted by other work on the machine is no news about its cost.
         old = min(old, 2 * seconds)

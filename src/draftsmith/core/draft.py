@@ -18,8 +18,9 @@ ROOT = -1
 """The parent of a first-level node: the last committed token."""
 
 
-class LazyLaw(Protocol):
-    """A law over the target's vocabulary whose values are dear: verification asks for a few."""
+class LazyDistribution(Protocol):
+    """A distribution over the target's vocabulary whose values are costly: verification asks for a
+    few."""
 
     draws: int
     """Draws that a residual may take before it asks for every value it can need."""
@@ -30,14 +31,15 @@ class LazyLaw(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a drafter sampled at one node: the law it drew from, and the child carrying the draw.
+    """What a drafter sampled at one node: the distribution it drew from, and the child carrying the
+    draw.
 
-    `q` is (V,), or a `LazyLaw`: the law really sampled from, after temperature, truncation and
-    masks. It may sum to less than one: the rest is the probability of proposing nothing, and
-    `child` is None when nothing (⊥) was drawn.
+    `q` is (V,), or a `LazyDistribution`: the distribution really sampled from, after temperature,
+    truncation and masks. It may sum to less than one: the rest is the probability of proposing
+    nothing, and `child` is None when nothing (⊥) was drawn.
     """
 
-    q: Tensor | LazyLaw
+    q: Tensor | LazyDistribution
     child: int | None
 
 
@@ -74,18 +76,18 @@ class Draft:
         cls,
         tokens: Iterable[int],
         source: str,
-        q: Sequence[Tensor | LazyLaw] | None = None,
+        q: Sequence[Tensor | LazyDistribution] | None = None,
         *,
         origins: Iterable[int] | None = None,
     ) -> Draft:
-        """A single branch; with `q`, one law per token, the tokens were sampled from it.
+        """A single branch; with `q`, one distribution per token, the tokens were sampled from it.
 
         `origins` is where in the context each token was copied from: `range(j, j + n)`, say.
         """
         ids = tuple(tokens)
         if q is not None and len(q) != len(ids):
-            raise DrafterError(f"{source}: {len(ids)} sampled tokens but {len(q)} laws")
-        proposals = {i - 1: Proposal(law, i) for i, law in enumerate(q or ())}
+            raise DrafterError(f"{source}: {len(ids)} sampled tokens but {len(q)} distributions")
+        proposals = {i - 1: Proposal(distribution, i) for i, distribution in enumerate(q or ())}
         return cls(
             ids,
             tuple(range(-1, len(ids) - 1)),
@@ -145,7 +147,7 @@ class Draft:
         """One branch alone, without probes: what a chain-only target can verify.
 
         At a node with a proposal the sampled child is the branch, elsewhere the first child: the
-        choice looks at structure only, never at token values, so samples stay lawful.
+        choice looks at structure only, never at token values, so samples stay exact.
         """
         keep: list[int] = []
         node, depths = ROOT, self.node_depths()
@@ -164,7 +166,7 @@ class Draft:
         """Without the nodes deeper than `depth`, and without the proposals that would lie there.
 
         Blind to what was drawn: a proposal beyond the cut goes even if it drew nothing, else
-        "nothing" would be judged by another law than a token.
+        "nothing" would be judged by another distribution than a token.
         """
         depths = self.node_depths()
         cut = {n for n in self.proposals if (0 if n == ROOT else depths[n]) >= depth}

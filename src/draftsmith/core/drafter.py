@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftsmith.core.budget import AutoBudget, Budget, CostCurve
 from draftsmith.core.draft import Draft
-from draftsmith.core.sampling import Chance, Gumbel, SamplingParams
+from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput, Weights
 from draftsmith.core.verify import Verdict
 
@@ -30,7 +30,7 @@ class Context:
     prompt_length: int
     vocab_size: int
     sampling: SamplingParams
-    chance: Chance
+    sampler: Sampler
     """The drafter's own randomness; the target's draws never come from it."""
     noise: Gumbel | None = None
     """What the target draws with, where its drafter shares it (`Drafter.shares_noise`).
@@ -98,7 +98,8 @@ class Drafter(ABC):
     needs: ClassVar[Needs] = NO_NEEDS
     """What it asks the target to record; where that depends on options, an example of it."""
     sampled: ClassVar[bool] = False
-    """Whether its drafts carry laws (`proposals`); guess drafters keep same-seed equality."""
+    """Whether its drafts carry distributions (`proposals`); guess drafters keep same-seed
+    equality."""
     shares_noise: ClassVar[bool] = False
     """Whether the target shall draw with noise that this drafter can foresee, `Context.noise`."""
     width: ClassVar[int] = 16

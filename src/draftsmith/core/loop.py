@@ -134,17 +134,17 @@ def greedy_choices(
 ) -> list[Sequence[int] | None]:
     """The arg-max of every row, in one copy to the host for the whole step.
 
-    None for a session whose law must see its rows in order.
+    None for a session whose distribution must see its rows in order.
     """
     choices: list[Sequence[int] | None] = [None] * len(sessions)
     found: list[tuple[int, Tensor]] = []
     for i, (session, draft, output) in enumerate(zip(sessions, drafts, outputs, strict=True)):
-        if not session.law.greedy or session.law.lazy:
+        if not session.distribution.greedy or session.distribution.lazy:
             continue
         if output.choices is not None:
             choices[i] = output.choices
         else:
-            found.append((i, session.law.best(output.logits[: 1 + draft.size])))
+            found.append((i, session.distribution.best(output.logits[: 1 + draft.size])))
     if found:
         best = [chosen for _, chosen in found]
         flat: list[int] = (best[0] if len(best) == 1 else torch.cat(best)).tolist()
@@ -159,7 +159,9 @@ def judge(
     """Verify one sequence's draft; the session commits the tokens as they are decided."""
     if choices is not None:
         return verify_greedy(draft, choices, session.emit)
-    return verify(draft, output.logits, session.law, session.chance, session.prefix, session.emit)
+    return verify(
+        draft, output.logits, session.distribution, session.sampler, session.prefix, session.emit
+    )
 
 
 def judge_plainly(
@@ -167,10 +169,10 @@ def judge_plainly(
 ) -> tuple[RowOutput, Verdict]:
     """Verify a draft that overflows the model by plain passes, which compute what was accepted.
 
-    So the draft is still followed, as the law of its samples wants, and saves nothing.
+    So the draft is still followed, as the distribution of its samples wants, and saves nothing.
     """
     rows = _PlainRows(draft, row, target)
-    found = verify(draft, rows, session.law, session.chance, session.prefix, session.emit)
+    found = verify(draft, rows, session.distribution, session.sampler, session.prefix, session.emit)
     session.stats.passes += len(found.tokens)
     return rows.outputs[0], replace(found, path=(), nodes=(None,) * len(found.tokens))
 

@@ -1,4 +1,4 @@
-"""The target's law for one node, and draws from it.
+"""The target's distribution for one node, and draws from it.
 
 Scores have the shape (1, V), as transformers' processors want them: both kinds mix in one list.
 """
@@ -163,8 +163,8 @@ def argmax(scores: Tensor) -> Tensor:
     return torch.from_numpy((scores if exact else scores.float()).numpy().argmax(-1))
 
 
-class Law:
-    """The target's law at one node: processors in order, then arg-max or a draw.
+class Distribution:
+    """The target's distribution at one node: processors in order, then arg-max or a draw.
 
     Half-precision logits are raised to float32 first, as transformers does; float64 is kept for
     the exact tests.
@@ -196,8 +196,8 @@ class Law:
         end_ids: Sequence[int],
         banned: Sequence[int] = (),
         first: Sequence[Processor] = (),
-    ) -> Law:
-        """The law that transformers' `generate` would use for the same options.
+    ) -> Distribution:
+        """The distribution that transformers' `generate` would use for the same options.
 
         `first` come before the penalties, `params.processors` after them.
         """
@@ -257,7 +257,7 @@ class Law:
         return scores.softmax(-1)[0]
 
 
-class Chance(Protocol):
+class Sampler(Protocol):
     """Where randomness comes from; the exact tests enumerate it instead."""
 
     def draw(self, p: Tensor) -> int:
@@ -267,14 +267,14 @@ class Chance(Protocol):
         """True with probability min(1, ratio)."""
 
 
-class Dice:
-    """Chance from a torch generator; without one, torch's global generator."""
+class TorchSampler:
+    """Sampler from a torch generator; without one, torch's global generator."""
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
     @classmethod
-    def seeded(cls, seed: int | None, device: Any = "cpu") -> Dice:
+    def seeded(cls, seed: int | None, device: Any = "cpu") -> TorchSampler:
         """Own generator on `device`; a fresh unpredictable seed when `seed` is None."""
         generator = torch.Generator(device)
         if seed is None:
@@ -296,7 +296,7 @@ class Dice:
 
 
 class Gumbel:
-    """Chance whose n-th draw depends on a seed, n and the law alone.
+    """Sampler whose n-th draw depends on a seed, n and the distribution alone.
 
     A draw from p is the arg-max over x of log p(x) + g(x), g being Gumbel noise keyed by (seed, n,
     x). Whoever knows the seed can foresee it: a drafter that draws from q with the same noise finds

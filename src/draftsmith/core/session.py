@@ -1,4 +1,4 @@
-"""One sequence being decoded: committed ids, law, randomness, stop rules, statistics."""
+"""One sequence being decoded: committed ids, distribution, randomness, stop rules, statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from draftsmith.core.budget import Budget, OpenBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, SamplingParams
+from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingParams, TorchSampler
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
@@ -39,8 +39,8 @@ class Session:
         *,
         drafter: Drafter,
         budget: Budget,
-        law: Law,
-        chance: Chance,
+        distribution: Distribution,
+        sampler: Sampler,
         vocab_size: int,
         limit: int,
         stop_rules: Sequence[StopRule] = (),
@@ -57,8 +57,8 @@ class Session:
         self.prompt_length = len(self.ids)
         self.drafter = drafter
         self.budget = budget
-        self.law = law
-        self.chance = chance
+        self.distribution = distribution
+        self.sampler = sampler
         self.limit = limit
         """Most new tokens; drafts never reach beyond it."""
         self.needs = needs
@@ -80,8 +80,8 @@ class Session:
             vocab_size=vocab_size,
             sampling=sampling or SamplingParams(),
             # Kept apart from the target's draws, so that seeds mean the same with any drafter.
-            chance=Dice.seeded(draft_seed, self.device),
-            noise=chance if isinstance(chance, Gumbel) else None,
+            sampler=TorchSampler.seeded(draft_seed, self.device),
+            noise=sampler if isinstance(sampler, Gumbel) else None,
             prediction=tuple(prediction),
             cost=budget.cost if isinstance(budget, OpenBudget) else None,
         )

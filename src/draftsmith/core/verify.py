@@ -1,7 +1,8 @@
 """The only place where a token is ever accepted.
 
-`verify` serves every law and every draft. `verify_greedy` is its short cut where no processor needs
-the prefix: the arg-max of all rows is taken at once, in one copy to the host for the whole step.
+`verify` serves every distribution and every draft. `verify_greedy` is its short cut where no
+processor needs the prefix: the arg-max of all rows is taken at once, in one copy to the host for
+the whole step.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from draftsmith.core.draft import ROOT, Draft, LazyLaw, Proposal
-from draftsmith.core.sampling import Chance, Law
+from draftsmith.core.draft import ROOT, Draft, LazyDistribution, Proposal
+from draftsmith.core.sampling import Distribution, Sampler
 
 Emit = Callable[[int, Tensor | None], bool]
 """(token, its processed scores (1, V) or None) → whether the sequence ends with this token."""
@@ -46,12 +47,12 @@ class Verdict:
 def verify(
     draft: Draft,
     logits: Rows,
-    law: Law,
-    chance: Chance,
+    distribution: Distribution,
+    sampler: Sampler,
     prefix: Callable[[], Tensor | None],
     emit: Emit,
 ) -> Verdict:
-    """Walk `draft` under the target's `law`; lossless for guesses, samples and mixtures.
+    """Walk `draft` under the target's `distribution`; lossless for guesses, samples and mixtures.
 
     logits: (1+n+m, V), row 0 follows the root, row 1+i follows node i. `prefix()` is the (1, T)
     ids so far, including what `emit` was told in this very walk. Processors see one row at a time,
@@ -60,14 +61,15 @@ def verify(
     """
 
     def next_token(node: int) -> tuple[int, Tensor]:
-        scores = law.scores(prefix() if law.needs_ids else None, logits[node + 1])
-        return choose(scores, law, chance, draft, draft.proposals.get(node)), scores
+        scores = distribution.scores(prefix() if distribution.needs_ids else None, logits[node + 1])
+        return choose(scores, distribution, sampler, draft, draft.proposals.get(node)), scores
 
     return walk(draft, next_token, emit)
 
 
 def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verdict:
-    """`verify` for a greedy law without processors; `choices` (1+n) is the arg-max of each row."""
+    """`verify` for a greedy distribution without processors; `choices` (1+n) is the arg-max of each
+    row."""
     return walk(draft, lambda node: (choices[node + 1], None), emit)
 
 
@@ -97,30 +99,34 @@ def walk(
 
 
 def choose(
-    scores: Tensor, law: Law, chance: Chance, draft: Draft, proposal: Proposal | None
+    scores: Tensor,
+    distribution: Distribution,
+    sampler: Sampler,
+    draft: Draft,
+    proposal: Proposal | None,
 ) -> int:
-    """The next token at one node, distributed exactly as the target's law p.
+    """The next token at one node, distributed exactly as the target's distribution p.
 
     With a sampled child x ~ q: keep x with probability min(1, p(x)/q(x)), else draw from
-    norm((p−q)₊). Where the law is greedy, p is one point and the same rule is arg-max.
+    norm((p−q)₊). Where the distribution is greedy, p is one point and the same rule is arg-max.
     """
-    if law.greedy:
+    if distribution.greedy:
         return int(scores.argmax(-1))
-    p = law.probs(scores)
+    p = distribution.probs(scores)
     if proposal is None:
-        return chance.draw(p)
+        return sampler.draw(p)
     q = proposal.q.to(p) if isinstance(proposal.q, Tensor) else proposal.q
     if proposal.child is not None:
         x = draft.tokens[proposal.child]
         ratio = p[x] / (q[x] if isinstance(q, Tensor) else q.of([x])[0].to(p))
-        if chance.accept(float(ratio)):
+        if sampler.accept(float(ratio)):
             return x
     if isinstance(q, Tensor):
-        return chance.draw(residual(p, q))
-    return draw_residual(p, q, chance)
+        return sampler.draw(residual(p, q))
+    return draw_residual(p, q, sampler)
 
 
-def draw_residual(p: Tensor, q: LazyLaw, chance: Chance) -> int:
+def draw_residual(p: Tensor, q: LazyDistribution, sampler: Sampler) -> int:
     """A draw from norm((p−q)₊) that asks for few values of q.
 
     Draw x from p, keep it with probability max(0, 1 − q(x)/p(x)), repeat; after `q.draws` of them
@@ -128,17 +134,18 @@ def draw_residual(p: Tensor, q: LazyLaw, chance: Chance) -> int:
     probability of acceptance is that very sum: per verified proposal it is one draw.
     """
     for _ in range(q.draws):
-        x = chance.draw(p)
-        if chance.accept(max(0.0, float(1 - q.of([x])[0].to(p) / p[x]))):
+        x = sampler.draw(p)
+        if sampler.accept(max(0.0, float(1 - q.of([x])[0].to(p) / p[x]))):
             return x
     possible = p.nonzero()[:, 0]
     whole = torch.zeros_like(p)
     whole[possible] = q.of(possible.tolist()).to(p)
-    return chance.draw(residual(p, whole))
+    return sampler.draw(residual(p, whole))
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p−q)₊) for (V,) laws; p itself where rounding left nothing of the difference."""
+    """norm((p−q)₊) for (V,) distributions; p itself where rounding left nothing of the
+    difference."""
     rest = (p - q).clamp_min(0)
     total = rest.sum()
     return rest / total if total > 0 else p

@@ -108,8 +108,8 @@ class _Matcher(DrafterState):
 class Trust:
     """How far copies hold after matches of one length, learnt from what became of them.
 
-    Two chances: that the first copied token is right, and, once one was right, that the next is
-    too. A copy that began well mostly goes on, which a single chance would not show.
+    Two probabilities: that the first copied token is right, and, once one was right, that the next
+    is too. A copy that began well mostly goes on, which a single one would not show.
     """
 
     def __init__(self, prior: float) -> None:

@@ -28,10 +28,11 @@ class Cascade(Drafter):
 
     Decisions: one drafter speaks per sequence and step, as in the paper, so a copy is judged by the
     guess rule and a sampled draft by Leviathan's, side by side in the pass of a batch. Who has
-    drawn nothing (⊥) from a law that allows it *has* spoken: its law must be judged, and to let the
-    next drafter replace the draw for its value would change the output's law. Members that stayed
-    silent are told which tokens were emitted, as after an empty draft of their own. The automatic
-    budget is one for each: a member whose drafts do not pay pauses alone.
+    drawn nothing (⊥) from a distribution that allows it *has* spoken: its distribution must be
+    judged, and to let the next drafter replace the draw for its value would change the output's
+    distribution. Members that stayed silent are told which tokens were emitted, as after an empty
+    draft of their own. The automatic budget is one for each: a member whose drafts do not pay
+    pauses alone.
     """
 
     drafters: tuple[Drafter, ...]

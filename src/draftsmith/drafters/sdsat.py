@@ -39,7 +39,7 @@ MOST = 64
 ANSWER = 0.6
 """What an answer is worth beside a draft: it costs a node now, and another when it is drafted."""
 
-HOPE = 0.6
+PRIOR = 0.6
 """How often a depth is expected to hold, of drafts that held until there, before any was seen."""
 
 
@@ -141,9 +141,9 @@ class _Questions(DrafterState):
         self.config = config
         self.a = taught.ask(config.k)
         self.answers: Tensor | None = None
-        """(≤k, V) logits at them; row i is the law of the token at `length` + i."""
+        """(≤k, V) logits at them; row i is the distribution of the token at `length` + i."""
         self.length = 0
-        self.held = [Frequency(HOPE) for _ in range(config.k)]
+        self.held = [Frequency(PRIOR) for _ in range(config.k)]
         """(k,) how often drafts held at this depth, of those that held until there."""
 
     def draft(self, ctx: Context) -> Draft:
@@ -157,12 +157,12 @@ class _Questions(DrafterState):
     def _guess(self, answers: Tensor, ctx: Context) -> Draft:
         """The draft y': at each depth the best token, or a tree of the best."""
         c, name = self.config, self.config.name
-        laws = without(answers[: ctx.depth], self.a)
+        distributions = without(answers[: ctx.depth], self.a)
         if c.tree is None:
-            return Draft.chain(argmax(laws[: ctx.budget]).tolist(), name)
+            return Draft.chain(argmax(distributions[: ctx.budget]).tolist(), name)
         widths = c.widths()
-        law = (laws.float() / (ctx.sampling.temperature or 1.0)).softmax(-1)
-        p, ids = law.topk(min(max(widths), law.shape[-1]))
+        distribution = (distributions.float() / (ctx.sampling.temperature or 1.0)).softmax(-1)
+        p, ids = distribution.topk(min(max(widths), distribution.shape[-1]))
         most = min(c.tree, ctx.budget) if isinstance(c.tree, int) else ctx.budget
         tokens = ids.tolist()
         found = islice(likeliest(p.tolist(), widths), most)

@@ -162,7 +162,7 @@ class _Pool(DrafterState):
         self.chains: list[tuple[int, ...]] = []
         """W chains of N−1 tokens; empty until the first step shows the prompt."""
         self._grew = False  # since they began with random tokens
-        self._dice = Random(config.seed)
+        self._rng = Random(config.seed)
         self._prompt_length = 0
         self._start_length = 0
         self._turn = 0  # the chain that has waited longest
@@ -220,10 +220,10 @@ class _Pool(DrafterState):
                 self.predictor = None
             self._prompt_length = ctx.prompt_length
         if not self.chains:
-            self._dice = Random(self.config.seed)
+            self._rng = Random(self.config.seed)
             prompt = self._start_length = min(ctx.prompt_length, len(ctx.ids))
             self.chains = [
-                tuple(ctx.ids[self._dice.randrange(prompt)] for _ in range(1, self.config.N))
+                tuple(ctx.ids[self._rng.randrange(prompt)] for _ in range(1, self.config.N))
                 for _ in range(self.config.W)
             ]
             self.ngrams.begin(self.chains)
@@ -245,7 +245,7 @@ class _Pool(DrafterState):
         if not running or probes != len(running) * (c.N - 1):
             return  # a target that verifies one branch only left the pool out
         logits, ends = outcome.output.logits, slice(c.N - 2 - probes, None, c.N - 1)
-        fresh = [self._dice.random() > c.tau for _ in running]
+        fresh = [self._rng.random() > c.tau for _ in running]
         if self.predictor is None:
             self.predictor = Predictor(logits)
         predicted = self.predictor(logits, ends, fresh)

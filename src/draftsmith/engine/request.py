@@ -14,7 +14,7 @@ import torch
 
 from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.sampling import Dice, Gumbel, Law, Processor, SamplingParams
+from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import Needs
 from draftsmith.engine.jobs import Job
@@ -170,7 +170,7 @@ class Request:
         stream = text.TextStream(model.tokenizer, strings) if streaming or strings else None
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
-        law = Law.of(
+        distribution = Distribution.of(
             replace(params, processors=(*further, *params.processors)),
             len(ids),
             ends,
@@ -180,11 +180,11 @@ class Request:
         room, limit = model.context_length, params.max_new_tokens
         session = self.drafting.session(
             ids,
-            law=law,
-            chance=(
+            distribution=distribution,
+            sampler=(
                 Gumbel(params.seed)
                 if drafter.shares_noise
-                else Dice.seeded(params.seed, model.device)
+                else TorchSampler.seeded(params.seed, model.device)
             ),
             limit=limit if room is None else min(limit, room - len(ids)),
             # The text goes first: the token that ends an answer may also complete a stop string.

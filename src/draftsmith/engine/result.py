@@ -27,7 +27,7 @@ class GenerationResult:
     These are bare facts; `copies` and `attribution` make spans of them.
     """
     logprobs: list[float] | None = None
-    """Log-probability of each token under the law it was chosen from, if asked for."""
+    """Log-probability of each token under the distribution it was chosen from, if asked for."""
     prompt_tokens: list[int] = field(default_factory=list)
     notices: tuple[str, ...] = ()
     """What could not be accelerated, and why."""

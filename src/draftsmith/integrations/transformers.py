@@ -24,7 +24,14 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.sampling import Chance, Dice, Gumbel, Law, Processor, SamplingParams
+from draftsmith.core.sampling import (
+    Distribution,
+    Gumbel,
+    Processor,
+    Sampler,
+    SamplingParams,
+    TorchSampler,
+)
 from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
@@ -287,22 +294,22 @@ class Record:
         return drafting.session(
             row[pads:].tolist(),
             padding=row[:pads].tolist(),
-            law=self._law(_of_row(processors, index), row, drafting.model),
+            distribution=self._distribution(_of_row(processors, index), row, drafting.model),
             limit=_NO_LIMIT if limit is None else limit - len(row),
             stop_rules=[self],
             sampling=_sampling(self.config),
-            chance=_chance(drafter),
+            sampler=_sampler(drafter),
             draft_seed=_draft_seed(row.device, index) if drafter.sampled else None,
             device=row.device,
         )
 
-    def _law(self, processors: Any, ids: Tensor, loaded: LoadedModel) -> Law:
+    def _distribution(self, processors: Any, ids: Tensor, loaded: LoadedModel) -> Distribution:
         """The given processors verbatim, after what `generate` does to logits before them."""
         moved = loaded.device != ids.device or loaded.dtype == torch.float64
         chain: list[Processor] = [self._receive] if moved or self.logits is not None else []
         chain += [processors] if len(processors) else []
         lazy = bool(chain) or self.scores is not None
-        return Law(chain, greedy=not self.config.do_sample, lazy=lazy)
+        return Distribution(chain, greedy=not self.config.do_sample, lazy=lazy)
 
     def _receive(self, ids: Tensor, scores: Tensor) -> Tensor:
         scores = scores.to(ids.device, torch.float32)
@@ -331,11 +338,11 @@ def _of_row(processors: Any, index: int) -> Any:
     return own
 
 
-def _chance(drafter: Drafter) -> Chance:
+def _sampler(drafter: Drafter) -> Sampler:
     """torch's global generator, what `generate` draws from; or noise seeded by it."""
     if drafter.shares_noise:
         return Gumbel(int(torch.randint(2**63 - 1, ())))
-    return Dice(None)
+    return TorchSampler(None)
 
 
 def _draft_seed(device: torch.device, index: int) -> int:
@@ -354,7 +361,7 @@ def _sequences(input_ids: Tensor, sessions: Sequence[Session], config: Any) -> T
 
 
 def _sampling(config: Any) -> SamplingParams:
-    """What drafters are told about the law; the law itself is the processors'."""
+    """What drafters are told about the distribution; the distribution itself is the processors'."""
     if not config.do_sample:
         return SamplingParams()
     return SamplingParams(

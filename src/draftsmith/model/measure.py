@@ -22,7 +22,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Dice, Law
+from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
@@ -181,7 +181,7 @@ def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
     at = min(max(bisect_left([p[0] for p in points], x), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[at - 1], points[at]
     value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    if x < points[0][0]:  # Noise in the first slope must not make short contexts cheap or dear.
+    if x < points[0][0]:  # Noise in the first slope must not make short contexts cheap or costly.
         value = y0
     return max(value, 0.0)
 
@@ -301,8 +301,8 @@ def _steps(
             [(31 * i + row) % loaded.vocab_size for i in range(context)],
             drafter=_Filler(),
             budget=budget,
-            law=Law((), greedy=True),
-            chance=Dice.seeded(0),
+            distribution=Distribution((), greedy=True),
+            sampler=TorchSampler.seeded(0),
             vocab_size=loaded.vocab_size,
             limit=1 << 20,
             device=loaded.device,

@@ -343,7 +343,7 @@ def _floor(loaded: LoadedModel) -> float:
 
 @contextmanager
 def _rounded(loaded: LoadedModel) -> Iterator[None]:
-    """Every embedding and every block's output off by a last bit, up or down by chance."""
+    """Every embedding and every block's output off by a last bit, up or down at random."""
     share, generator = torch.finfo(loaded.dtype).eps, torch.Generator().manual_seed(0)
 
     def off(_module: Any, _args: Any, output: Any) -> Any:

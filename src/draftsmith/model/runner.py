@@ -29,7 +29,7 @@ _MOST_PENDING = 16
 """A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
 
 REST = 64
-"""A prompt's end that may share the first step's pass: hardly dearer than that pass alone."""
+"""A prompt's end that may share the first step's pass: hardly costlier than that pass alone."""
 
 _WIDEST = 256
 """Slots that no pass is expected to exceed, its pending tokens included."""

@@ -28,7 +28,7 @@ class Loss:
 
 
 def surprise(logits: Tensor, labels: Tensor, banned: Sequence[int]) -> Tensor:
-    """(R, T) -log of the labels' probability, under the law that decoding uses.
+    """(R, T) -log of the labels' probability, under the distribution that decoding uses.
 
     In it `banned`, the adaptive tokens, have none: they are never emitted. logits (R, T, V).
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefix
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
@@ -232,7 +232,7 @@ def reach_by_states(
         prompt_length=prompt_length,
         vocab_size=0,
         sampling=SamplingParams(),
-        chance=Dice(),
+        sampler=TorchSampler(),
         budget=drafter.K,
     )
     state, reach = drafter.open(ctx), []

@@ -48,7 +48,7 @@ ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
 """Algorithm → what makes a new sequence's translation, once the pair is known."""
 
 GUESSING = ("slem",)
-"""Algorithms that guess: their drafts carry no laws, even where the target samples."""
+"""Algorithms that guess: their drafts carry no distributions, even where the target samples."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +69,8 @@ class DraftModel(Drafter):
     """Draw target and draft with the same noise per position: the output no longer depends on the
     drafter, only on the seed."""
     psi: Literal["path", "enumerate"] = "path"
-    """How `slrs` knows the law of its proposals: a walk over bytes, or by the paper's rule."""
+    """How `slrs` knows the distribution of its proposals: a walk over bytes, or by the paper's
+    rule."""
     copies: bool = True
     """Let the drafter read in one pass what it is expected to copy; its drafts are the same."""
     tokenizer: Any = None
@@ -91,7 +92,7 @@ class DraftModel(Drafter):
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Whether its drafts carry laws where the target samples."""
+        """Whether its drafts carry distributions where the target samples."""
         return not self.reproducible and self.algorithm not in GUESSING
 
     @property

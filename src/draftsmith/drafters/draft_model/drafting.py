@@ -36,7 +36,7 @@ class BoundDraftModel(Drafter):
     translate: Callable[[], Translation]
     """Makes the translation of a new sequence."""
     guesses: bool
-    """Whether its drafts never carry laws."""
+    """Whether its drafts never carry distributions."""
     why: str
     """Why it drafts by this algorithm; empty: because it was told to."""
     rewinds: bool = True
@@ -52,7 +52,7 @@ class BoundDraftModel(Drafter):
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Whether its drafts carry laws where the target samples."""
+        """Whether its drafts carry distributions where the target samples."""
         return not self.guesses
 
     @property
@@ -96,7 +96,7 @@ class BoundDraftModel(Drafter):
 
 
 Pick = tuple[int, Tensor | None, float]
-"""A drafted token, the law (V_D,) it was drawn from if it was, and its probability."""
+"""A drafted token, the distribution (V_D,) it was drawn from if it was, and its probability."""
 
 
 def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[Pick | None]:
@@ -111,11 +111,11 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
         scores = translation.scores(row)
         if scores is None:
             continue
-        law = translation.law
-        if law.greedy:
+        distribution = translation.distribution
+        if distribution.greedy:
             greedy[i] = scores
             continue
-        q = law.probs(law.scores(None, scores))
+        q = distribution.probs(distribution.scores(None, scores))
         token = translation.draw(q)
         if token is not None:
             picks[i] = token, q, float(q[token])

@@ -1,4 +1,5 @@
-"""The law ψ of a target token that a text in other tokens begins with: two rules, both exact.
+"""The distribution ψ of a target token that a text in other tokens begins with: two rules, both
+exact.
 
 Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", sections 3.3 and 3.4; `Path` is ours. `slrs.py` drafts by them.
@@ -19,8 +20,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from draftsmith.core.draft import LazyLaw
-from draftsmith.core.sampling import Chance
+from draftsmith.core.draft import LazyDistribution
+from draftsmith.core.sampling import Sampler
 from draftsmith.drafters.draft_model.translation import Ids, Mask
 from draftsmith.errors import UnsupportedError
 
@@ -39,8 +40,9 @@ Most of many draws are of tokens whose ψ is known by then.
 STOP = ""
 """What a walk may do instead of adding a letter."""
 
-Laws = Callable[[Sequence[Ids]], dict[Ids, Tensor]]
-"""Branches → the drafter's laws (V_D,) after each of their prefixes, the empty one included."""
+Distributions = Callable[[Sequence[Ids]], dict[Ids, Tensor]]
+"""Branches → the drafter's distributions (V_D,) after each of their prefixes, the empty one
+included."""
 
 
 class Lexicon:
@@ -94,12 +96,16 @@ class Rule(ABC):
     """Most drafter ids per proposal."""
 
     @abstractmethod
-    def step(self, walk: Walk, q: Tensor, chance: Chance) -> None:
-        """Go on by at most one drafter id, given the drafter's law q (V_D,) after `walk.ids`."""
+    def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
+        """Go on by at most one drafter id, given the drafter's distribution q (V_D,) after
+        `walk.ids`."""
 
     @abstractmethod
-    def law(self, stop: str | None, known: Mapping[Ids, Tensor], laws: Laws) -> LazyLaw:
-        """The law ψ of what a walk to `stop` proposes, some laws (V_D,) being known."""
+    def distribution(
+        self, stop: str | None, known: Mapping[Ids, Tensor], distributions: Distributions
+    ) -> LazyDistribution:
+        """The distribution ψ of what a walk to `stop` proposes, some distributions (V_D,) being
+        known."""
 
     def spell(self, text: str) -> Ids:
         """The drafter's ids of a text, where it has one for each letter."""
@@ -151,20 +157,20 @@ class Enumerate(Rule):
             level = longer
         return found
 
-    def step(self, walk: Walk, q: Tensor, chance: Chance) -> None:
-        drawn = chance.draw(q)
+    def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
+        drawn = sampler.draw(q)
         walk.ids = (*walk.ids, drawn)
         walk.text += self.texts[drawn] or ""
         if self.decided(walk.ids, walk.text):
             walk.over, walk.token = True, self.lexicon.first(walk.text)
 
-    def law(
+    def distribution(
         self,
         stop: str | None,  # noqa: ARG002
         known: Mapping[Ids, Tensor],  # noqa: ARG002
-        laws: Laws,
-    ) -> LazyLaw:
-        return EnumeratedPsi(self, laws)
+        distributions: Distributions,
+    ) -> LazyDistribution:
+        return EnumeratedPsi(self, distributions)
 
 
 class EnumeratedPsi:
@@ -172,16 +178,16 @@ class EnumeratedPsi:
 
     draws = 0  # a single value costs as much as all of them
 
-    def __init__(self, rule: Enumerate, laws: Laws) -> None:
-        self.rule, self.laws = rule, laws
+    def __init__(self, rule: Enumerate, distributions: Distributions) -> None:
+        self.rule, self.distributions = rule, distributions
 
     @cached_property
     def _whole(self) -> dict[int, float]:
         rule, psi = self.rule, dict[int, float]()
-        laws = self.laws(list(rule.open))
+        distributions = self.distributions(list(rule.open))
         reached: dict[Ids, float] = {(): 1.0}
         for ids, text in rule.open.items():
-            for i, q in enumerate(laws[ids].tolist()):
+            for i, q in enumerate(distributions[ids].tolist()):
                 weight, more = reached.get(ids, 0.0) * q, rule.texts[i]
                 if not weight or not more:
                     continue
@@ -200,12 +206,13 @@ class EnumeratedPsi:
 
 
 class Path(Rule):
-    """Ours: one path of letters to every token, so that ψ(t) takes the laws along t alone.
+    """Ours: one path of letters to every token, so that ψ(t) takes the distributions along t alone.
 
     At a text that is a token the walk stops with probability σ, one minus the drafter's probability
     of a letter that stays inside the trie; at a leaf and at the text `stop` for sure. Where it may
-    not stop, the drafter's law is normalized over the letters that stay inside; if none of them has
-    mass it proposes nothing. `ids` are the drafter's ids of the letters, one each; `size` is V_D.
+    not stop, the drafter's distribution is normalized over the letters that stay inside; if none of
+    them has mass it proposes nothing. `ids` are the drafter's ids of the letters, one each; `size`
+    is V_D.
     """
 
     plans = True
@@ -230,7 +237,7 @@ class Path(Rule):
     def fork(self, text: str, q: Tensor) -> dict[str, float]:
         """What a walk does at `text`: the probability of each letter, and σ, that of STOP.
 
-        q is the drafter's law (V_D,) there. Empty: ⊥.
+        q is the drafter's distribution (V_D,) there. Empty: ⊥.
         """
         if text not in self._rows:
             letters = self.lexicon.letters(text)
@@ -242,20 +249,22 @@ class Path(Rule):
             return {STOP: max(0.0, 1 - mass), **dict(zip(letters, inside, strict=True))}
         return {letter: p / mass for letter, p in zip(letters, inside, strict=True) if mass}
 
-    def step(self, walk: Walk, q: Tensor, chance: Chance) -> None:
+    def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
         fork = self.fork(walk.text, q)
         if not fork:
             walk.over = True
             return
-        step = list(fork)[chance.draw(q.new_tensor(list(fork.values())))]
+        step = list(fork)[sampler.draw(q.new_tensor(list(fork.values())))]
         if step != STOP:
             walk.text += step
             walk.ids = (*walk.ids, self.ids[step])
         if step == STOP or self.ends(walk.text, walk.stop):
             walk.over, walk.token = True, self.lexicon.ids[walk.text]
 
-    def law(self, stop: str | None, known: Mapping[Ids, Tensor], laws: Laws) -> LazyLaw:
-        return PathPsi(self, stop, known, laws)
+    def distribution(
+        self, stop: str | None, known: Mapping[Ids, Tensor], distributions: Distributions
+    ) -> LazyDistribution:
+        return PathPsi(self, stop, known, distributions)
 
 
 class PathPsi:
@@ -264,9 +273,13 @@ class PathPsi:
     draws = DRAWS
 
     def __init__(
-        self, rule: Path, stop: str | None, known: Mapping[Ids, Tensor], laws: Laws
+        self,
+        rule: Path,
+        stop: str | None,
+        known: Mapping[Ids, Tensor],
+        distributions: Distributions,
     ) -> None:
-        self.rule, self.stop, self.laws = rule, stop, laws
+        self.rule, self.stop, self.distributions = rule, stop, distributions
         self.known = dict(known)
         self.forks: dict[str, dict[str, float]] = {}
 
@@ -275,11 +288,14 @@ class PathPsi:
         missing = [text for text in texts if self._along(text) is None]
         if missing:
             # What the walk drew from stays as it was, to the last bit.
-            self.known = self.laws([self.rule.spell(text) for text in missing]) | self.known
+            self.known = (
+                self.distributions([self.rule.spell(text) for text in missing]) | self.known
+            )
         return torch.tensor([self._along(text) or 0.0 for text in texts], dtype=torch.float64)
 
     def _along(self, text: str) -> float | None:
-        """ψ of a token's text, "" for one that is never proposed; None: a law is missing."""
+        """ψ of a token's text, "" for one that is never proposed; None: a distribution is
+        missing."""
         psi = 1.0 if text else 0.0
         for end, step in enumerate((*text, STOP)):
             if not psi:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from draftsmith.core.budget import LADDER, CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, Outcome, sync
-from draftsmith.core.sampling import Dice, SamplingParams
+from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
 
@@ -27,7 +27,9 @@ class ReadAhead:
     def __init__(self, copier: Drafter, vocab_size: int, ids: Sequence[int]) -> None:
         """`ids` are the text so far."""
         self.ids = list(ids)
-        self.context = Context(self.ids, len(ids), vocab_size, SamplingParams(), Dice.seeded(0))
+        self.context = Context(
+            self.ids, len(ids), vocab_size, SamplingParams(), TorchSampler.seeded(0)
+        )
         self.budget = copier.auto_budget(COST)
         self.state = copier.open(self.context)
 

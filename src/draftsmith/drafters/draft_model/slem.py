@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Law
+from draftsmith.core.sampling import Distribution
 from draftsmith.drafters.draft_model.translation import Mask, Pair, Translation
 from draftsmith.text.alignment import boundaries
 from draftsmith.text.vocab import Vocabulary, complete
@@ -158,7 +158,7 @@ class StringMatch(Translation):
 
     def begin(self, ctx: Context) -> Sequence[int]:
         ids = super().begin(ctx)
-        self.law = Law((), greedy=True)
+        self.distribution = Distribution((), greedy=True)
         return ids
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.draft_model.psi import Enumerate, Laws, Lexicon, Path, Rule, Walk
+from draftsmith.drafters.draft_model.psi import Distributions, Enumerate, Lexicon, Path, Rule, Walk
 from draftsmith.drafters.draft_model.slem import Bridge, StringMatch
 from draftsmith.drafters.draft_model.translation import Ids, Translation
 from draftsmith.errors import OptionError, UnsupportedError
@@ -60,8 +60,8 @@ class StringRejection(StringMatch):
     """One sequence drafted by algorithm 3.
 
     With psi="path" a plan comes first: what SLEM would draft. It depends on nothing that is drawn,
-    so it may decide where walks stop, and its laws serve them all. Under a greedy target every law
-    is one point, and rejection sampling is exact match: SLEM.
+    so it may decide where walks stop, and its distributions serve them all. Under a greedy target
+    every distribution is one point, and rejection sampling is exact match: SLEM.
     """
 
     def __init__(self, bridge: Bridge, rule: Rule) -> None:
@@ -70,15 +70,15 @@ class StringRejection(StringMatch):
 
     def begin(self, ctx: Context) -> Sequence[int]:
         self.known: dict[Ids, Tensor] = {}
-        """The laws (V_D,) after each beginning of the plan."""
+        """The distributions (V_D,) after each beginning of the plan."""
         return Translation.begin(self, ctx)
 
     @property
     def reach(self) -> int:
-        return self.limit if self.law.greedy else self.limit + self.rule.reach
+        return self.limit if self.distribution.greedy else self.limit + self.rule.reach
 
     def scores(self, logits: Tensor) -> Tensor:
-        if self.law.greedy:
+        if self.distribution.greedy:
             return super().scores(logits)
         return self.rule.mask(logits)
 
@@ -87,20 +87,20 @@ class StringRejection(StringMatch):
         return int(q.argmax()) if self.rule.plans else None
 
     def draft(self) -> Draft:
-        if self.law.greedy or not self.known:
-            return super().draft() if self.law.greedy else EMPTY
+        if self.distribution.greedy or not self.known:
+            return super().draft() if self.distribution.greedy else EMPTY
         tokens: list[int] = []
         proposals: dict[int, Proposal] = {}
         before: Ids = ()
         for stop in self._stops():
-            n, laws = len(before), self._laws(before)
+            n, distributions = len(before), self._distributions(before)
             known = {ids[n:]: q for ids, q in self.known.items() if ids[:n] == before}
             walk = Walk(stop)
             while not walk.over:
                 if walk.ids not in known:
-                    known |= laws([walk.ids])
-                self.rule.step(walk, known[walk.ids], self.context.chance)
-            psi = self.rule.law(stop, known, laws)
+                    known |= distributions([walk.ids])
+                self.rule.step(walk, known[walk.ids], self.context.sampler)
+            psi = self.rule.distribution(stop, known, distributions)
             proposals[len(tokens) - 1] = Proposal(psi, None if walk.token is None else len(tokens))
             if walk.token is not None:
                 tokens.append(walk.token)
@@ -127,15 +127,20 @@ class StringRejection(StringMatch):
         most = min(self.pair.tokens, self.context.budget, self.context.depth)
         return found[:most] or [None]
 
-    def _laws(self, before: Ids) -> Laws:
-        """The drafter's laws after other letters than those planned, behind the plan's first ids.
+    def _distributions(self, before: Ids) -> Distributions:
+        """The drafter's distributions after other letters than those planned, behind the plan's
+        first ids.
 
-        Asked for while the target verifies, too, under the text and law that it drafted by.
+        Asked for while the target verifies, too, under the text and distribution that it drafted
+        by.
         """
-        after, law, mask = self.after, self.law, self.rule.mask
+        after, distribution, mask = self.after, self.distribution, self.rule.mask
 
-        def laws(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
+        def distributions(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
             logits = after.logits(before, branches)
-            return {ids: law.probs(law.scores(None, mask(row))) for ids, row in logits.items()}
+            return {
+                ids: distribution.probs(distribution.scores(None, mask(row)))
+                for ids, row in logits.items()
+            }
 
-        return laws
+        return distributions

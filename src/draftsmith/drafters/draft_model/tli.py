@@ -42,8 +42,8 @@ class TokenMap:
         self.mask = Mask(~allowed)
         """Forbids padding, and tokens outside T."""
 
-    def law(self, q: Tensor, vocab_size: int) -> Tensor:
-        """The law q (V_D,) in target ids (V_T,); what lies outside T is left out."""
+    def distribution(self, q: Tensor, vocab_size: int) -> Tensor:
+        """The distribution q (V_D,) in target ids (V_T,); what lies outside T is left out."""
         if self.identity and len(self.rows) == vocab_size == len(q):
             return q
         self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
@@ -79,7 +79,7 @@ class TokenLevel(Translation):
     def read(self, ctx: Context) -> Sequence[int]:
         self.limit = min(self.pair.tokens, ctx.budget, ctx.depth)
         self.tokens: list[int] = []
-        self.laws: list[Tensor] = []
+        self.distributions: list[Tensor] = []
         for token in ctx.ids[len(self.ends) :]:
             own = self.maps.spelling(token)
             if not self.ends and tuple(own[:1]) != self.pair.begins[:1]:
@@ -95,14 +95,14 @@ class TokenLevel(Translation):
         if not self.pair.reproducible:
             return super().draw(q)
         ctx = self.context
-        if ctx.noise is None:  # the host draws in its own way: any guess is as lawful
+        if ctx.noise is None:  # the host draws in its own way: any guess is as exact
             return int(q.argmax())
         n = len(ctx.ids) - ctx.prompt_length + len(self.tokens)
         return int((q.log() + self.maps.noise(ctx.noise.noise(n, ctx.vocab_size), q)).argmax())
 
     def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
         if q is not None and not self.pair.reproducible:
-            self.laws.append(self.maps.law(q, self.context.vocab_size))
+            self.distributions.append(self.maps.distribution(q, self.context.vocab_size))
         own = self.maps.to_target[token]
         if own < 0:
             return False
@@ -111,10 +111,14 @@ class TokenLevel(Translation):
 
     def draft(self) -> Draft:
         n = len(self.tokens)
-        chain = Draft.chain(self.tokens, self.pair.source, self.laws[:n] if self.laws else None)
-        if len(self.laws) <= n:
+        chain = Draft.chain(
+            self.tokens, self.pair.source, self.distributions[:n] if self.distributions else None
+        )
+        if len(self.distributions) <= n:
             return chain
-        return replace(chain, proposals={**chain.proposals, n - 1: Proposal(self.laws[n], None)})
+        return replace(
+            chain, proposals={**chain.proposals, n - 1: Proposal(self.distributions[n], None)}
+        )
 
     def truncate(self, length: int) -> None:
         del self.ends[length:]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.sampling import Law, SamplingParams
+from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.target import Row, Target
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.text.vocab import Intersection, Vocabulary
@@ -51,14 +51,14 @@ class Pair:
     source: str
     """The drafter's name in drafts."""
     psi: Literal["path", "enumerate"] = "path"
-    """How `slrs` knows the law of its proposals."""
+    """How `slrs` knows the distribution of its proposals."""
     context_length: int | None = None
     """Tokens that the drafter model can read; None: any number."""
 
     def ends_after(self, token: int, confidence: float) -> bool:
         """Whether a draft ends with this drafter token, whatever room there is.
 
-        The token itself stays in the draft, so its law is what q says.
+        The token itself stays in the draft, so its distribution is what q says.
         """
         return confidence < self.confidence or token in self.ends
 
@@ -132,7 +132,7 @@ class Translation(ABC):
     token until one of them ends the draft, then `draft`.
     """
 
-    law: Law
+    distribution: Distribution
     """How the drafter draws: greedy, or like the target, without what reads the text."""
     after: After
     """What the drafting loop gives it for the draft that begins."""
@@ -143,10 +143,10 @@ class Translation(ABC):
         self.pair = pair
 
     def begin(self, ctx: Context) -> Sequence[int]:
-        """`read`, for a draft under the law of `ctx`."""
+        """`read`, for a draft under the distribution of `ctx`."""
         p = ctx.sampling
         self.context = ctx
-        self.law = Law.of(
+        self.distribution = Distribution.of(
             SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p),
             ctx.prompt_length,
             (),
@@ -170,18 +170,18 @@ class Translation(ABC):
         """
 
     def draw(self, q: Tensor) -> int | None:
-        """A drafter token from the law q (V_D,), None to end the draft without one.
+        """A drafter token from the distribution q (V_D,), None to end the draft without one.
 
         Called where the target samples.
         """
-        return self.context.chance.draw(q)
+        return self.context.sampler.draw(q)
 
     @abstractmethod
     def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
         """Book a drafter token, and say whether to draft on.
 
-        q (V_D,) is the law it was drawn from, None for the arg-max of a greedy draft; `confidence`
-        is its probability.
+        q (V_D,) is the distribution it was drawn from, None for the arg-max of a greedy draft;
+        `confidence` is its probability.
         """
 
     @abstractmethod

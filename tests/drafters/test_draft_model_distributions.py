@@ -1,4 +1,5 @@
-"""Exact laws of drafts by a second model: every random choice of target and drafter enumerated."""
+"""Exact distributions of drafts by a second model: every random choice of target and drafter
+enumerated."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Gumbel, SamplingParams
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.tli import TokenLevel
-from draftsmith.testing import Scripted, ToyTarget, assert_same_law, enumerate_law
+from draftsmith.testing import Scripted, ToyTarget, assert_same_distribution, enumerate_distribution
 
-LAWS = {
+DISTRIBUTIONS = {
     "plain": SAMPLED,
     "cold": SamplingParams(temperature=0.6),
     "top_k": SamplingParams(temperature=1.0, top_k=2),
@@ -45,23 +46,23 @@ def check(
     ends: Sequence[int] = (),
 ) -> None:
     target = ToyTarget(size, order=1, seed=1)
-    ours = enumerate_law(
-        lambda chance: answer(target, drafter, [0, 1], length, chance, params, ends)
+    ours = enumerate_distribution(
+        lambda sampler: answer(target, drafter, [0, 1], length, sampler, params, ends)
     )
     expected: dict[tuple[int, ...], float] = {}
     for ids, weight in exact(target, [0, 1], length, params).items():
         end = next((i + 1 for i, token in enumerate(ids) if token in ends), length)
         expected[ids[:end]] = expected.get(ids[:end], 0) + weight
-    assert_same_law(ours, expected)
+    assert_same_distribution(ours, expected)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize(("name", "algorithm"), FITTING)
-def test_output_law_is_the_targets(name: str, algorithm: str, law: str) -> None:
+def test_output_distribution_is_the_targets(name: str, algorithm: str, distribution: str) -> None:
     """Full drafts of two tokens, one more of the target's own; answers shorter than drafts, too."""
     T, D = PAIRS[name]  # noqa: N806
-    for length in (1, 3) if law == "plain" else (2,):
-        check(bound(T, D, algorithm), LAWS[law], length, size=len(T))
+    for length in (1, 3) if distribution == "plain" else (2,):
+        check(bound(T, D, algorithm), DISTRIBUTIONS[distribution], length, size=len(T))
 
 
 SPELLINGS = st.sampled_from([b"a", b"b", b"aa", b"ab", b"ba", b"aab"])
@@ -73,7 +74,7 @@ TOKENS = st.lists(SPELLINGS, min_size=2, max_size=4, unique=True)
     TOKENS,
     TOKENS,
     st.sampled_from(["union", "tli"]),
-    st.sampled_from(list(LAWS)),
+    st.sampled_from(list(DISTRIBUTIONS)),
     st.sampled_from([0.0, 0.3, 0.6]),
     st.integers(0, 99),
 )
@@ -81,17 +82,17 @@ def test_any_two_vocabularies(
     T: list[bytes | None],  # noqa: N803
     D: list[bytes | None],  # noqa: N803
     algorithm: str,
-    law: str,
+    distribution: str,
     confidence: float,
     seed: int,
 ) -> None:
     assume(algorithm == "union" or set(T) & set(D))
     drafter = bound(T, D, algorithm, seed=seed, confidence=confidence, ends=[seed % len(D)])
-    check(drafter, LAWS[law], 2, size=len(T))
+    check(drafter, DISTRIBUTIONS[distribution], 2, size=len(T))
 
 
 @pytest.mark.parametrize(("name", "algorithm"), FITTING)
-def test_law_with_confidence_and_end_rules(name: str, algorithm: str) -> None:
+def test_distribution_with_confidence_and_end_rules(name: str, algorithm: str) -> None:
     """The drafter's end ends the draft; so does a token less probable than the threshold."""
     T, D = PAIRS[name]  # noqa: N806
     check(bound(T, D, algorithm, ends=[0], confidence=0.4), SAMPLED, size=len(T))
@@ -115,28 +116,28 @@ def test_a_token_dropped_for_its_value_is_noticed(rule: dict[str, Any]) -> None:
     check(right, SAMPLED, size=3)
     maps = right.translate().maps  # type: ignore[attr-defined]
     wrong = BoundDraftModel(right.config, right.runner, lambda: Dropping(maps), False, "")
-    with pytest.raises(AssertionError, match="law differs"):
+    with pytest.raises(AssertionError, match="distribution differs"):
         check(wrong, SAMPLED, size=3)
 
 
 def acceptance(drafter: Drafter, target: ToyTarget, params: SamplingParams = SAMPLED) -> float:
     """The exact probability that the first drafted token is accepted."""
 
-    def accepted(chance: Any) -> int:
-        return decoded(target, drafter, [0, 1], 2, chance, params).stats.accepted
+    def accepted(sampler: Any) -> int:
+        return decoded(target, drafter, [0, 1], 2, sampler, params).stats.accepted
 
-    return enumerate_law(accepted).get(1, 0.0)
+    return enumerate_distribution(accepted).get(1, 0.0)
 
 
 def test_a_drafter_that_is_the_target_is_always_accepted() -> None:
     target = ToyTarget(3, order=1, seed=1)
     drafter = bound(*PAIRS["same"], "standard", seed=1, tokens=4)
-    laws = enumerate_law(
-        lambda chance: (lambda s: s.stats.drafted - s.stats.accepted)(
-            decoded(target, drafter, [0, 1], 4, chance)
+    distributions = enumerate_distribution(
+        lambda sampler: (lambda s: s.stats.drafted - s.stats.accepted)(
+            decoded(target, drafter, [0, 1], 4, sampler)
         )
     )
-    assert laws == {0: pytest.approx(1)}
+    assert distributions == {0: pytest.approx(1)}
 
 
 @pytest.mark.parametrize("name", ["overlapping", "drafter inside", "target inside", "prefixes"])
@@ -150,9 +151,11 @@ def test_tli_accepts_at_least_as_often_as_the_union(name: str, seed: int) -> Non
     assert found[0] >= found[1] - 1e-12
 
     maps = tli.translate().maps  # type: ignore[attr-defined]
-    p, q = target.law([1]), tli.runner.law(maps.spelling(1))  # type: ignore[attr-defined]
-    inside = maps.law(q, len(T))
-    sums = [torch.minimum(p, law).sum() for law in (inside / inside.sum(), inside)]
+    p, q = target.distribution([1]), tli.runner.distribution(maps.spelling(1))  # type: ignore[attr-defined]
+    inside = maps.distribution(q, len(T))
+    sums = [
+        torch.minimum(p, distribution).sum() for distribution in (inside / inside.sum(), inside)
+    ]
     assert found == pytest.approx([float(s) for s in sums], abs=1e-12)
 
 
@@ -168,7 +171,8 @@ def test_truncation_can_turn_theorem_4_1_around() -> None:
     q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     target = ToyTarget(2, lambda _key: p)
     tli, union = (
-        bound(T, D, algorithm, law=lambda _key: q, tokens=1) for algorithm in ("tli", "union")
+        bound(T, D, algorithm, distribution=lambda _key: q, tokens=1)
+        for algorithm in ("tli", "union")
     )
     assert acceptance(tli, target, params) == pytest.approx(0.5)
     assert acceptance(union, target, params) == pytest.approx(0.5 + 0.375)
@@ -227,15 +231,19 @@ def test_acceptance_of_the_reproducible_mode() -> None:
 
     target = ToyTarget(3, lambda _key: torch.tensor([0.5, 0.3, 0.2]))
     other = torch.tensor([0.2, 0.3, 0.5])
-    drafter = bound(*PAIRS["same"], "standard", law=lambda _key: other, reproducible=True, tokens=1)
+    drafter = bound(
+        *PAIRS["same"], "standard", distribution=lambda _key: other, reproducible=True, tokens=1
+    )
     tries = 4000
     accepted = sum(
         decoded(target, drafter, [0], 2, Gumbel(seed)).stats.accepted for seed in range(tries)
     )
-    expected = formula(target.law([0]), other.double())
+    expected = formula(target.distribution([0]), other.double())
     sigma = (expected * (1 - expected) / tries) ** 0.5
     assert abs(accepted / tries - expected) < 4 * sigma
-    same = bound(*PAIRS["same"], "standard", law=target.law, reproducible=True, tokens=1)
+    same = bound(
+        *PAIRS["same"], "standard", distribution=target.distribution, reproducible=True, tokens=1
+    )
     assert all(decoded(target, same, [0], 2, Gumbel(s)).stats.accepted for s in range(50))
 
 
@@ -248,14 +256,14 @@ class Given(Gumbel):
         return self.uniform
 
 
-def test_law_of_a_gumbel_draw() -> None:
+def test_distribution_of_a_gumbel_draw() -> None:
     """To 1e-9: the least token's noise by Gauss quadrature, the others' thresholds by bisection.
 
     Given its own uniform number u, token 0 is drawn where every other one lies above a threshold;
     the thresholds are 1 − (1−u)^(p_y/p_0), so that with whole ratios a few nodes are exact.
     """
     p = torch.tensor([0.125, 0.25, 0.625], dtype=torch.float64)
-    chance = Given(0)
+    sampler = Given(0)
     nodes, weights = np.polynomial.legendre.leggauss(12)
     total = 0.0
     for u, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
@@ -264,9 +272,9 @@ def test_law_of_a_gumbel_draw() -> None:
             low, high = 0.0, 1.0
             for _ in range(50):
                 middle = (low + high) / 2
-                chance.uniform = np.array([u, 1 - 1e-16, 1 - 1e-16])
-                chance.uniform[other] = middle
-                low, high = (low, middle) if chance.draw(p) == 0 else (middle, high)
+                sampler.uniform = np.array([u, 1 - 1e-16, 1 - 1e-16])
+                sampler.uniform[other] = middle
+                low, high = (low, middle) if sampler.draw(p) == 0 else (middle, high)
             above *= 1 - low
         total += weight * above
     assert total == pytest.approx(0.125, abs=1e-9)
@@ -275,14 +283,14 @@ def test_law_of_a_gumbel_draw() -> None:
 def test_gumbel_draws_are_keyed() -> None:
     p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
     counts = torch.zeros(4)
-    chance, tries = Gumbel(7), 5_000
+    sampler, tries = Gumbel(7), 5_000
     for _ in range(tries):
-        counts[chance.draw(p)] += 1
+        counts[sampler.draw(p)] += 1
     chi2 = float(((counts - tries * p) ** 2 / (tries * p)).sum())
     assert chi2 < 16.27  # p = 0.001 with 3 degrees of freedom
     assert torch.equal(Gumbel(7).noise(3, 5), Gumbel(7).noise(3, 9)[:5])  # keyed by token, too
     assert not torch.equal(Gumbel(7).noise(3, 5), Gumbel(8).noise(3, 5))
     assert Gumbel(1).draw(torch.tensor([0.0, 1.0, 0.0])) == 1
-    shares = sum(chance.accept(0.25) for _ in range(4000)) / 4000
+    shares = sum(sampler.accept(0.25) for _ in range(4000)) / 4000
     assert abs(shares - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
     assert not any(Gumbel(s).accept(0.0) for s in range(100))

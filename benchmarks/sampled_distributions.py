@@ -1,12 +1,13 @@
-"""Do sampled answers follow the target's law? Draws from two tiny models against the exact law.
+"""Do sampled answers follow the target's distribution? Draws from two tiny models against the exact
+distribution.
 
-    python -m benchmarks.sampled_laws                      # ours, about five minutes on two cores
-    python -m benchmarks.sampled_laws --transformers       # transformers' own assisted generation
-    python -m benchmarks.sampled_laws --draws 2000
+    python -m benchmarks.sampled_distributions                      # ours, about five minutes on
+    two cores python -m benchmarks.sampled_distributions --transformers       # transformers' own
+    assisted generation python -m benchmarks.sampled_distributions --draws 2000
 
 Three tokenizers trained on the spot (9, 7 and 5 tokens over the letters a, b, c and the space) and
-random Llamas for them. The law of the first two tokens is computed from the target alone; answers
-go on for two more tokens, so that drafts overshoot them. χ² over all first two tokens.
+random Llamas for them. The distribution of the first two tokens is computed from the target alone;
+answers go on for two more tokens, so that drafts overshoot them. χ² over all first two tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PROMPT = "ab ca abc"
 LENGTH = 4
 """New tokens per answer; the first two are looked at."""
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 @cache
@@ -55,7 +56,7 @@ def tokenizer(name: str) -> Any:
 
 @cache
 def model(name: str, seed: int) -> Any:
-    """A random Llama whose laws are neither flat nor certain."""
+    """A random Llama whose distributions are neither flat nor certain."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer(name)),
@@ -81,30 +82,31 @@ def prompt() -> list[int]:
     return ids
 
 
-def exact_law(target: Any, ids: list[int], end: int = 0) -> Law:
-    """The law of the first two tokens; an answer that ends at once has one."""
+def exact_distribution(target: Any, ids: list[int], end: int = 0) -> Distribution:
+    """The distribution of the first two tokens; an answer that ends at once has one."""
 
     def following(prefix: list[int]) -> torch.Tensor:
         with torch.no_grad():
             logits = target(torch.tensor([prefix])).logits[0, -1]
         return torch.as_tensor(logits.double().softmax(-1))
 
-    law: Law = {}
+    distribution: Distribution = {}
     for first, p in enumerate(following(ids).tolist()):
         if first == end:
-            law[(first,)] = p
+            distribution[(first,)] = p
             continue
         for second, q in enumerate(following([*ids, first]).tolist()):
-            law[first, second] = p * q
-    return law
+            distribution[first, second] = p * q
+    return distribution
 
 
-def chi_square(found: Counter[tuple[int, ...]], law: Law) -> float:
-    """The probability of counts at least as far from `law`; cells that expect under 5 are one."""
+def chi_square(found: Counter[tuple[int, ...]], distribution: Distribution) -> float:
+    """The probability of counts at least as far from `distribution`; cells that expect under 5 are
+    one."""
     draws = found.total()
     rare_found = rare_expected = statistic = 0.0
     cells = 0
-    for outcome, p in law.items():
+    for outcome, p in distribution.items():
         expected = draws * p
         if expected < 5:
             rare_found, rare_expected = rare_found + found[outcome], rare_expected + expected
@@ -114,16 +116,16 @@ def chi_square(found: Counter[tuple[int, ...]], law: Law) -> float:
     if rare_expected:
         statistic += (rare_found - rare_expected) ** 2 / rare_expected
         cells += 1
-    if found.keys() - law.keys():  # outcomes that cannot be
+    if found.keys() - distribution.keys():  # outcomes that cannot be
         return 0.0
     half = torch.tensor([(cells - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def distance(found: Counter[tuple[int, ...]], law: Law) -> float:
+def distance(found: Counter[tuple[int, ...]], distribution: Distribution) -> float:
     """Total variation."""
     draws = found.total()
-    return sum(abs(found[o] / draws - law.get(o, 0)) for o in {*found, *law}) / 2
+    return sum(abs(found[o] / draws - distribution.get(o, 0)) for o in {*found, *distribution}) / 2
 
 
 def drafters() -> dict[str, Drafter]:
@@ -197,14 +199,19 @@ def drawn_by_transformers(options: dict[str, Any], draws: int) -> Counter[tuple[
     return found
 
 
-def report(name: str, draw: Callable[[], Counter[tuple[int, ...]]], law: Law) -> None:
+def report(
+    name: str, draw: Callable[[], Counter[tuple[int, ...]]], distribution: Distribution
+) -> None:
     try:
         found = draw()
     except Exception as error:  # what crashes is a finding, too
         print(f"{name:28} {type(error).__name__}: {str(error).splitlines()[0][:60]}")
         return
-    p = chi_square(found, law)
-    print(f"{name:28} p = {p:.2g}   total variation {distance(found, law):.3f}   {found.total()}")
+    p = chi_square(found, distribution)
+    print(
+        f"{name:28} p = {p:.2g}   total variation {distance(found, distribution):.3f}   "
+        f"{found.total()}"
+    )
 
 
 def main() -> None:
@@ -213,13 +220,15 @@ def main() -> None:
     parser.add_argument("--transformers", action="store_true", help="its own generation instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    law = exact_law(model("target", 1), prompt())
+    distribution = exact_distribution(model("target", 1), prompt())
     if options.transformers:
         for name, given in peers().items():
-            report(name, lambda g=given: drawn_by_transformers(g, options.draws or 2000), law)
+            report(
+                name, lambda g=given: drawn_by_transformers(g, options.draws or 2000), distribution
+            )
         return
     for name, drafter in drafters().items():
-        report(name, lambda d=drafter: drawn(d, options.draws or 20_000), law)
+        report(name, lambda d=drafter: drawn(d, options.draws or 20_000), distribution)
 
 
 if __name__ == "__main__":

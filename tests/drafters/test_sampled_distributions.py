@@ -1,4 +1,4 @@
-"""Draws from real tiny models against the exact law of the first two tokens.
+"""Draws from real tiny models against the exact distribution of the first two tokens.
 
 4,000 per algorithm, so that everything is over in minutes; DRAFTSMITH_DRAWS=20000 asks for more.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from benchmarks.sampled_laws import (
+from benchmarks.sampled_distributions import (
     chi_square,
     distance,
     drafters,
     drawn,
-    exact_law,
+    exact_distribution,
     model,
     prompt,
     tokenizer,
@@ -25,19 +25,19 @@ from draftsmith.drafters.draft_model.tli import TokenLevel
 DRAWS = int(os.environ.get("DRAFTSMITH_DRAWS", "4000"))
 
 
-def test_the_exact_law_is_one() -> None:
-    law = exact_law(model("target", 1), prompt())
-    assert sum(law.values()) == pytest.approx(1)
-    assert len(law) == 73  # 8 first tokens with 9 second ones each, and the end at once
+def test_the_exact_distribution_is_one() -> None:
+    distribution = exact_distribution(model("target", 1), prompt())
+    assert sum(distribution.values()) == pytest.approx(1)
+    assert len(distribution) == 73  # 8 first tokens with 9 second ones each, and the end at once
     assert len(tokenizer("target")) != len(tokenizer("drafter"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", drafters())
-def test_answers_follow_the_targets_law(name: str) -> None:
+def test_answers_follow_the_targets_distribution(name: str) -> None:
     found = drawn(drafters()[name], DRAWS)
-    law = exact_law(model("target", 1), prompt())
-    assert chi_square(found, law) > 0.001, distance(found, law)
+    distribution = exact_distribution(model("target", 1), prompt())
+    assert chi_square(found, distribution) > 0.001, distance(found, distribution)
 
 
 @pytest.mark.slow
@@ -48,5 +48,5 @@ def test_a_loop_that_drops_the_drafters_end_fails(monkeypatch: pytest.MonkeyPatc
         return token not in self.pair.ends and take(self, token, q, confidence)
 
     monkeypatch.setattr(TokenLevel, "take", dropping)
-    law = exact_law(model("target", 1), prompt())
-    assert chi_square(drawn(drafters()["tli"], DRAWS), law) < 0.001
+    distribution = exact_distribution(model("target", 1), prompt())
+    assert chi_square(drawn(drafters()["tli"], DRAWS), distribution) < 0.001
