@@ -21,7 +21,7 @@ from draftsmith import builtin
 from draftsmith.bench import suites
 from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.generations import ResultFile
-from draftsmith.bench.run import Plan, encoded, measure
+from draftsmith.bench.run import RunPlan, encoded, measure
 from draftsmith.bench.settings import settings
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.engine import Engine
@@ -41,7 +41,7 @@ def main() -> None:
     model = load(builtin.path(), dtype=args.dtype)
     records = [record for name in args.files for record in suites.read(name).records]
     spec = parse_arm(args.arm)
-    plan = Plan(model, build(model, [spec]), records, SamplingParams(), warmup=0,
+    plan = RunPlan(model, build(model, [spec]), records, SamplingParams(), warmup=0,
                 max_new_tokens=args.max_new_tokens)  # fmt: skip
     engine = Engine(model, drafter=spec.drafter or "none", budget=spec.budget)
 

@@ -17,7 +17,7 @@ from benchmarks.shared import asks
 from draftsmith import builtin
 from draftsmith.bench import suites
 from draftsmith.bench.arms import Ours, Spec, parse_arm
-from draftsmith.bench.run import Plan
+from draftsmith.bench.run import RunPlan
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import LoadError
@@ -37,7 +37,7 @@ class Difference:
     """The median first token that differs, among the answers that do."""
 
 
-def half(full: Plan, low: Plan, drafter: Spec) -> list[Difference]:
+def half(full: RunPlan, low: RunPlan, drafter: Spec) -> list[Difference]:
     """Answer the prompts of `full` plainly and with `drafter`, in float32 and in half precision.
 
     `full` and `low` differ in their model's dtype only. Raises LoadError if no prompt fits.
@@ -83,7 +83,7 @@ def main() -> None:
     read = [record for name in args.files for record in suites.read(name).records]
     records = suites.sample(read, args.limit)
     full, low = (
-        Plan(load(builtin.resolve(args.model), dtype=dtype), [], records, SamplingParams(),
+        RunPlan(load(builtin.resolve(args.model), dtype=dtype), [], records, SamplingParams(),
              max_new_tokens=args.max_new_tokens)
         for dtype in ("float32", args.dtype)
     )  # fmt: skip

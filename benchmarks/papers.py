@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.named_suites import recorded
 from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.rows import Row, summarize
+from draftsmith.bench.rows import ReplaySum, summarize
 from draftsmith.bench.suites import sample, task
 from draftsmith.bench.sweep import Done, Replayer, sweep
 from draftsmith.drafters.registry import names, parse
@@ -124,7 +124,7 @@ def vocabularies(data: Path) -> Iterator[Line]:
     yield f"tokens shared by {first} and {second}", f"{theirs:,}", f"{ours:,}"
 
 
-def find(rows: Sequence[Row], category: str | None, turn: int | None) -> Row:
+def find(rows: Sequence[ReplaySum], category: str | None, turn: int | None) -> ReplaySum:
     """The row of one category and turn; None is the sum."""
     return next(row for row in rows if (row.category, row.turn) == (category, turn))
 

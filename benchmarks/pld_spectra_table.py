@@ -30,7 +30,7 @@ from draftsmith.bench import suites
 from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.generations import ResultFile
 from draftsmith.bench.records import Record
-from draftsmith.bench.run import Plan, measure
+from draftsmith.bench.run import RunPlan, measure
 from draftsmith.bench.settings import settings
 from draftsmith.bench.summary import Summary, sections
 from draftsmith.core.sampling import SamplingParams
@@ -147,7 +147,7 @@ def main() -> None:
     model = load(args.model, dtype="float32")
     names, records = specs(args), prompts(args)
     arms = build(model, [parse_arm(spec) for spec in names])
-    plan = Plan(model, arms, records, SamplingParams(), warmup=0)
+    plan = RunPlan(model, arms, records, SamplingParams(), warmup=0)
     common = settings(model, arms, records)
     file = ResultFile(args.output, common)
     with Progress() as progress:

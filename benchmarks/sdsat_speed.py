@@ -25,7 +25,7 @@ from draftsmith.bench import suites
 from draftsmith.bench.arms import Spec, build, parse_arm
 from draftsmith.bench.generations import ResultFile
 from draftsmith.bench.records import Record
-from draftsmith.bench.run import Plan, measure
+from draftsmith.bench.run import RunPlan, measure
 from draftsmith.bench.settings import settings
 from draftsmith.bench.summary import Section, sections
 from draftsmith.cli.loading import busy
@@ -79,7 +79,7 @@ def answered(
     tokens: int,
 ) -> Section:
     """Every prompt by every arm; what the file has is kept."""
-    plan = Plan(model, build(model, specs), records, sampling, runs, max_new_tokens=tokens)
+    plan = RunPlan(model, build(model, specs), records, sampling, runs, max_new_tokens=tokens)
     common = settings(
         model, plan.arms, records, temperature=sampling.temperature, seed=sampling.seed,
         top_k=sampling.top_k, top_p=sampling.top_p, max_new_tokens=tokens,

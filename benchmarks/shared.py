@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftsmith import builtin
 from draftsmith.bench.answer import Ask
 from draftsmith.bench.records import Record
-from draftsmith.bench.run import Plan, asked
+from draftsmith.bench.run import RunPlan, asked
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start
@@ -111,7 +111,7 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
     return ids
 
 
-def asks(plan: Plan) -> Iterator[tuple[Record, Ask]]:
+def asks(plan: RunPlan) -> Iterator[tuple[Record, Ask]]:
     """Every first-turn prompt that fits the model."""
     for record in plan.records:
         try:

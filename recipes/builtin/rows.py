@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 # What a token is to the loss. The weight of each class is the training's choice, not the data's.
 SKIPPED, COPIED, CHANGED, PROMPT = 0, 1, 2, 3
 
-Row = tuple[NDArray[np.int64], NDArray[np.uint8]]  # ids, and what each is to the loss
+Masked = tuple[NDArray[np.int64], NDArray[np.uint8]]  # ids, and what each is to the loss
 Random = np.random.Generator
 
 
@@ -43,19 +43,19 @@ class Rows:
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, part: int | slice) -> Row:
+    def __getitem__(self, part: int | slice) -> Masked:
         """A row by its number, or the tokens of a slice of them all."""
         if isinstance(part, int):
             part = slice(self.starts[part], self.starts[part + 1])
         return self.ids[part].astype(np.int64), np.array(self.classes[part])
 
-    def pick(self, rng: Random, low: int, high: int) -> Row | None:
+    def pick(self, rng: Random, low: int, high: int) -> Masked | None:
         """A row with low <= tokens <= high, all equally likely."""
         left = int(np.searchsorted(self.sorted_lengths, low, "left"))
         right = int(np.searchsorted(self.sorted_lengths, high, "right"))
         return self[int(self.order[rng.integers(left, right)])] if left < right else None
 
-    def fill(self, rng: Random, length: int) -> Row:
+    def fill(self, rng: Random, length: int) -> Masked:
         """A row of about that length, filled up with further ones that still fit."""
         ids = np.full(length, ID[PAD], dtype=np.int64)
         classes = np.full(length, SKIPPED, dtype=np.uint8)
@@ -73,7 +73,7 @@ class Rows:
             at, low = end, (length - end) // 2
         return ids, classes
 
-    def crop(self, rng: Random, length: int) -> Row:
+    def crop(self, rng: Random, length: int) -> Masked:
         """A window anywhere in the documents; every second one starts at a document's start.
 
         What follows a document's end is padding.
@@ -91,14 +91,14 @@ class Rows:
         return ids, classes
 
 
-def repeated(span: NDArray[np.int64], length: int) -> Row:
+def repeated(span: NDArray[np.int64], length: int) -> Masked:
     """One span again and again: only the repetitions count, the first time is only a surprise."""
     classes = np.full(length, COPIED, dtype=np.uint8)
     classes[: len(span)] = SKIPPED
     return np.resize(span, length), classes
 
 
-def infilling(row: Row, rng: Random) -> Row:
+def infilling(row: Masked, rng: Random) -> Masked:
     """Rewrite a window as prefix, suffix, middle."""
     ids, classes = row[0][:-3], row[1][:-3]
     first, second = sorted(rng.integers(0, len(ids), size=2))
@@ -119,14 +119,14 @@ class Sampler:
         plain = {"text", "infill", "repeat_text", "repeat_random"}
         self.pairs = {kind: Rows(data / f"{kind}.npz") for kind in mixture.keys() - plain}
 
-    def row(self, kind: str, rng: Random, length: int, spans: Sequence[int]) -> Row:
+    def row(self, kind: str, rng: Random, length: int, spans: Sequence[int]) -> Masked:
         if kind in self.pairs:
             return self.pairs[kind].fill(rng, length)
         ids, classes = self.plain(kind, rng, length - 1, spans)
         # Plain text begins with the marker that the tokenizer puts there.
         return np.append(ID[TEXT_END], ids), np.append(np.uint8(SKIPPED), classes)
 
-    def plain(self, kind: str, rng: Random, length: int, spans: Sequence[int]) -> Row:
+    def plain(self, kind: str, rng: Random, length: int, spans: Sequence[int]) -> Masked:
         if kind == "text":
             return self.text.crop(rng, length)
         if kind == "infill":
@@ -139,7 +139,7 @@ class Sampler:
         known = ids[ids > ID[TEXT_END]]
         return repeated(known if len(known) else ids, length)
 
-    def batch(self, step: int, length: int, rows: int, spans: Sequence[int]) -> Row:
+    def batch(self, step: int, length: int, rows: int, spans: Sequence[int]) -> Masked:
         """`rows` rows of `length` + 1 ids, the kinds drawn from the mixture."""
         rng = np.random.default_rng([self.seed, step])
         kinds = [self.names[i] for i in rng.choice(len(self.names), size=rows, p=self.odds)]

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import tiny
 from draftsmith import builtin
 from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.journal import Journal
+from draftsmith.bench.journal import FinishedReplays
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import ReplayBudget, replay
-from draftsmith.bench.rows import Row, summarize
+from draftsmith.bench.rows import ReplaySum, summarize
 from draftsmith.bench.suites import read, sample
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.bench.templates import TEMPLATES
@@ -259,7 +259,7 @@ def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
     fails(2, "not written by --resume", "replay", log, "--resume", log)
     assert log.read_text() == before
     with pytest.raises(WriteError, match="cannot be written"):
-        Journal(folder / "no" / "x")
+        FinishedReplays(folder / "no" / "x")
 
 
 def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
@@ -362,6 +362,6 @@ def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
 
 def test_acceptance_by_depth() -> None:
     stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
-    row = Row("s", None, None, "d", 1, stats)
+    row = ReplaySum("s", None, None, "d", 1, stats)
     assert row.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
     assert row.drafted_per_pass == 4

@@ -24,7 +24,7 @@ from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.records import Record, conversation
 from draftsmith.bench.replay import ReplayBudget
-from draftsmith.bench.run import Plan, in_turn, measure
+from draftsmith.bench.run import RunPlan, in_turn, measure
 from draftsmith.bench.settings import differences, settings
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
@@ -52,17 +52,17 @@ def records(count: int = 3) -> list[Record]:
     return [Record(f"t/{i}", "t", prompt=prompt) for i, prompt in enumerate(asked)]
 
 
-def plan_of(model: LoadedModel, *arms: str, **options: Any) -> Plan:
+def plan_of(model: LoadedModel, *arms: str, **options: Any) -> RunPlan:
     specs = [parse_arm(arm) for arm in arms or ARMS]
     given = {"records": records(), "max_new_tokens": 24, "sampling": SamplingParams(seed=0)}
-    return Plan(model, build(model, specs), **(given | options))
+    return RunPlan(model, build(model, specs), **(given | options))
 
 
-def common(plan: Plan) -> dict[str, Any]:
+def common(plan: RunPlan) -> dict[str, Any]:
     return settings(plan.model, plan.arms, plan.records, limit=plan.max_new_tokens)
 
 
-def go(plan: Plan, path: Path | None = None) -> list[Generation]:
+def go(plan: RunPlan, path: Path | None = None) -> list[Generation]:
     file = ResultFile(path, common(plan))
     measure(plan, file, common(plan))
     return file.rows
@@ -130,7 +130,7 @@ def id_only() -> list[str]:
     return able
 
 
-def assert_replay_agrees(plan: Plan, path: Path) -> None:
+def assert_replay_agrees(plan: RunPlan, path: Path) -> None:
     for row in go(plan, path):
         own = next(arm for arm in plan.arms if arm.name == row.arm)
         assert isinstance(own, Ours)
@@ -379,7 +379,7 @@ def test_half_precision(model: LoadedModel) -> None:
     low = load(tiny.model().__class__(tiny.model().config).to(torch.bfloat16).eval(),
                tokenizer=tiny.tokenizer())  # fmt: skip
     low.model.load_state_dict(tiny.model().state_dict())
-    full, half_ = (Plan(m, [], records(), SamplingParams(), max_new_tokens=24)
+    full, half_ = (RunPlan(m, [], records(), SamplingParams(), max_new_tokens=24)
                    for m in (model, low))  # fmt: skip
     found = half(full, half_, parse_arm("copyspec@drafter"))
     names = [(d.of, d.than) for d in found]

@@ -29,7 +29,7 @@ from draftsmith.errors import (
 )
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.train import curves
-from draftsmith.train.curves import Row
+from draftsmith.train.curves import StepLosses
 from draftsmith.train.recipe import Recipe
 from draftsmith.train.sdsat import Options, train
 from draftsmith.train.texts import Texts
@@ -100,7 +100,7 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def killer(step: int) -> Any:
-    def follow(row: Row) -> None:
+    def follow(row: StepLosses) -> None:
         if row.step == step:
             raise Killed
 
@@ -330,7 +330,7 @@ def test_a_full_disk_keeps_what_there_was(
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def follow(row: Row) -> None:
+    def follow(row: StepLosses) -> None:
         if row.step == 5:
             resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
 

@@ -17,10 +17,10 @@ from draftsmith.drafters import calibration
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.tune import pld_plus as tuning
-from draftsmith.tune.notebook import Notebook
+from draftsmith.tune.finished import FinishedWork
 from draftsmith.tune.pld_plus import (
     LENGTHS,
-    Plan,
+    CalibrationPlan,
     answer_and_peaks,
     best_layer,
     calibrate,
@@ -80,7 +80,7 @@ def actual_passes(engine: Engine, ids: list[int], spec: str, K: int) -> int:  # 
 
 
 def test_counted_passes_are_those_of_decoding(engine: Engine) -> None:
-    plan = Plan(engine, PROMPTS, max_new_tokens=60)
+    plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=60)
     accepted = 0
     for ids in PROMPTS:
         answer = answer_and_peaks(plan, ids)["answer"]
@@ -102,8 +102,8 @@ def test_counted_passes_are_those_of_decoding(engine: Engine) -> None:
 def test_a_calibration_that_was_interrupted_goes_on(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = Plan(engine, PROMPTS, max_new_tokens=20)
-    whole = calibrate(plan, Notebook(), lambda _: None)
+    plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=20)
+    whole = calibrate(plan, FinishedWork(), lambda _: None)
     path = tmp_path / "notes.jsonl"
     done = 0
 
@@ -114,14 +114,14 @@ def test_a_calibration_that_was_interrupted_goes_on(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(plan, Notebook(path), stop_after_three)
+        calibrate(plan, FinishedWork(path), stop_after_three)
     with path.open("a", encoding="utf-8") as file:
         file.write('{"key": "torn')
     monkeypatch.setattr(tuning, "answer_and_peaks", pytest.fail)  # it is known already
-    notebook = Notebook(path)
-    assert calibrate(plan, notebook, lambda _: None) == whole
-    assert notebook.recalled == 3
-    notebook.forget()
+    finished = FinishedWork(path)
+    assert calibrate(plan, finished, lambda _: None) == whole
+    assert finished.recalled == 3
+    finished.forget()
     assert not path.exists()
     assert whole.prompts == 2
     assert set(whole.accepted) >= {"layer", "hidden"}
@@ -131,16 +131,16 @@ def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text("costly diary\n", encoding="utf-8")
     with pytest.raises(LoadError, match="not written by draftsmith"):
-        Notebook(path)
+        FinishedWork(path)
 
 
 def test_models_that_cannot_be_calibrated(engine: Engine) -> None:
     with pytest.raises(OptionError, match="no prompts"):
-        Plan(engine, [])
+        CalibrationPlan(engine, [])
     with pytest.raises(OptionError, match="no name"):
-        Plan(Engine.from_pretrained(build("llama")), PROMPTS)
+        CalibrationPlan(Engine.from_pretrained(build("llama")), PROMPTS)
     with pytest.raises(UnsupportedError, match="one token per pass"):
-        Plan(Engine.from_pretrained(build("mamba")), PROMPTS)
+        CalibrationPlan(Engine.from_pretrained(build("mamba")), PROMPTS)
 
 
 def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
@@ -148,8 +148,8 @@ def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
 ) -> None:
     engine = Engine.from_pretrained(build("falcon"))
     monkeypatch.setattr(engine.model.model.config, "_name_or_path", "some/falcon")
-    plan = Plan(engine, PROMPTS[:1], max_new_tokens=10)
-    found = calibrate(plan, Notebook(), lambda _: None)
+    plan = CalibrationPlan(engine, PROMPTS[:1], max_new_tokens=10)
+    found = calibrate(plan, FinishedWork(), lambda _: None)
     assert plan.size == 2
     assert found.heads == ()
     assert set(found.K) == {"hidden"}
@@ -186,7 +186,7 @@ def test_the_command_saves_what_pld_plus_then_uses(
     assert known is not None
     result = engine.generate("the fox", max_new_tokens=3)
     assert any("from its calibration on 2 prompts" in notice for notice in result.notices)
-    monkeypatch.setattr(Plan, "attends", False)
+    monkeypatch.setattr(CalibrationPlan, "attends", False)
     ran = CliRunner().invoke(app, command)
     assert "attention cannot be recorded" in " ".join(ran.stderr.split())
     assert "heads" not in ran.stdout

@@ -22,7 +22,7 @@ def key_of(record: Record, settings: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
 
 
-class Journal:
+class FinishedReplays:
     """Finished replays by (fingerprint, drafter); with a path, one JSON line each."""
 
     def __init__(self, path: Path | None) -> None:

@@ -99,11 +99,11 @@ def draw(label: str, paint: Callable[[Axes], None], height: float = _HEIGHT) -> 
     return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{body.strip()}'
 
 
-Row = tuple[str, str]
+Label = tuple[str, str]
 """A name and its figures; without figures it is a heading."""
 
 
-def draw_rows(label: str, rows: Sequence[Row], paint: Callable[[Axes], None]) -> str:
+def draw_rows(label: str, rows: Sequence[Label], paint: Callable[[Axes], None]) -> str:
     """Horizontal bars, number n at y=n, each below its name and figures."""
 
     def whole(axes: Axes) -> None:
@@ -184,7 +184,7 @@ class Plots:
 
     def speedups(self) -> str:
         """Speed-up over the baseline, by suite."""
-        rows: list[Row] = []
+        rows: list[Label] = []
         marks: dict[int, Summary] = {}
         title = None
         for summary in (*self.section.whole, *self.section.suites):

@@ -13,7 +13,7 @@ from draftsmith.core.stats import Stats, total
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReplaySum:
     """What one drafter saved on some records; category or turn None where summed."""
 
     suite: str
@@ -55,7 +55,7 @@ class Row:
         }
 
 
-def summarize(done: Sequence[Done]) -> list[Row]:
+def summarize(done: Sequence[Done]) -> list[ReplaySum]:
     """Rows for every suite, category, turn and drafter, and the sums over categories and turns.
 
     Spec-Bench's eight MT-Bench categories also appear as their sum, the task mt_bench.
@@ -67,7 +67,7 @@ def summarize(done: Sequence[Done]) -> list[Row]:
             for turn in (None, record.turn):
                 place = (record.suite, category, turn, one.drafter)
                 groups.setdefault(place, []).append(one.replay.stats)
-    rows = [Row(*place, len(parts), total(parts)) for place, parts in groups.items()]
+    rows = [ReplaySum(*place, len(parts), total(parts)) for place, parts in groups.items()]
     return sorted(rows, key=_order(done))
 
 

@@ -29,7 +29,7 @@ PLAIN = ("none()", "transformers.generate()")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What is to be measured."""
 
     model: LoadedModel
@@ -54,7 +54,7 @@ class Plan:
 
 
 def measure(
-    plan: Plan,
+    plan: RunPlan,
     file: ResultFile,
     settings: dict[str, Any],
     advance: Callable[[int], None] = lambda _: None,
@@ -106,7 +106,7 @@ def in_turn(arms: Sequence[T], turn: int) -> list[T]:
     return [*arms[first:], *arms[:first]]
 
 
-def warm_up(plan: Plan) -> None:
+def warm_up(plan: RunPlan) -> None:
     """Every arm begins to answer the first prompts."""
     for record in plan.records[: plan.warmup]:
         try:
@@ -139,7 +139,7 @@ def _filled(
     return record.with_answers(answers) if len(answers) == len(before) else record
 
 
-def asked(plan: Plan, record: Record, run: int) -> Ask:
+def asked(plan: RunPlan, record: Record, run: int) -> Ask:
     if any(message["content"] is None for message in record.messages):
         raise PromptError("an earlier turn of this conversation has no answer")
     ids = encoded(plan.model, record)
@@ -167,7 +167,7 @@ RECORDED = ("attempts", "drafted", "probes", "accepted", "drafted_by_depth", "ac
 
 
 def _row(
-    plan: Plan,
+    plan: RunPlan,
     record: Record,
     run: int,
     arm: Arm,
@@ -205,7 +205,7 @@ def _row(
     )
 
 
-def compare(plan: Plan, rows: Sequence[Generation]) -> bool:
+def compare(plan: RunPlan, rows: Sequence[Generation]) -> bool:
     """Complete the rows with where they leave plain decoding; whether anything was added."""
     plain = {(r.run, r.id): r for r in rows if r.arm == plan.baseline.name}
     greedy = plan.sampling.temperature == 0

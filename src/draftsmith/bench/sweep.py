@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.journal import Journal, key_of
+from draftsmith.bench.journal import FinishedReplays, key_of
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay, ReplayBudget, check, replay
 from draftsmith.bench.suites import OnError
@@ -85,7 +85,7 @@ def sweep(
     drafters: Sequence[Drafter],
     replayer: Replayer,
     processes: int = 1,
-    journal: Journal | None = None,
+    journal: FinishedReplays | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Sweep:
     """Replay every answered record with every drafter; `advance` hears of finished records.
@@ -101,7 +101,7 @@ def sweep(
             "the field 'output' beside 'messages' or 'prompt'"
         )
     replayer.encoding.check(answered)
-    journal = journal or Journal(None)
+    journal = journal or FinishedReplays(None)
     keys = [key_of(record, replayer.settings) for record in answered]
     jobs = [
         (number, record, missing)

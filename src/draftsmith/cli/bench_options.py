@@ -111,7 +111,7 @@ class AnswerOptions(FileOptions):
     def replay(self, budget: ReplayBudget | None) -> Sweep:
         """Read and replay, with a progress bar."""
         from draftsmith.bench.encoding import Encoding
-        from draftsmith.bench.journal import Journal
+        from draftsmith.bench.journal import FinishedReplays
         from draftsmith.bench.sweep import Replayer, sweep
 
         if self.on_error not in ("skip", "fail"):
@@ -121,7 +121,7 @@ class AnswerOptions(FileOptions):
         found = self.read(on_error)
         encoding = Encoding(self._folders(), self.tokenizer, self.template)
         replayer = Replayer(encoding, budget, on_error, self.max_tokens)
-        journal = Journal(self.resume)
+        journal = FinishedReplays(self.resume)
         with bar("replaying", len(found.records)) as advance:
             result = sweep(found.records, drafters, replayer, self.processes, journal, advance)
         result.wrong[:0] = found.wrong

@@ -15,7 +15,7 @@ from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftsmith.bench.run import Plan
+    from draftsmith.bench.run import RunPlan
 
 DEFAULT_ARMS = ["none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "copyspec", "auto"]
 
@@ -84,19 +84,21 @@ def run(
     records = prompts.read().records
     loaded = load_model(model, machine)
     with waiting("preparing …"), quiet():
-        from draftsmith.bench.run import Plan
+        from draftsmith.bench.run import RunPlan
         from draftsmith.engine.request import sampling as filtered
 
         # With the filters that the model's own generation_config sets, as the engine would.
         options = {"temperature": temperature, "seed": seed}
         sampling = filtered(loaded, options)
-        plan = Plan(loaded, build(loaded, specs), records, sampling, runs, warmup, max_new_tokens)
+        plan = RunPlan(
+            loaded, build(loaded, specs), records, sampling, runs, warmup, max_new_tokens
+        )
     if warning := busy():
         note(f"note: {warning}")
     _measure(plan, out, json_)
 
 
-def _measure(plan: Plan, out: Path, json_: bool) -> None:
+def _measure(plan: RunPlan, out: Path, json_: bool) -> None:
     from draftsmith.bench.generations import ResultFile
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings

@@ -48,15 +48,17 @@ def pld_plus(
     loaded = load_model(model, machine)
     from draftsmith.drafters.calibration import file_of
     from draftsmith.engine.engine import Engine
-    from draftsmith.tune.notebook import Notebook
-    from draftsmith.tune.pld_plus import Plan, calibrate
+    from draftsmith.tune.finished import FinishedWork
+    from draftsmith.tune.pld_plus import CalibrationPlan, calibrate
 
-    plan = Plan(Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens)
-    notebook = Notebook(file_of(loaded.facts.name).with_suffix(".partial.jsonl"))
+    plan = CalibrationPlan(
+        Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens
+    )
+    finished = FinishedWork(file_of(loaded.facts.name).with_suffix(".partial.jsonl"))
     with bar("calibrating", plan.size) as advance:
-        found = calibrate(plan, notebook, advance)
+        found = calibrate(plan, finished, advance)
     path = found.save()
-    notebook.forget()
+    finished.forget()
     if json_:
         print(path.read_text(encoding="utf-8"), end="", flush=True)
     else:
@@ -64,8 +66,8 @@ def pld_plus(
     if not plan.attends:
         why = "; ".join(loaded.capabilities.reasons)
         note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
-    if notebook.recalled:
-        note(f"{plural(notebook.recalled, 'piece')} of work taken from an earlier run")
+    if finished.recalled:
+        note(f"{plural(finished.recalled, 'piece')} of work taken from an earlier run")
     note(f"saved in {path}; pld_plus uses it from now on")
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from draftsmith.corpus import files
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.index import write_index
-from draftsmith.corpus.journal import Journal
+from draftsmith.corpus.journal import KnownScores
 from draftsmith.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.corpus.pieces import Pieces, read_pieces
 from draftsmith.corpus.suffixes import sorter
@@ -202,7 +202,7 @@ def score(
     depends = [key, fingerprint(model), model.dtype, model.device.type, before, *map(len, turns)]
     whole = hashlib.sha256(" ".join(map(str, depends)).encode()).hexdigest()
     sums = np.empty(len(pieces))
-    known = Journal(journal, whole)
+    known = KnownScores(journal, whole)
     with show("ranking", len(pieces)) as advance:
         for number, rows in enumerate(turns):
             if number == len(known.scores):

@@ -9,7 +9,7 @@ from draftsmith.errors import OptionError
 from draftsmith.storage import JsonLines
 
 
-class Journal:
+class KnownScores:
     """Scores by pass: a line of JSON each, on disk before the next pass begins.
 
     The first line says what the scores belong to. What comes after the last whole line in order is

@@ -235,7 +235,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
                 input_ids, logits_processor, stopping_criteria, generation_config,
                 streamer=streamer, **inputs,
             )  # fmt: skip
-        record = Record(stopping_criteria, streamer, generation_config)
+        record = Observer(stopping_criteria, streamer, generation_config)
         pads = [0] * len(input_ids) if mask is None else (mask == 0).sum(1).tolist()
         sessions = [
             record.session(index, row, hidden, logits_processor, self.drafting)
@@ -265,7 +265,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return self._passes[prepare, padded]
 
 
-class Record:
+class Observer:
     """The stop rule that streams, keeps scores and asks the criteria, once per emitted token."""
 
     def __init__(self, criteria: Any, streamer: Any, config: Any) -> None:

@@ -13,7 +13,7 @@ from draftsmith.storage import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StepLosses:
     """What is known after a step. Losses are means in nats; None where nothing was counted."""
 
     step: int
@@ -32,7 +32,7 @@ class Row:
     """Standard-token loss on held-out text, where it was measured."""
 
 
-_COLUMNS = [f.name for f in fields(Row)]
+_COLUMNS = [f.name for f in fields(StepLosses)]
 CURVES = ("loss", "standard", "adaptive", "held_out")
 
 
@@ -46,7 +46,7 @@ class Curves:
         self.rows = [row for row in read(folder) if row.step <= step]
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-    def add(self, row: Row) -> None:
+    def add(self, row: StepLosses) -> None:
         """Take a step's row."""
         self.rows.append(row)
         for name in ("learning_rate", *CURVES):
@@ -73,7 +73,7 @@ class Curves:
         write_text(self.folder / "log.csv", log.getvalue())
 
 
-def read(folder: Path) -> list[Row]:
+def read(folder: Path) -> list[StepLosses]:
     """The rows of a log; none if there is no log yet. Raises LoadError for a damaged one."""
     path = folder / "log.csv"
     if not path.is_file():
@@ -84,7 +84,7 @@ def read(folder: Path) -> list[Row]:
             try:
                 numbers = {name: float(text) if text else None for name, text in line.items()}
                 whole = {name: int(line[name]) for name in ("step", "tokens")}
-                found.append(Row(**(numbers | whole)))  # type: ignore[arg-type]
+                found.append(StepLosses(**(numbers | whole)))  # type: ignore[arg-type]
             except (TypeError, ValueError) as error:
                 raise LoadError(f"{path}, line {number + 2} is damaged; delete the file") from error
     return found
@@ -97,7 +97,7 @@ def smooth(values: Sequence[float], span: int) -> list[float]:
     ]
 
 
-def draw(runs: dict[str, list[Row]], path: Path) -> None:
+def draw(runs: dict[str, list[StepLosses]], path: Path) -> None:
     """A PNG of the losses against steps, of one training or of several, by name."""
     from matplotlib.figure import Figure
 

@@ -30,7 +30,7 @@ from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.trainable import Trainable, open_trainable
 from draftsmith.text.tokenizer import opening
 from draftsmith.train.batches import Batches
-from draftsmith.train.curves import Curves, Row
+from draftsmith.train.curves import Curves, StepLosses
 from draftsmith.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
 from draftsmith.train.loss import loss_of
 from draftsmith.train.recipe import Recipe, check, setting
@@ -87,7 +87,7 @@ def train(
     output: Path,
     options: Options | None = None,
     show: Show = unseen,
-    follow: Callable[[Row], None] = lambda _: None,
+    follow: Callable[[StepLosses], None] = lambda _: None,
 ) -> Trained:
     """Train the model of a hub id or folder, and write the result into a new folder.
 
@@ -204,7 +204,7 @@ class Trainer:
             torch.manual_seed(self.recipe.seed)
             return get_peft_model(model, settings).eval()
 
-    def run_to_end(self, follow: Callable[[Row], None]) -> Trained:
+    def run_to_end(self, follow: Callable[[StepLosses], None]) -> Trained:
         """Train from the newest checkpoint to the end and write the model."""
         recipe, leads = self.recipe, self.accelerator.is_main_process
         before = self._standard_loss()
@@ -232,7 +232,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         return trained
 
-    def _step(self, step: int) -> Row:
+    def _step(self, step: int) -> StepLosses:
         """One step of AdamW over all rows, in as many passes as the recipe says."""
         recipe, accelerator = self.recipe, self.accelerator
         rate = recipe.rate(step)
@@ -262,7 +262,7 @@ class Trainer:
         self.adamw.step()
         self.adamw.zero_grad()
         plain = positions - (replaced if recipe.objective == "basic" else 0)
-        return Row(
+        return StepLosses(
             step=step + 1,
             tokens=(step + 1) * recipe.rows * recipe.length,
             seconds=0.0,

@@ -25,7 +25,7 @@ from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.runner import Runner
-from draftsmith.tune.notebook import Notebook
+from draftsmith.tune.finished import FinishedWork
 
 LENGTHS = tuple(range(10, 101, 10))
 """The draft lengths that are tried. Source: section 7.2."""
@@ -40,7 +40,7 @@ _COMPARED = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class CalibrationPlan:
     """What to calibrate on."""
 
     engine: Engine
@@ -75,15 +75,17 @@ class Plan:
         return len(self.prompts) * (3 if self.attends else 2)
 
 
-def calibrate(plan: Plan, notebook: Notebook, advance: Callable[[int], None]) -> Calibration:
-    """Find heads, layer and K; what the notebook already holds is not computed again."""
+def calibrate(
+    plan: CalibrationPlan, finished: FinishedWork, advance: Callable[[int], None]
+) -> Calibration:
+    """Find heads, layer and K; what the finished already holds is not computed again."""
 
     def for_each(compute: Callable[..., Any], kind: list[Any], *given: Sequence[Any]) -> list[Any]:
         """What `compute` finds for every prompt, and what is given with it."""
         found = []
         for prompt, *rest in zip(plan.prompts, *given, strict=True):
             key = [kind[0], plan.key, *kind[1:], *prompt]
-            found.append(notebook.recall(key, partial(compute, plan, prompt, *rest)))
+            found.append(finished.recall(key, partial(compute, plan, prompt, *rest)))
             advance(1)
         return found
 
@@ -162,7 +164,7 @@ def passes(reach: Sequence[int], K: int) -> int:  # noqa: N803
 # ------------------------------------------------------------------------------------ heads
 
 
-def answer_and_peaks(plan: Plan, prompt: Sequence[int]) -> dict[str, list[Any]]:
+def answer_and_peaks(plan: CalibrationPlan, prompt: Sequence[int]) -> dict[str, list[Any]]:
     """The plain greedy answer, and [layer, head, count] of the heads that peaked at a copy.
 
     Source: section 4.2.1. For every generated token that occurs in the prompt, the place with the
@@ -206,7 +208,9 @@ def common_past(ids: Sequence[int], j: int, t: int) -> int:
 # ----------------------------------------------------------------------- layers and lengths
 
 
-def passes_by_layer(plan: Plan, prompt: Sequence[int], answer: Sequence[int]) -> list[list[int]]:
+def passes_by_layer(
+    plan: CalibrationPlan, prompt: Sequence[int], answer: Sequence[int]
+) -> list[list[int]]:
     """Passes for every K, by layer from 1: each from one pass over prompt and answer."""
     model, ids = plan.engine.model, [*prompt, *answer]
     runner = Runner(model)
@@ -244,7 +248,10 @@ def reach_by_states(
 
 
 def passes_by_attention(
-    plan: Plan, prompt: Sequence[int], answer: Sequence[int], heads: tuple[tuple[int, int], ...]
+    plan: CalibrationPlan,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    heads: tuple[tuple[int, int], ...],
 ) -> list[int]:
     """Passes for every K with these heads; the answer is decoded once more to see their rows."""
     drafter = PldPlus(rank="attention", heads=heads, K=LENGTHS[-1])
@@ -271,7 +278,7 @@ def agreement(draft: Sequence[int], ids: Sequence[int], t: int) -> int:
 
 
 def watched(
-    plan: Plan, prompt: Sequence[int], needs: Needs, see: Callable[[Context], None]
+    plan: CalibrationPlan, prompt: Sequence[int], needs: Needs, see: Callable[[Context], None]
 ) -> list[int]:
     """The plain greedy answer to a prompt; `see` is shown the context of every step."""
     result = plan.engine.generate(
