@@ -12,7 +12,7 @@ from draftsmith.cli.render import plain_table
 
 if TYPE_CHECKING:
     from draftsmith.bench.estimate import Estimate
-    from draftsmith.bench.rows import Row
+    from draftsmith.bench.rows import ReplaySum
     from draftsmith.model.measure import CostTable
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
@@ -32,7 +32,7 @@ def _grouped(
     return table
 
 
-def replay_table(rows: Sequence[Row], names: Mapping[str, str], categories: bool) -> Table:
+def replay_table(rows: Sequence[ReplaySum], names: Mapping[str, str], categories: bool) -> Table:
     """Sums by suite, turn and Spec-Bench task; with `categories` by every category, too."""
     heads = ("", "records", "tokens", "tokens\nper pass", "drafted\nper pass", "copied",
              "µs per\npass")  # fmt: skip
@@ -54,7 +54,7 @@ def replay_table(rows: Sequence[Row], names: Mapping[str, str], categories: bool
     return _grouped(heads, lines)
 
 
-def _wanted(row: Row, several: set[str], categories: bool) -> bool:
+def _wanted(row: ReplaySum, several: set[str], categories: bool) -> bool:
     """Leave out what repeats a sum (turn 1 of one) or was not asked for."""
     from draftsmith.bench.suites import TASKS
 
@@ -67,18 +67,18 @@ def _wanted(row: Row, several: set[str], categories: bool) -> bool:
     return categories
 
 
-def _title(row: Row) -> str:
+def _title(row: ReplaySum) -> str:
     turn = f"turn {row.turn}" if row.turn is not None else ""
     return ", ".join(filter(None, (row.suite, row.category, turn)))
 
 
-def depth_table(rows: Sequence[Row], names: Mapping[str, str]) -> Table:
+def depth_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
     """Of the drafts that reached a position, the share accepted up to there."""
     sums = [row for row in rows if row.category is None and row.turn is None]
     deepest = max((len(row.stats.drafted_by_depth) for row in sums), default=0)
     depths = [d for d in _DEPTHS if d <= deepest]
 
-    def shares(row: Row) -> list[str]:
+    def shares(row: ReplaySum) -> list[str]:
         known = row.acceptance_by_depth
         return [f"{known[d - 1]:.0%}" if d <= len(known) else "" for d in depths]
 

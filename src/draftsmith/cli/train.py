@@ -13,7 +13,7 @@ from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
 
 if TYPE_CHECKING:
-    from draftsmith.train.curves import Row
+    from draftsmith.train.curves import StepLosses
     from draftsmith.train.sdsat import Trained
 
 RecipeOptions = Annotated[
@@ -100,12 +100,12 @@ def sdsat(
 
 
 @contextlib.contextmanager
-def following(steps: int, every: int) -> Iterator[Callable[[Row], None]]:
+def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
     """The newest losses in nats beside a bar if somebody is watching, else a line now and then."""
     with progress() as shown:
         number = shown.add_task("training", total=steps, visible=False)
 
-        def follow(row: Row) -> None:
+        def follow(row: StepLosses) -> None:
             named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
             losses = ", ".join(f"{k} {loss:.3f}" for k, loss in named.items() if loss is not None)
             told = f"training: {losses}"

@@ -15,7 +15,7 @@ class FinishedWork:
     """JSON results by what they were computed from; with a path, on disk as soon as known."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises LoadError for a file that is no file of finished work, WriteError where none can be."""
+        """Raises LoadError for a file that is something else, WriteError where none can be."""
         self.recalled = 0
         """Results that were already there."""
         self._known: dict[str, Any] = {}
