@@ -294,8 +294,7 @@ class PathPsi:
         return torch.tensor([self._along(text) or 0.0 for text in texts], dtype=torch.float64)
 
     def _along(self, text: str) -> float | None:
-        """ψ of a token's text, "" for one that is never proposed; None: a distribution is
-        missing."""
+        """ψ of a token's text, "" for one that is never proposed; None: something is missing."""
         psi = 1.0 if text else 0.0
         for end, step in enumerate((*text, STOP)):
             if not psi:
