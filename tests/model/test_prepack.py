@@ -1,0 +1,148 @@
+"""Packed linear layers: the same answers and parameters; nothing touched that was not asked for."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+from torch import Tensor, nn
+
+from draftsmith.model import prepack as module
+from draftsmith.model.prepack import PackedLinear, prepack
+
+REFUSED = "this torch refuses"
+
+
+def layer(dtype: torch.dtype, bias: bool = True, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(96, 80, bias=bias)).to(dtype)
+
+
+def packed_or_skip(model: nn.Module, keep: bool = True) -> Any:
+    done = prepack(model, keep)
+    if any(reason.startswith(REFUSED) for reason in done.left_alone):
+        pytest.skip(f"this processor or build of torch has no such layout: {done.explain()}")
+    return done
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [(1,), (2, 7), (1, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_are_those_of_the_layer(
+    dtype: torch.dtype, rows: tuple[int, ...], bias: bool
+) -> None:
+    model = layer(dtype, bias)
+    x = torch.randn((*rows, 96)).to(dtype)
+    model.requires_grad_(False)
+    before = model(x)
+    packed_or_skip(model)
+    after = model(x)
+    assert isinstance(model[0], PackedLinear)
+    assert after.shape == before.shape
+    assert after.dtype == before.dtype
+    # Sums of 96 products of about 0.05 in float32, in another order, then rounded to the type.
+    tolerance = 4 * 96**1.5 * 0.05 * torch.finfo(torch.float32).eps
+    tolerance += torch.finfo(dtype).eps * float(before.abs().max())
+    assert (after.float() - before.float()).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_parameters_and_state_are_still_there(keep: bool) -> None:
+    model = layer(torch.float32)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    count = sum(p.numel() for p in model.parameters())
+    packed_or_skip(model, keep)
+    assert sum(p.numel() for p in model.parameters()) == count
+    after = model.state_dict()
+    assert after.keys() == state.keys()
+    for name, value in state.items():
+        assert torch.equal(after[name], value)
+
+
+def test_the_plain_weight_is_given_up_or_kept() -> None:
+    kept, given = layer(torch.float32), layer(torch.float32)
+    packed_or_skip(kept, keep=True)
+    packed_or_skip(given, keep=False)
+    assert not kept[0].weight.is_mkldnn
+    assert given[0].weight.is_mkldnn
+    assert torch.equal(given[0].dense(), kept[0].weight)
+
+
+def test_undo_puts_the_very_layers_back() -> None:
+    model = layer(torch.float32)
+    before = model[0]
+    done = packed_or_skip(model)
+    assert model[0] is not before
+    done.undo()
+    assert model[0] is before
+
+
+def test_what_is_no_plain_layer_is_left_alone() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    watched = nn.Linear(8, 8)
+    watched.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(Doubled(8, 8), watched, nn.Linear(8, 8).double())
+    before = list(model)
+    done = prepack(model, keep=True)
+    assert list(model) == before
+    assert done.left_alone.total() == 3
+    assert "hooks watch them" in done.left_alone
+    assert "Doubled computes in a way of its own" in done.left_alone
+    assert "float64 has no such layout" in done.left_alone
+
+
+def test_an_operation_that_computes_otherwise_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed_or_skip(layer(torch.float32))
+    honest = module._multiply
+    monkeypatch.setattr(module, "_multiply", lambda x, w, b: honest(x, w, b) * 1.001)
+    done = prepack(layer(torch.float32), keep=True)
+    assert not done.replaced
+    assert any("results would be off" in reason for reason in done.left_alone)
+
+
+def test_a_torch_without_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: Tensor) -> Tensor:
+        raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute")
+
+    monkeypatch.setattr(module, "_lay_out", missing)
+    done = prepack(layer(torch.float32), keep=True)
+    assert not done.replaced
+    assert REFUSED in done.explain()
+
+
+def test_other_types_and_autocast_fall_back_to_the_plain_product() -> None:
+    model = layer(torch.float32)
+    x = torch.randn((3, 96))
+    with torch.autocast("cpu", torch.bfloat16):
+        before = model(x)
+    packed_or_skip(model, keep=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(x), before)
+
+
+def test_copies_and_pickles() -> None:
+    model = layer(torch.float32)
+    x = torch.randn((3, 96))
+    packed_or_skip(model, keep=False)
+    expected = model(x)
+    assert torch.equal(copy.deepcopy(model)(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
+
+
+def test_a_model_saved_after_packing_is_the_model(tmp_path: Path) -> None:
+    model = copy.deepcopy(tiny.model())
+    packed_or_skip(model, keep=False)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for name, value in tiny.model().state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
