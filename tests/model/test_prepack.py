@@ -12,7 +12,10 @@ import torch
 from tests import tiny
 from torch import Tensor, nn
 
+from draftsmith import Engine, accelerate
+from draftsmith.errors import OptionError
 from draftsmith.model import prepack as module
+from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.prepack import PackedLinear, prepack
 
 REFUSED = "this torch refuses"
@@ -146,3 +149,64 @@ def test_a_model_saved_after_packing_is_the_model(tmp_path: Path) -> None:
     again = type(model).from_pretrained(tmp_path)
     for name, value in tiny.model().state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_a_kept_weight_may_be_written_to() -> None:
+    model = layer(torch.float32)
+    model.requires_grad_(False)
+    packed_or_skip(model)
+    x = torch.randn((3, 96))
+    before = model(x)
+    model[0].weight.mul_(2)
+    model[0].bias.mul_(2)
+    torch.testing.assert_close(model(x), 2 * before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, nn.Linear | PackedLinear)]
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_engines_pack_what_they_load(folder: Path, drafter: str) -> None:
+    packed_or_skip(layer(torch.float32))
+    engine = Engine.from_pretrained(folder, drafter=drafter)
+    plain = Engine.from_pretrained(folder, drafter=drafter, prepack=False)
+    assert all(isinstance(m, PackedLinear) for m in layers_of(engine.model.model))
+    assert not any(isinstance(m, PackedLinear) for m in layers_of(plain.model.model))
+    assert engine.model.prepacked is not None
+    assert engine.model.prepacked.explain() == "15 of 15 linear layers are laid out for oneDNN"
+    assert plain.model.prepacked is None
+    assert fingerprint(engine.model) == fingerprint(plain.model)
+    prompt = "the quick brown fox jumps over"
+    assert (
+        engine.generate(prompt, max_new_tokens=40).tokens
+        == plain.generate(prompt, max_new_tokens=40).tokens
+    )
+
+
+def test_a_live_model_is_packed_only_when_asked_for() -> None:
+    packed_or_skip(layer(torch.float32))
+    live = copy.deepcopy(tiny.model())
+    Engine.from_pretrained(live, tokenizer=tiny.tokenizer())
+    before = layers_of(live)
+    ids = torch.tensor([[5, 6, 7, 5, 6]])
+    expected = live.generate(ids, max_new_tokens=30, do_sample=False)
+    with accelerate(live, prepack=True):
+        assert all(isinstance(m, PackedLinear) for m in layers_of(live))
+        assert torch.equal(live.generate(ids, max_new_tokens=30, do_sample=False), expected)
+    assert layers_of(live) == before
+
+
+def test_an_error_leaves_the_model_as_it_was() -> None:
+    live = copy.deepcopy(tiny.model())
+    before = layers_of(live)
+    with pytest.raises(OptionError):
+        accelerate(live, "pld_plus(layer=99)", prepack=True)
+    assert layers_of(live) == before

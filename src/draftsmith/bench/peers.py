@@ -68,7 +68,9 @@ class Assisted(Generate):
         _check_counts(tokens=self.tokens)
 
     def options(self, model: LoadedModel) -> dict[str, Any]:
-        assistant = load(self.model, dtype=model.dtype, device=model.device)
+        assistant = load(
+            self.model, dtype=model.dtype, device=model.device, prepack=model.prepacked is not None
+        )
         config = assistant.model.generation_config
         if self.tokens is not None:
             config.num_assistant_tokens = self.tokens

@@ -62,7 +62,7 @@ def load_model(model: str | None, machine: MachineOptions, named: str | None = N
         from draftsmith.model.load import load
 
         set_threads(machine.threads)
-        return load(source, dtype=machine.dtype, device=machine.device)
+        return load(source, dtype=machine.dtype, device=machine.device, prepack=True)
 
 
 def load_tokenizer(model: str | None) -> Any:

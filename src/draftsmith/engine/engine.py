@@ -56,13 +56,18 @@ class Engine:
         device_map: Any = None,
         revision: str | None = None,
         trust_remote_code: bool = False,
+        prepack: bool = True,
     ) -> Engine:
         """An engine for a hub id, a folder, a built-in model, or a model that is already loaded.
 
-        `dtype` is the checkpoint's own by default. Raises LoadError or UnsupportedError.
+        `dtype` is the checkpoint's own by default. `prepack` lays the linear layers of a model that
+        is loaded here out for this CPU, once; `model.prepacked` tells which. Raises LoadError or
+        UnsupportedError.
         """
         drafter = parse(drafter)  # before minutes of loading
-        loaded = load(model, tokenizer, dtype, device, device_map, trust_remote_code, revision)
+        loaded = load(
+            model, tokenizer, dtype, device, device_map, trust_remote_code, revision, prepack
+        )
         return cls(loaded, drafter=drafter, budget=budget, max_batch=max_batch)
 
     @property

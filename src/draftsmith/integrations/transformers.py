@@ -42,6 +42,8 @@ from draftsmith.integrations import refusals
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.prepack import Prepacked
+from draftsmith.model.prepack import prepack as lay_out
 from draftsmith.model.runner import REST, Runner
 
 _NO_LIMIT = 1 << 30
@@ -61,6 +63,7 @@ def accelerate(
     *,
     budget: BudgetSpec = "auto",
     tokenizer: Any = None,
+    prepack: bool = False,
 ) -> Accelerated:
     """Make `model.generate` speculative, with the same output; also a context manager.
 
@@ -69,6 +72,9 @@ def accelerate(
     NotAcceleratedWarning per reason. A drafter that uses a calibration or chose its algorithm says
     so in a DraftingNotice.
     `tokenizer` is the model's own, for drafters that write another vocabulary than its.
+    `prepack` puts layers in the place of the model's linear ones whose weights are laid out for
+    this CPU, beside its own (`model.prepack`), until `restore`; do not write to weights through
+    `.data` meanwhile.
     Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
     batch jointly and we one by one, so there only the distribution is the same.
     Raises UnknownName or OptionError for options that do not exist, OptionError for a model in
@@ -81,10 +87,15 @@ def accelerate(
         raise LoadError(f"{type(own).__name__} has no generate() of transformers to accelerate")
     restore(own)
     reason, loaded = refusals.of_model(own), None
-    if reason is None:
-        loaded, reason = _load(own, tokenizer)
-    handle = Accelerated(own, loaded, chosen, budget, reason)
-    why = "" if loaded is None else handle.drafting.needs.why  # may raise: the model is untouched
+    packed = lay_out(own, keep=True) if prepack and reason is None else Prepacked()
+    try:
+        if reason is None:
+            loaded, reason = _load(own, tokenizer)
+        handle = Accelerated(own, loaded, chosen, budget, reason, packed)
+        why = "" if loaded is None else handle.drafting.needs.why
+    except BaseException:
+        packed.undo()  # whoever gets an error has the model as it was
+        raise
     own.generate = handle
     if reason is not None:
         handle.notice(reason)
@@ -99,6 +110,7 @@ def restore(model: Any) -> None:
     handle = vars(own).get("generate")
     if not isinstance(handle, Accelerated):
         return
+    handle.prepacked.undo()
     if handle.previous is None:
         del own.generate
     else:
@@ -115,6 +127,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         drafter: Drafter,
         budget: BudgetSpec,
         reason: str | None,
+        prepacked: Prepacked,
     ) -> None:
         # Not its annotations or attributes: they need not be picklable, and the model may be saved.
         functools.update_wrapper(self, model.generate, ("__name__", "__qualname__", "__doc__"), ())
@@ -130,6 +143,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         """Of the last call, summed over its rows; None if it was not accelerated."""
         self.last_notice: str | None = None
         """Why the last call was not accelerated; None if it was."""
+        self.prepacked = prepacked
+        """Layers of the model that `restore` puts back."""
         self._loaded = loaded
         self._told: set[str] = set()
         self._passes: dict[Any, str | None] = {}

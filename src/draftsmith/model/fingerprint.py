@@ -14,6 +14,7 @@ def fingerprint(model: LoadedModel) -> str:
     parameters = list(model.model.parameters())
     sums = 0
     for parameter in parameters[:: max(1, len(parameters) // 8)]:
-        part = parameter.detach().flatten()[:4096].to("cpu", torch.float32)
+        plain = parameter.to_dense() if parameter.is_mkldnn else parameter.detach()
+        part = plain.flatten()[:4096].to("cpu", torch.float32)
         sums = zlib.crc32(part.numpy().tobytes(), sums)
     return f"{sum(p.numel() for p in parameters)} ({sums:08x})"

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model import gguf
+from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.probe import probe
@@ -33,21 +34,25 @@ def load(
     device_map: Any | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
+    prepack: bool = False,
 ) -> LoadedModel:
     """Load a causal language model and find out by a self-test how to run it.
 
     `model` is a hub id, a folder, a GGUF file (see `model.gguf`), a built-in model's name, or a
     live model, which is used as it is (adapters, quantized modules, device map) and not changed.
-    `dtype` defaults to the checkpoint's; no weights are read but safetensors and GGUF. Raises
-    LoadError if something is missing, UnsupportedError if the model cannot generate text left to
-    right, OptionError for options that do not apply to a live model.
+    `dtype` defaults to the checkpoint's; no weights are read but safetensors and GGUF. With
+    `prepack` a model that is read here has its linear layers laid out for this CPU
+    (`model.prepack`). Raises LoadError if something is missing, UnsupportedError if the model
+    cannot generate text left to right, OptionError for options that do not apply to a live model.
     """
+    packed = None
     if isinstance(model, str | Path):
         source = builtin.resolve(str(model))
         if source.endswith(".gguf"):
             source = str(gguf.converted(Path(source).expanduser()))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = read_model(source, options, dtype, device, device_map)
+        packed = prepacking.prepack(live, keep=False) if prepack else None
         if tokenizer is None:
             tokenizer = read_tokenizer(source, options)
         name = str(model)
@@ -64,7 +69,7 @@ def load(
     if isinstance(tokenizer, str | Path):
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
-    return LoadedModel(live, tokenizer, probe(loaded), name)
+    return LoadedModel(live, tokenizer, probe(loaded), name, packed)
 
 
 def _check_live(model: Any) -> None:

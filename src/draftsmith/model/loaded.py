@@ -12,6 +12,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.forward import Forward
+from draftsmith.model.prepack import Prepacked
 from draftsmith.text.vocab import fingerprint
 
 
@@ -25,6 +26,8 @@ class LoadedModel:
     capabilities: Capabilities
     name: str
     """What the user called it: hub id, folder, or the class of a live model."""
+    prepacked: Prepacked | None = None
+    """Which linear layers are laid out for this CPU; None where that was not asked for."""
 
     @cached_property
     def forward(self) -> Forward:

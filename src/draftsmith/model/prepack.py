@@ -35,9 +35,12 @@ class PackedLinear(nn.Module):
         self.weight = layer.weight if keep else nn.Parameter(packed, requires_grad=False)
         self.bias = layer.bias
         self._packed = packed
+        self._state = _state(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
+        if _state(self.weight) != self._state:  # somebody trained or merged
+            self._packed, self._state = _lay_out(self.weight), _state(self.weight)
         if x.dtype != self._packed.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.dense(), self.bias)
         return _multiply(x, self._packed, self.bias)
@@ -130,6 +133,8 @@ def _unlike(layer: nn.Linear) -> str | None:
     weight = layer.weight
     if type(weight) is not nn.Parameter or weight.device.type != "cpu":
         return f"their weights are on {weight.device} as {type(weight).__name__}"
+    if weight.is_inference():
+        return "their weights were made in inference mode"
     if weight.dtype not in _DTYPES:
         return f"{str(weight.dtype).removeprefix('torch.')} has no such layout"
     return None
@@ -158,6 +163,11 @@ def _disagreement(layer: nn.Linear) -> str | None:
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         return f"this torch refuses ({str(error).strip().splitlines()[0][:100]})"
     return None
+
+
+def _state(weight: Tensor) -> tuple[int, int] | None:
+    """What changes when somebody writes to a kept weight, but through `.data`."""
+    return None if weight.is_mkldnn else (weight.data_ptr(), weight._version)
 
 
 def _lay_out(weight: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ class DraftModel(Drafter):
         """
         own = self.device is None and isinstance(self.model, str | Path)
         device = model.device if own else self.device
-        loaded = load(self.model, self.tokenizer, self.dtype, device)
+        loaded = load(self.model, self.tokenizer, self.dtype, device, prepack=True)
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
         algorithm, why = self._choose(pair)
