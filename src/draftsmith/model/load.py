@@ -47,9 +47,7 @@ def load(
     """
     packed = None
     if isinstance(model, str | Path):
-        source = builtin.resolve(str(model))
-        if source.endswith(".gguf"):
-            source = str(gguf.converted(Path(source).expanduser()))
+        source = folder_of(str(model))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = read_model(source, options, dtype, device, device_map)
         packed = prepacking.prepack(live, keep=False) if prepack else None
@@ -70,6 +68,15 @@ def load(
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
     return LoadedModel(live, tokenizer, probe(loaded), name, packed)
+
+
+def folder_of(model: str) -> str:
+    """Where a built-in model or a converted GGUF file is; any other hub id or folder as it is.
+
+    Raises LoadError for what can be none of these.
+    """
+    source = builtin.resolve(model)
+    return str(gguf.converted(Path(source).expanduser())) if source.endswith(".gguf") else source
 
 
 def _check_live(model: Any) -> None:
@@ -183,7 +190,7 @@ def _check_folder(source: str) -> None:
 
 def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     """The tokenizer of a hub id, a folder or a built-in model; raises LoadError."""
-    source = builtin.resolve(source)
+    source = folder_of(source)
     try:
         try:
             return AutoTokenizer.from_pretrained(source, **options)
