@@ -140,4 +140,5 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)
+    writer.add_add_bos_token(False)
     writer.add_chat_template(tokenizer.chat_template)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from replica import accept, check_cache, check_logits, random_draft
 
 from architectures import build, prompt
@@ -231,6 +232,8 @@ HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
 def test_attention_rows_of_what_is_read(name: str, lengths: tuple[int, ...]) -> None:
     """Positions before the view get no weight; all others what eager attention gives them."""
     model, rng, needs = loaded(name), random.Random(name), Needs(1, HEADS)
+    if transformers.__version__.startswith("4.") and name == "gemma2":
+        pytest.skip("the sdpa of transformers 4 has no cap, so ours is not what the model does")
     eager = build(name, "eager", **SLIDING[name])
     runner = Runner(model, chunk=11, rewinds=False)
     if not model.capabilities.batch and len(lengths) > 1:

@@ -39,7 +39,7 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
     text = "".join(text.split())
     spec, marked, own = text.partition("@")
     if marked:
-        budget = checked_budget(int(own) if own.isdecimal() else own)  # type: ignore[arg-type]
+        budget = checked_budget(own)
     try:
         return Spec(text, registry.parse(spec), budget)
     except UnknownName as error:

@@ -165,14 +165,13 @@ class Peer:
         self.ends = frozenset(ends)
 
     def answer(self, ask: Ask) -> Answer:
-        distribution, seed = _distribution(ask), ask.sampling.seed
-        if not distribution["do_sample"] or seed is None:
-            return self._timed(ask, distribution)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return self._timed(ask, distribution)
+        seed = ask.sampling.seed
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            return self._timed(ask)
 
-    def _timed(self, ask: Ask, distribution: dict[str, Any]) -> Answer:
+    def _timed(self, ask: Ask) -> Answer:
         clock = Clock()
         begin = perf_counter()
         prompt = torch.tensor([list(ask.ids)], device=self.model.device)
@@ -181,7 +180,7 @@ class Peer:
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=ask.limit,
             streamer=clock,
-            **distribution,
+            **_sampling(ask),
             **self.options,
             **self.fixed,
         )
@@ -192,20 +191,12 @@ class Peer:
         return Answer(tokens, seconds, first, clock.passes, reason)
 
 
-def _distribution(ask: Ask) -> dict[str, Any]:
-    """The same distribution in transformers' words; what is off is off, whatever its defaults."""
-    params = ask.sampling
-    distribution: dict[str, Any] = {"do_sample": params.temperature > 0}
-    if params.temperature > 0:
-        distribution |= {
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-        }
-        if params.min_p:
-            distribution["min_p"] = params.min_p
-    if params.repetition_penalty != 1.0:
-        distribution["repetition_penalty"] = params.repetition_penalty
-    if params.min_new_tokens:
-        distribution["min_new_tokens"] = params.min_new_tokens
-    return distribution
+def _sampling(ask: Ask) -> dict[str, Any]:
+    """How tokens are chosen, in transformers' words; what is off is off, whatever its defaults."""
+    sampled = ask.sampling.temperature > 0
+    names = ["repetition_penalty", "min_new_tokens"]
+    names += ["temperature", "top_p", "min_p"] if sampled else []
+    given = {name: value for name in names if (value := getattr(ask.sampling, name))}
+    if sampled:
+        given["top_k"] = ask.sampling.top_k  # a 0, too: transformers would take 50
+    return given | {"do_sample": sampled}

@@ -82,17 +82,10 @@ def _device(device: torch.device) -> str:
 @cache
 def commit() -> str | None:
     """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout."""
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     here = Path(__file__).parent
     try:
-        found = _git(here, "rev-parse", "--short=12", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", ".")
+        done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return found + ("+" if changed else "")
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10
-    )
     return done.stdout.strip()

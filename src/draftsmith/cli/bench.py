@@ -10,7 +10,7 @@ import typer
 
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import bar, busy, load_model, parse_budget, short
+from draftsmith.cli.loading import bar, busy, load_model, short
 from draftsmith.cli.options import (
     Budget,
     Json,
@@ -125,10 +125,11 @@ def estimate(
     from draftsmith.bench.estimate import automatic
     from draftsmith.bench.estimate import estimate as predict
     from draftsmith.bench.replay import ReplayBudget
+    from draftsmith.engine.request import checked_budget
     from draftsmith.model.measure import CostTable, parse_cost
 
     curve = parse_cost(cost, plain_ms)
-    wanted = parse_budget(budget)
+    wanted = checked_budget(budget)
     if wanted == "auto":
         rule = automatic(curve)
     else:

@@ -9,7 +9,7 @@ import typer
 
 from draftsmith.cli.bench_options import FileOptions, tell
 from draftsmith.cli.bench_report import show_sections
-from draftsmith.cli.loading import bar, busy, load_model, parse_budget, quiet, waiting
+from draftsmith.cli.loading import bar, busy, load_model, quiet, waiting
 from draftsmith.cli.options import Budget, Json, MachineOptions, Model
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
@@ -73,10 +73,11 @@ def run(
     """
     from draftsmith.bench.arms import build, parse_arm
     from draftsmith.core.sampling import SamplingParams
+    from draftsmith.engine.request import checked_budget
     from draftsmith.storage import check_writable
 
     SamplingParams(temperature=temperature, seed=seed)
-    usual = parse_budget(budget)
+    usual = checked_budget(budget)
     specs = [parse_arm(text, usual) for text in arm or DEFAULT_ARMS]
     if out.is_file() and out.stat().st_size and not resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")

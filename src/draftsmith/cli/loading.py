@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from draftsmith.engine.engine import Engine
-    from draftsmith.engine.request import BudgetSpec
     from draftsmith.model.loaded import LoadedModel
 
 
@@ -36,21 +34,27 @@ def short(source: str) -> str:
 
 def load_engine(options: ModelOptions, sampling: Given) -> Engine:
     """The engine for these options; bad options are refused before anything is loaded."""
-    resolve(options.model)  # before torch is imported: a mistyped folder is told at once
-    from draftsmith.core.sampling import SamplingParams
-    from draftsmith.drafters.registry import parse
+    source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
+    with waiting(f"loading {short(source)} …"), quiet():
+        from draftsmith.core.sampling import SamplingParams
+        from draftsmith.engine.engine import Engine
+        from draftsmith.engine.request import checked_budget
 
-    drafter, budget = parse(options.drafter), parse_budget(options.budget)
-    SamplingParams(**sampling)
-    model = load_model(options.model, options)
-    from draftsmith.engine.engine import Engine
-
+        SamplingParams(**sampling)
+        set_threads(options.threads)
+        engine = Engine.from_pretrained(
+            source,
+            drafter=options.drafter,
+            budget=checked_budget(options.budget),
+            dtype=options.dtype,
+            device=options.device,
+        )
     if options.model is None:
         note(
-            f"note: answered by the built-in toy model {short(model.name)}, which can only rename "
+            f"note: answered by the built-in toy model {short(source)}, which can only rename "
             "words in small files; choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
         )
-    return Engine(model, drafter=drafter, budget=budget)
+    return engine
 
 
 def load_model(model: str | None, machine: MachineOptions, named: str | None = None) -> LoadedModel:
@@ -97,23 +101,14 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def parse_budget(value: str) -> BudgetSpec:
-    """What `--budget` means; raises OptionError."""
-    from draftsmith.engine.request import checked_budget
-
-    # The engine checks the words, too, and says what would work.
-    return checked_budget(int(value) if value.isdecimal() else value)  # type: ignore[arg-type]
-
-
 def busy() -> str | None:
     """A warning if other work on this machine will disturb the times; None if it is idle."""
-    try:
-        load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    except (AttributeError, OSError):  # Windows does not know
+    from draftsmith.bench.machine import load_per_core
+
+    load = load_per_core()
+    if load is None or load < 0.6:
         return None
-    if load < 0.6 * cores:
-        return None
-    return f"other work is running here (load {load:.1f} on {cores} cores), so times vary"
+    return f"other work is running here (load {load:.1f} per core), so times vary"
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ class Engine:
         is loaded here out for this CPU, once; `model.prepacked` tells which. Raises LoadError or
         UnsupportedError.
         """
-        drafter = parse(drafter)  # before minutes of loading
+        drafter, budget = parse(drafter), request.checked_budget(budget)  # before it is loaded
         loaded = load(
             model, tokenizer, dtype, device, device_map, trust_remote_code, revision, prepack
         )

@@ -256,8 +256,10 @@ def notices(model: LoadedModel) -> tuple[str, ...]:
     return model.capabilities.reasons + generation_config.not_applied(settings)
 
 
-def checked_budget(budget: BudgetSpec) -> BudgetSpec:
-    """Raise OptionError unless `budget` is a number, `auto` or `drafter`."""
+def checked_budget(budget: BudgetSpec | str) -> BudgetSpec:
+    """What a budget means, a number also as it is typed; raises OptionError for other words."""
+    if isinstance(budget, str) and budget.isdecimal():
+        return int(budget)
     if budget in ("auto", "drafter") or (type(budget) is int and budget >= 0):
         return budget
     raise OptionError(

@@ -33,7 +33,7 @@ from draftsmith.errors import LoadError
 _VERSIONS = (2, 3)
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a metadata value by its type number."""
-_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_STRING, _ARRAY, _UINT32, _BOOL = 8, 9, 4, 7
 _DEEPEST = 4
 """Arrays within arrays; real files have none."""
 _SEAL = "converted.json"
@@ -62,6 +62,8 @@ class Header:
     tensors: tuple[TensorInfo, ...]
     data_offset: int
     """Bytes before the tensor data."""
+    adds_bos: bool
+    """Whether texts begin with the beginning-of-sequence token."""
 
     @property
     def parameters(self) -> int:
@@ -136,7 +138,10 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1:
             raise LoadError(f"{self._path} is damaged: alignment {alignment!r}")
         start = -(-self._file.tell() // alignment) * alignment
-        return Header(str(values.get("general.architecture", "")), tensors, start)
+        # Where the file does not say, SentencePiece's models do, as in llama.cpp.
+        spm = values.get("tokenizer.ggml.model") == "llama"
+        adds_bos = bool(values.get("tokenizer.ggml.add_bos_token", spm))
+        return Header(str(values.get("general.architecture", "")), tensors, start, adds_bos)
 
     def _tensor(self) -> TensorInfo:
         name, dimensions = self._string(), self._number("<I")
@@ -150,6 +155,8 @@ class _Reader:
             return self._string()
         if kind == _UINT32:
             return self._number("<I")
+        if kind == _BOOL:
+            return bool(self._number("<B"))
         if kind in _SCALARS:
             return self._skip(_SCALARS[kind])
         if kind != _ARRAY or depth == _DEEPEST:
@@ -256,6 +263,8 @@ def _read(path: Path, header: Header) -> tuple[Any, Any]:
     options: dict[str, Any] = {"gguf_file": path.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+        if getattr(tokenizer, "add_bos_token", header.adds_bos) != header.adds_bos:
+            tokenizer.add_bos_token = header.adds_bos  # transformers 4 does not ask the file
         if hasattr(transformers, "GgufConfig"):  # where it exists, blocks may stay quantized
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
