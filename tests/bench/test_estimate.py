@@ -239,7 +239,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in ("core.loop", "bench.measure_cost"):
+    for module in ("core.loop", "model.measure"):
         monkeypatch.setattr(f"draftsmith.{module}.perf_counter", made)
     return made
 
