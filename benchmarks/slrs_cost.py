@@ -120,9 +120,9 @@ def measure(args: argparse.Namespace) -> dict[str, Count]:
         builtin.path(), drafter="none", budget="drafter", dtype=args.dtype
     )
     drafters = {
-        name: engine.bind(
+        name: engine.drafting(
             DraftModel("edit-bytes", args.tokens, args.confidence, algorithm=name)  # type: ignore[arg-type]
-        )
+        ).drafter
         for name in ALGORITHMS
     }
     for seed, prompt in enumerate(prompts(args.data, 2048, args.prompts)):

@@ -76,6 +76,17 @@ def test_the_plain_weight_is_given_up_or_kept() -> None:
     assert torch.equal(given[0].dense(), kept[0].weight)
 
 
+def test_a_weight_shared_with_the_embeddings_stays_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(80, 96), nn.Linear(96, 80, bias=False))
+    model[1].weight = model[0].weight
+    count = sum(p.numel() for p in model.parameters())
+    packed_or_skip(model, keep=False)
+    assert isinstance(model[1], PackedLinear)
+    assert model[1].weight is model[0].weight
+    assert sum(p.numel() for p in model.parameters()) == count
+
+
 def test_undo_puts_the_very_layers_back() -> None:
     model = layer(torch.float32)
     before = model[0]

@@ -96,12 +96,13 @@ def prepack(model: nn.Module, keep: bool) -> Prepacked:
     """Replace a model's linear layers by packed ones, where these prove to compute the same.
 
     With `keep` the plain weights stay, and `Prepacked.undo` puts the layers back. Without it they
-    are given up: the model needs no more memory than before, but for weights it shares with its
-    embeddings.
+    are given up, so that the model needs no more memory than before; but for weights that other
+    modules have, too, as embeddings do.
     """
     verdicts: dict[tuple[Any, ...], str | None] = {}
     replaced: list[tuple[nn.Module, str, nn.Linear | None]] = []
     left: Counter[str] = Counter()
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     for parent, name, layer in list(_linear_layers(model)):
         shape = (*layer.weight.shape, layer.weight.dtype, layer.bias is None)
         reason = _unlike(layer)
@@ -112,7 +113,8 @@ def prepack(model: nn.Module, keep: bool) -> Prepacked:
         if reason is not None:
             left[reason] += 1
             continue
-        setattr(parent, name, PackedLinear(layer, _lay_out(layer.weight), keep))
+        kept = keep or uses[id(layer.weight)] > 1
+        setattr(parent, name, PackedLinear(layer, _lay_out(layer.weight), kept))
         replaced.append((parent, name, layer if keep else None))
     return Prepacked(tuple(replaced), left)
 
