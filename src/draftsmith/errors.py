@@ -29,6 +29,7 @@ __all__ = [
     "UnknownName",
     "UnsupportedError",
     "WriteError",
+    "first_line",
 ]
 
 
@@ -86,3 +87,9 @@ class GenerationInterrupted(DraftsmithError):
     def __init__(self, message: str, partial: Any) -> None:
         super().__init__(message)
         self.partial = partial
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's code says first, or what it is if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

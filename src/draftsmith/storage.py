@@ -26,6 +26,17 @@ PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 _UNREADABLE = (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error)
 
 
+def cache_folder() -> Path:
+    """Where draftsmith keeps what it has made or learnt on this machine.
+
+    It is `$DRAFTSMITH_CACHE`, else `$XDG_CACHE_HOME/draftsmith`, else `~/.cache/draftsmith`.
+    """
+    own = os.environ.get("DRAFTSMITH_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+
+
 def open_text(path: Path) -> IO[str]:
     """Open a text for reading, by its ending: plain, .gz or .xz."""
     return cast(IO[str], PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8"))

@@ -1,6 +1,5 @@
 """What `draftsmith tune pld-plus` found out about a model: a small JSON file in the user's cache.
 
-The folder is `$DRAFTSMITH_CACHE`, else `$XDG_CACHE_HOME/draftsmith`, else `~/.cache/draftsmith`.
 A calibration changes how well drafts are chosen, never what is generated.
 """
 
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from draftsmith.core.target import ModelFacts
 from draftsmith.errors import LoadError
-from draftsmith.storage import write_text, writing
+from draftsmith.storage import cache_folder, write_text, writing
 
 FORMAT = 1
 
@@ -46,14 +44,6 @@ class Calibration:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
         return path
-
-
-def cache_folder() -> Path:
-    """Where draftsmith keeps what it has learnt on this machine."""
-    own = os.environ.get("DRAFTSMITH_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
 
 
 def file_of(model: str) -> Path:

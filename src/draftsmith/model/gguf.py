@@ -28,7 +28,8 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftsmith.errors import LoadError
+from draftsmith.errors import LoadError, first_line
+from draftsmith.storage import cache_folder, reading, write_text
 
 _VERSIONS = (2, 3)
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -73,34 +74,22 @@ class Header:
 def converted(path: Path) -> Path:
     """The folder with the dequantized weights and the tokenizer of a GGUF file, made if need be.
 
-    Weights are kept in float32, exactly as `gguf` dequantizes them. The folder lies in
-    `$DRAFTSMITH_CACHE`, else in the user's cache folder. Raises LoadError for a file that is
-    damaged or that transformers cannot read, and where the folder cannot be written.
+    Weights are kept in float32, exactly as `gguf` dequantizes them, in `storage.cache_folder`.
+    Raises LoadError for a file that is damaged or that transformers cannot read, and where the
+    folder cannot be written.
     """
     header = read_header(path)
-    folder = cache_folder() / f"{path.stem}-{_sha256(path)[:32]}"
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_sha256(path)[:32]}"
     if not _whole(folder):
         _convert(path, header, folder)
     return folder
 
 
-def cache_folder() -> Path:
-    """Where converted files are kept."""
-    given = os.environ.get("DRAFTSMITH_CACHE")
-    if given:
-        return Path(given).expanduser() / "gguf"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "draftsmith" / "gguf"
-
-
 def read_header(path: Path) -> Header:
     """The header, checked against the file's size; raises LoadError."""
     gguf = _package()
-    try:
-        with path.open("rb") as file:
-            header = _Reader(file, path).header()
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        header = _Reader(file, path).header()
     size, end = path.stat().st_size, 0
     for tensor in header.tensors:
         end = max(end, header.data_offset + tensor.offset + _tensor_bytes(gguf, tensor, path))
@@ -269,17 +258,16 @@ def _read(path: Path, header: Header) -> tuple[Any, Any]:
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
     except Exception as error:  # every architecture has a reader of its own, which fails in its way
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise LoadError(
             f"transformers {transformers.__version__} cannot read {path.name} (architecture "
-            f"{header.architecture or 'not named'}): {reason[0][:200]}"
+            f"{header.architecture or 'not named'}): {first_line(error)}"
         ) from error
     return model, tokenizer
 
 
 def _seal(folder: Path) -> None:
     files = {file.name: [file.stat().st_size, _sha256(file)] for file in _weights(folder)}
-    (folder / _SEAL).write_text(json.dumps(files, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / _SEAL, json.dumps(files, indent=1) + "\n")
 
 
 def _whole(folder: Path) -> bool:

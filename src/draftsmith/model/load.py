@@ -16,7 +16,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from draftsmith import builtin
-from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_line
 from draftsmith.model import gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
@@ -167,7 +167,7 @@ def _check_device(device: str | torch.device | None) -> None:
         torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         raise OptionError(
-            f"device={str(device)!r} cannot be used here ({_first_line(error)}); cpu always can"
+            f"device={str(device)!r} cannot be used here ({first_line(error)}); cpu always can"
         ) from None
 
 
@@ -201,7 +201,7 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(source, **options)
     except Exception as error:  # Each tokenizer class fails in its own way.
         raise LoadError(
-            f"{source} has no tokenizer that can be read ({_first_line(error)}); pass "
+            f"{source} has no tokenizer that can be read ({first_line(error)}); pass "
             "tokenizer=<folder, hub id or tokenizer>"
         ) from None
 
@@ -219,15 +219,10 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 def _explain(source: str, what: str, error: Exception) -> str:
     if Path(source).expanduser().exists():
-        return f"{what} in {source} cannot be read: {_first_line(error)}"
+        return f"{what} in {source} cannot be read: {first_line(error)}"
     inside = "" if "/" in source else f"; the built-in models are {', '.join(builtin.names())}"
     return (
         f"{what} of {source!r} cannot be read: no such folder, and the hub did not deliver it "
-        f"({_first_line(error)}); check the name, the network, and `hf auth login` for gated models"
+        f"({first_line(error)}); check the name, the network, and `hf auth login` for gated models"
         f"{inside}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
