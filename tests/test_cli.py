@@ -32,6 +32,7 @@ from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError
+from draftsmith.model.loaded import LoadedModel
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
 BUILTIN_THERE = "edit-7m" in builtin.names()
@@ -613,6 +614,18 @@ def test_doctor_takes_the_model_like_other_commands(model: str, tmp_path: Path) 
     missing = str(tmp_path / "nothing")
     assert missing in fails(2, "doctor", "-m", missing)
     assert "choose one" in fails(2, "doctor", model, "-m", model)
+
+
+def test_doctor_compares_types_laid_out_alike(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, bool] = {}
+
+    def cost(loaded: LoadedModel, **_: Any) -> dict[int, float]:
+        asked[str(loaded.dtype)] = loaded.prepacked is not None
+        return {1: 1.0, 8: 1.0}
+
+    monkeypatch.setattr("draftsmith.model.measure.pass_cost", cost)
+    assert call("doctor", model).exit_code == 0
+    assert asked == {"torch.float32": True, "torch.bfloat16": True}
 
 
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:

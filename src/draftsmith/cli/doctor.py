@@ -15,7 +15,7 @@ from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
 from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import DraftsmithError, first_line
 
 if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
@@ -134,9 +134,11 @@ def measure(
             skipped[name] = f"its weights alone would take {needed / 1e9:.1f} GB"
         else:
             try:
-                costs[name] = pass_cost(load(loaded.name, dtype=name, device=loaded.device))
+                packed = loaded.prepacked is not None
+                other = load(loaded.name, dtype=name, device=loaded.device, prepack=packed)
+                costs[name] = pass_cost(other)
             except (DraftsmithError, RuntimeError) as error:
-                skipped[name] = str(error).splitlines()[0]
+                skipped[name] = first_line(error)
     return costs, skipped
 
 
