@@ -85,6 +85,8 @@ def test_a_weight_shared_with_the_embeddings_stays_one() -> None:
     assert isinstance(model[1], PackedLinear)
     assert model[1].weight is model[0].weight
     assert sum(p.numel() for p in model.parameters()) == count
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert copied[1].weight is copied[0].weight
 
 
 def test_undo_puts_the_very_layers_back() -> None:

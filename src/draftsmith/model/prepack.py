@@ -19,10 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from draftsmith.errors import first_line
+
 _ROWS = 16
 """Rows that the layout is made for; it suits every width from 1 to 32."""
 _TRIED_ROWS = (1, 2, _ROWS)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PART = 4096
+"""Rows of a weight that are raised to float64 at a time."""
 
 
 class PackedLinear(nn.Module):
@@ -58,7 +62,9 @@ class PackedLinear(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         weight = state["weight"]
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        layer.weight, layer.bias = nn.Parameter(weight, requires_grad=False), state["bias"]
+        if not isinstance(weight, nn.Parameter):  # else it may be an embedding's, too
+            weight = nn.Parameter(weight, requires_grad=False)
+        layer.weight, layer.bias = weight, state["bias"]
         self.__init__(layer, _lay_out(weight), state["keep"])  # type: ignore[misc]
         self.train(state["training"])
 
@@ -149,22 +155,33 @@ def _disagreement(layer: nn.Linear) -> str | None:
     rounded to the layer's own type.
     """
     weight, bias = layer.weight.detach(), layer.bias
-    features = weight.shape[1]
-    generator = torch.Generator().manual_seed(0)
+    features, generator = weight.shape[1], torch.Generator().manual_seed(0)
+    x = torch.randn((_ROWS, features), generator=generator).to(weight.dtype)
     try:
         packed = _lay_out(weight)
-        for rows in _TRIED_ROWS:
-            x = torch.randn((rows, features), generator=generator).to(weight.dtype)
-            with torch.no_grad():
-                exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
-                summed = linear(x.double().abs(), weight.double().abs())
-                off = (_multiply(x, packed, bias).double() - exact).abs()
-            summing = 4 * torch.finfo(torch.float32).eps * features**0.5 * summed
-            if not bool((off <= summing + torch.finfo(weight.dtype).eps * exact.abs()).all()):
-                return f"results would be off by up to {off.max():.2g}"
+        with torch.no_grad():
+            tried = {rows: _multiply(x[:rows], packed, bias).double() for rows in _TRIED_ROWS}
+            exact, summed = _exactly(x, weight)
+            exact += 0 if bias is None else bias.double()
     except (RuntimeError, AttributeError, NotImplementedError) as error:
-        return f"this torch refuses ({str(error).strip().splitlines()[0][:100]})"
+        return f"this torch refuses ({first_line(error)})"
+    summing = 4 * torch.finfo(torch.float32).eps * features**0.5 * summed
+    allowed = summing + torch.finfo(weight.dtype).eps * exact.abs()
+    for rows, found in tried.items():
+        off = (found - exact[:rows]).abs()
+        if not bool((off <= allowed[:rows]).all()):
+            return f"results would be off by up to {off.max():.2g}"
     return None
+
+
+def _exactly(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, O) x Wᵀ and Σ|x||w| in float64, of which a large weight would not fit at once."""
+    wide, exact, summed = x.double(), [], []
+    for rows in torch.split(weight, _PART):
+        part = rows.double()
+        exact.append(linear(wide, part))
+        summed.append(linear(wide.abs(), part.abs()))
+    return torch.cat(exact, -1), torch.cat(summed, -1)
 
 
 def _state(weight: Tensor) -> tuple[int, int] | None:
