@@ -16,6 +16,7 @@ from draftsmith.engine.jobs import Stream, partial_results, run
 from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import OptionError
+from draftsmith.model import generation_config
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import REST, Runner
@@ -73,7 +74,8 @@ class Engine:
     @property
     def notices(self) -> tuple[str, ...]:
         """Why this model cannot be accelerated fully, or not be followed to the letter."""
-        return request.notices(self.model)
+        settings = generation_config.given(self.model.generation_config)
+        return request.notices(self.model, settings)
 
     @overload
     def generate(

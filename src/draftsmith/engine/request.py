@@ -122,6 +122,8 @@ class Request:
     sampling: SamplingParams
     prediction: tuple[int, ...]
     template: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    """What the model's generation_config asks of every answer."""
     began: float
 
     @classmethod
@@ -136,7 +138,8 @@ class Request:
         elif not all(isinstance(i, int) for i in prediction):
             raise OptionError("prediction must be a text or a list of token ids")
         known = tuple(i for i in prediction if 0 <= i < model.vocab_size)
-        return cls(drafting, sampling(model, given), known, template, began)
+        settings = generation_config.given(model.generation_config)
+        return cls(drafting, sampling(model, given), known, template, settings, began)
 
     def encode(self, prompt: Any) -> list[int]:
         """Ids of a prompt that fits the model; raises PromptError."""
@@ -165,7 +168,7 @@ class Request:
     def job(self, ids: Sequence[int], *, streaming: bool = False) -> Job:
         """A session ready to start, with its text."""
         model, drafter, params = self.drafting.model, self.drafting.drafter, self.sampling
-        settings = generation_config.given(model.generation_config)
+        settings = self.settings
         strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
         stream = text.TextStream(model.tokenizer, strings) if streaming or strings else None
         ends = [*end_ids(model), *params.stop_token_ids]
@@ -199,7 +202,7 @@ class Request:
         if session.limit <= 0:
             session.finish_reason = "length"
         why = self.drafting.needs.why
-        told = notices(model) + ((why,) if why else ())
+        told = notices(model, settings) + ((why,) if why else ())
         return Job(session, model.tokenizer, stream, told, self.began)
 
 
@@ -250,9 +253,8 @@ def end_ids(model: LoadedModel) -> list[int]:
     return [int(found)] if isinstance(found, int) else [int(i) for i in found]
 
 
-def notices(model: LoadedModel) -> tuple[str, ...]:
-    """Why a model cannot be accelerated fully, or not be followed to the letter."""
-    settings = generation_config.given(model.generation_config)
+def notices(model: LoadedModel, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why a model cannot be accelerated fully, or its settings not be followed to the letter."""
     return model.capabilities.reasons + generation_config.not_applied(settings)
 
 
