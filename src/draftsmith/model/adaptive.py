@@ -13,6 +13,7 @@ from typing import Any
 from transformers.utils import cached_file
 
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.storage import write_text
 
 FILE = "sdsat.json"
 FORMAT = 1
@@ -53,9 +54,8 @@ class AdaptiveTokens:
         return self.tokens[:k] if self.diverse else self.tokens * k
 
     def save(self, folder: Path) -> None:
-        """Write the file; OSError if it cannot be."""
-        text = json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n"
-        (folder / FILE).write_text(text, encoding="utf-8")
+        """Write the file; WriteError if it cannot be."""
+        write_text(folder / FILE, json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, source: str) -> AdaptiveTokens | None:

@@ -16,6 +16,7 @@ from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.load import read_config, read_model, read_tokenizer
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.storage import write_text
 
 NAME = "<|adaptive_{}|>"
 """What an added token is called in the tokenizer."""
@@ -83,7 +84,7 @@ def _name_as_before(folder: Path, source: str) -> None:
 
 def _write(path: Path, settings: dict[str, Any]) -> None:
     text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_text(path, text + "\n")
 
 
 def open_trainable(
