@@ -6,7 +6,15 @@ import contextlib
 import random
 
 import pytest
-from replica import accept, check_cache, check_logits, fresh, loaded, random_draft
+from replica import (
+    accept,
+    check_cache,
+    check_logits,
+    check_step,
+    fresh,
+    loaded,
+    random_draft,
+)
 
 from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
 from draftsmith.core.draft import EMPTY, Draft
@@ -57,19 +65,9 @@ def test_ragged_rows_that_join_and_leave(name: str) -> None:
             runner.close(rows.pop(0))
         here = list(rows)
         rng.shuffle(here)
-        shapes = [runner.shape if runner.room(rows[i]) else "plain" for i in here]
-        drafts = [random_draft(rng, shape, most=4) for shape in shapes]
-        outputs = runner.forward([rows[i] for i in here], drafts)
-        accepted = [accept(rng, draft) for draft in drafts]
-        if step > 1:
-            for i, draft, output in zip(here, drafts, outputs, strict=True):
-                check_logits(model.model, ids[i], draft, output.logits)
-        runner.commit(
-            [rows[i] for i in here], [path for path, _ in accepted], [new for _, new in accepted]
-        )
-        for i, (_, emitted) in zip(here, accepted, strict=True):
-            ids[i] = ids[i] + emitted
-            check_cache(runner, rows[i], ids[i])
+        shapes = {i: runner.shape if runner.room(rows[i]) else "plain" for i in here}
+        drafts = {i: random_draft(rng, shape, most=4) for i, shape in shapes.items()}
+        check_step(runner, rng, rows, ids, drafts, logits=step > 1)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "lfm2", "mamba2", "mamba"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from replica import accept, check_cache, check_logits, random_draft
+from replica import accept, check_cache, check_logits, check_step, random_draft
 
 from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
@@ -90,17 +90,8 @@ def test_ragged_rows_that_join_and_leave(name: str, rewinds: bool) -> None:
             runner.close(rows.pop(0))
         here = list(rows)
         rng.shuffle(here)
-        drafts = [random_draft(rng, "tree", most=10) for _ in here]
-        outputs = runner.forward([rows[i] for i in here], drafts)
-        accepted = [accept(rng, draft) for draft in drafts]
-        for i, draft, output in zip(here, drafts, outputs, strict=True):
-            check_logits(model.model, ids[i], draft, output.logits)
-        runner.commit(
-            [rows[i] for i in here], [path for path, _ in accepted], [new for _, new in accepted]
-        )
-        for i, (_, emitted) in zip(here, accepted, strict=True):
-            ids[i] = ids[i] + emitted
-            check_cache(runner, rows[i], ids[i])
+        drafts = {i: random_draft(rng, "tree", most=10) for i in here}
+        check_step(runner, rng, rows, ids, drafts)
     assert (dropped(runner, rows[2]) > 0) is not rewinds
 
 
