@@ -459,3 +459,13 @@ def test_rows_come_in_order(model: LoadedModel) -> None:
     rows = go(plan_of(model, runs=2))
     places = [(row.run, int(row.id.partition("/")[2])) for row in rows]
     assert all(a <= b for a, b in pairwise(places))
+
+
+def test_runs_on_layers_laid_out_otherwise_are_not_put_together(tmp_path: Path) -> None:
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    plain, packed = (
+        settings(load(tmp_path, prepack=laid_out), [], []) for laid_out in (False, True)
+    )
+    (said,) = differences(plain, packed)
+    assert said.startswith("linear layers: as loaded there, ")

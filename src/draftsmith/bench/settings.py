@@ -33,6 +33,7 @@ def settings(
         "model": model.name.rstrip("/").rsplit("/", 1)[-1],
         "weights": fingerprint(model),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "linear layers": "as loaded" if model.prepacked is None else model.prepacked.explain(),
         "device": _device(model.device),
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in arms],
