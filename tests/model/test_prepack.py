@@ -175,6 +175,84 @@ def test_a_kept_weight_may_be_written_to() -> None:
     torch.testing.assert_close(model(x), 2 * before)
 
 
+class Neighbours(nn.Module):
+    """Three layers that read the same input, as attention's do."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj = nn.Linear(96, 64, bias=bias)
+        self.k_proj = nn.Linear(96, 32, bias=bias)
+        self.v_proj = nn.Linear(96, 48, bias=bias)
+        self.o_proj = nn.Linear(96, 96, bias=bias)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.q_proj(x), self.k_proj(x), self.v_proj(x), self.o_proj(x)]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_layers_of_one_input_are_one_product(
+    bias: bool, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Neighbours(bias).requires_grad_(False), torch.randn((3, 96))
+    expected, state = model(x), copy.deepcopy(model.state_dict())
+    packed_or_skip(model, keep)
+    products = []
+    honest = module._multiply
+    monkeypatch.setattr(
+        module, "_multiply", lambda x, w, b: products.append(w.shape) or honest(x, w, b)
+    )
+    for _ in range(2):  # the second time computes again: x may hold other numbers now
+        products.clear()
+        torch.testing.assert_close(model(x), expected)
+        assert products == [(144, 96), (96, 96)]
+    assert sum(p.numel() for p in model.parameters()) == sum(v.numel() for v in state.values())
+    for name, value in state.items():
+        assert torch.equal(model.state_dict()[name], value), name
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        products.clear()
+        torch.testing.assert_close(copied(x), expected)
+        assert len(products) == 2
+
+
+def test_an_input_written_to_between_calls_is_read_again() -> None:
+    model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
+    packed_or_skip(model)
+    for inference in (True, False):
+        with torch.inference_mode(inference):
+            x = x.clone()
+            first = model(x)
+            x.mul_(2)
+            bias = model.q_proj.bias
+            torch.testing.assert_close(model.q_proj(x) - bias, 2 * (first[0] - bias))
+            model.k_proj(x)
+            other = torch.randn((3, 96))
+            torch.testing.assert_close(model.v_proj(other), model(other)[2])
+
+
+def test_a_kept_group_follows_writes_to_any_of_its_weights() -> None:
+    model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
+    packed_or_skip(model)
+    before = model(x)
+    model.k_proj.weight.mul_(2)
+    model.k_proj.bias.mul_(2)
+    after = model(x)
+    torch.testing.assert_close(after[1], 2 * before[1])
+    torch.testing.assert_close([after[0], *after[2:]], [before[0], *before[2:]])
+
+
+def test_a_neighbour_that_differs_leaves_the_others_alone() -> None:
+    model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
+    model.v_proj.register_forward_hook(lambda *_: None)
+    expected = model(x)
+    done = packed_or_skip(model)
+    assert done.explain() == (
+        "3 of 4 linear layers are laid out for oneDNN. 1 are not: hooks watch them"
+    )
+    torch.testing.assert_close(model(x), expected)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     tiny.model().save_pretrained(tmp_path)

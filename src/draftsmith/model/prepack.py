@@ -11,7 +11,7 @@ Shapes: `O` output and `I` input features, `M` rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ _ROWS = 16
 """Rows that the layout is made for; it suits every width from 1 to 32."""
 _TRIED_ROWS = (1, 2, _ROWS)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WAITING = "_draftsmith_products"
+"""Attribute of an input at which the products of a group wait for the layers they belong to."""
+_SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Neighbours that read the same tensor in transformers' models: one wide product is cheaper."""
 _PART = 4096
 """Rows of a weight that are raised to float64 at a time."""
 
@@ -32,40 +36,29 @@ _PART = 4096
 class PackedLinear(nn.Module):
     """`y = x Wᵀ + b` with a W that is laid out; does what the layer it was made of did."""
 
-    def __init__(self, layer: nn.Linear, packed: Tensor, keep: bool) -> None:
-        """`keep`: the plain weight stays in memory beside the packed one."""
+    def __init__(self, product: _Product, place: int) -> None:
+        """`place`: which of the product's layers this one is."""
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.weight = layer.weight if keep else nn.Parameter(packed, requires_grad=False)
-        self.bias = layer.bias
-        self._packed = packed
-        self._state = _state(self.weight)
+        self.in_features, self.out_features = product.features, product.sizes[place]
+        self.weight, self.bias = product.parameter(place), product.biases[place]
+        self._product, self._place = product, place
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
-        if _state(self.weight) != self._state:  # somebody trained or merged
-            self._packed, self._state = _lay_out(self.weight), _state(self.weight)
-        if x.dtype != self._packed.dtype or torch.is_autocast_enabled("cpu"):
+        product = self._product
+        if x.dtype != product.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.dense(), self.bias)
-        return _multiply(x, self._packed, self.bias)
+        return product(x) if len(product.sizes) == 1 else product.share(x, self._place)
 
     def dense(self) -> Tensor:
         """(O, I) the plain weight."""
-        weight: Tensor = self.weight
-        return weight.to_dense() if weight.is_mkldnn else weight
+        return self._product.dense(self._place)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The plain weight: what is laid out can neither be copied nor pickled."""
-        keep = not self.weight.is_mkldnn
-        return {"weight": self.dense(), "bias": self.bias, "training": self.training, "keep": keep}
+        return {"product": self._product, "place": self._place, "training": self.training}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        weight = state["weight"]
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        if not isinstance(weight, nn.Parameter):  # else it may be an embedding's, too
-            weight = nn.Parameter(weight, requires_grad=False)
-        layer.weight, layer.bias = weight, state["bias"]
-        self.__init__(layer, _lay_out(weight), state["keep"])  # type: ignore[misc]
+        self.__init__(state["product"], state["place"])  # type: ignore[misc]
         self.train(state["training"])
 
     def _save_to_state_dict(
@@ -73,6 +66,64 @@ class PackedLinear(nn.Module):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}weight"] = self.dense()
+
+
+class _Product:
+    """One product with the weights of all layers that read the same input, below one another."""
+
+    def __init__(
+        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], keep: bool
+    ) -> None:
+        """`keep`: the plain weights stay in memory beside what is laid out."""
+        self.sizes = [weight.shape[0] for weight in weights]
+        self.features, self.dtype = weights[0].shape[1], weights[0].dtype
+        self.biases = list(biases)
+        self._kept = list(weights) if keep else []
+        self._watched = [*self._kept, *(bias for bias in biases if bias is not None)]
+        self._lay_out(weights)
+
+    def _lay_out(self, weights: Sequence[Tensor]) -> None:
+        self._packed, self._bias = _lay_out(_together(weights)), _bias(self.biases)
+        self._states = [_state(tensor) for tensor in self._watched]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(…, I) → (…, ΣO)."""
+        if [_state(tensor) for tensor in self._watched] != self._states:  # trained or merged
+            self._lay_out(self._kept or [self.dense(place) for place in range(len(self.sizes))])
+        return _multiply(x, self._packed, self._bias)
+
+    def share(self, x: Tensor, place: int) -> Tensor:
+        """One layer's part (…, O); the others' wait at `x`, each to be taken once."""
+        waiting: dict[int, Tensor] = getattr(x, _WAITING, {}).get(self, {})
+        if place not in waiting:  # else nobody wrote to x since its neighbour read it
+            waiting = dict(enumerate(torch.split(self(x), self.sizes, -1)))
+            setattr(x, _WAITING, {self: waiting})
+        return waiting.pop(place)
+
+    def parameter(self, place: int) -> nn.Parameter:
+        """What stands for a layer's weight in the model."""
+        if self._kept:
+            kept = self._kept[place]
+            # A copy's may be an embedding's, too: those stay one.
+            return kept if isinstance(kept, nn.Parameter) else nn.Parameter(kept, False)
+        if len(self.sizes) == 1:
+            return nn.Parameter(self._packed, requires_grad=False)
+        shape = self.sizes[place], self.features
+        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device="meta"), False)
+
+    def dense(self, place: int) -> Tensor:
+        """(O, I) one layer's plain weight."""
+        if self._kept:
+            return self._kept[place]
+        return torch.split(self._packed.to_dense(), self.sizes)[place]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The plain weights: what is laid out can neither be copied nor pickled."""
+        weights = [self.dense(place) for place in range(len(self.sizes))]
+        return {"weights": weights, "biases": self.biases, "keep": bool(self._kept)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +160,47 @@ def prepack(model: nn.Module, keep: bool) -> Prepacked:
     replaced: list[tuple[nn.Module, str, nn.Linear | None]] = []
     left: Counter[str] = Counter()
     uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-    for parent, name, layer in list(_linear_layers(model)):
-        shape = (*layer.weight.shape, layer.weight.dtype, layer.bias is None)
-        reason = _unlike(layer)
-        if reason is None:
-            if shape not in verdicts:
-                verdicts[shape] = _disagreement(layer)
-            reason = verdicts[shape]
+    for parent, names in list(_groups(model, left)):
+        layers = [getattr(parent, name) for name in names]
+        weights, biases = [one.weight for one in layers], [one.bias for one in layers]
+        shape = sum(map(len, weights)), *weights[0].shape[1:], weights[0].dtype, biases[0] is None
+        if shape not in verdicts:
+            verdicts[shape] = _disagreement(_together(weights), _bias(biases))
+        reason = verdicts[shape]
         if reason is not None:
-            left[reason] += 1
+            left[reason] += len(names)
             continue
-        kept = keep or uses[id(layer.weight)] > 1
-        setattr(parent, name, PackedLinear(layer, _lay_out(layer.weight), kept))
-        replaced.append((parent, name, layer if keep else None))
+        kept = keep or any(uses[id(weight)] > 1 for weight in weights)
+        product = _Product(weights, biases, kept)
+        for place, (name, layer) in enumerate(zip(names, layers, strict=True)):
+            setattr(parent, name, PackedLinear(product, place))
+            replaced.append((parent, name, layer if keep else None))
     return Prepacked(tuple(replaced), left)
 
 
-def _linear_layers(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def _groups(model: nn.Module, left: Counter[str]) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
+    """Linear layers that can be replaced, by the module they are in; `left`: why others cannot."""
     for parent in model.modules():
+        alone: dict[str, nn.Linear] = {}
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear):
-                yield parent, name, child
+                reason = _unlike(child)
+                if reason is None:
+                    alone[name] = child
+                else:
+                    left[reason] += 1
+        for names in _SAME_INPUT:
+            kinds = {_kind(alone[name]) if name in alone else None for name in names}
+            if len(kinds) == 1 and None not in kinds:
+                yield parent, names
+                for name in names:
+                    del alone[name]
+        yield from ((parent, (name,)) for name in alone)
+
+
+def _kind(layer: nn.Linear) -> tuple[int, torch.dtype, bool]:
+    """What layers of one product have in common."""
+    return layer.in_features, layer.weight.dtype, layer.bias is None
 
 
 def _unlike(layer: nn.Linear) -> str | None:
@@ -141,20 +212,19 @@ def _unlike(layer: nn.Linear) -> str | None:
     weight = layer.weight
     if type(weight) is not nn.Parameter or weight.device.type != "cpu":
         return f"their weights are on {weight.device} as {type(weight).__name__}"
-    if weight.is_inference():
+    if any(tensor.is_inference() for tensor in layer.parameters()):
         return "their weights were made in inference mode"
     if weight.dtype not in _DTYPES:
         return f"{str(weight.dtype).removeprefix('torch.')} has no such layout"
     return None
 
 
-def _disagreement(layer: nn.Linear) -> str | None:
-    """Why the packed operation cannot stand for this layer; None if it only rounds differently.
+def _disagreement(weight: Tensor, bias: Tensor | None) -> str | None:
+    """Why the packed operation cannot stand for these layers; None if it only rounds differently.
 
     Sums of I products in float32 may be off by some √I of its eps times Σ|x||w|, and the result is
     rounded to the layer's own type.
     """
-    weight, bias = layer.weight.detach(), layer.bias
     features, generator = weight.shape[1], torch.Generator().manual_seed(0)
     x = torch.randn((_ROWS, features), generator=generator).to(weight.dtype)
     try:
@@ -184,9 +254,20 @@ def _exactly(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(exact, -1), torch.cat(summed, -1)
 
 
-def _state(weight: Tensor) -> tuple[int, int] | None:
-    """What changes when somebody writes to a kept weight, but through `.data`."""
-    return None if weight.is_mkldnn else (weight.data_ptr(), weight._version)
+def _together(tensors: Sequence[Tensor]) -> Tensor:
+    """Weights or biases of one product, below one another."""
+    return tensors[0].detach() if len(tensors) == 1 else torch.cat([t.detach() for t in tensors])
+
+
+def _bias(biases: Sequence[Tensor | None]) -> Tensor | None:
+    """All layers of a product have one, or none has."""
+    found = [bias for bias in biases if bias is not None]
+    return _together(found) if found else None
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """What changes when somebody writes to a tensor, but through `.data`."""
+    return tensor.data_ptr(), tensor._version
 
 
 def _lay_out(weight: Tensor) -> Tensor:
@@ -195,5 +276,5 @@ def _lay_out(weight: Tensor) -> Tensor:
 
 
 def _multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], "")
     return out
