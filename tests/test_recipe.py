@@ -62,11 +62,11 @@ def test_steps_leave_the_circuit_alone(recipe: tuple[ModuleType, ModuleType]) ->
     network, circuit, ids = started(recipe, heads=8, kv_heads=4)
     moving = [p for p in network.parameters() if p.requires_grad]
     first = network.model.embed_tokens.weight.clone()
-    circuit.protect(network)
+    circuit.protect()
     torch.testing.assert_close(network.model.embed_tokens.weight, first)
     with torch.no_grad():
         network.model.embed_tokens.weight += 0.1 * torch.randn(first.shape)
-    circuit.protect(network)
+    circuit.protect()
     table = network.model.embed_tokens.weight
     torch.testing.assert_close(table.norm(dim=1), first.norm(dim=1))
     assert not any(
@@ -91,7 +91,7 @@ def test_the_start_puts_one_word_in_place_of_another(
     torch.manual_seed(1)
     network = fresh(model)
     known = sorted({t for m in MESSAGES.values() for t in m if t[0] != "x"} | {"item", "product"})
-    tokens = [*headstart.SPECIALS, *known]
+    tokens = [*headstart.ID, *known]
     tokens += [f"x{i}" for i in range(1000 - len(tokens))]
     ids = {token: i for i, token in enumerate(tokens)}
     headstart.head_start(network, torch.randint(100, 1000, (500,)), tokens)

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from circuit import Circuit
 from common import ASSISTANT, FILE, ID, TEXT_END, USER
 from torch import Tensor
 
-from model import Network, states
-
-if TYPE_CHECKING:
-    from headstart import Circuit
-
+from model import states
 
 LAYER = 3  # the one that substitutes
 SPACE = "Ġ"  # how the vocabulary writes the space before a word
@@ -31,24 +26,6 @@ VERBS += ("Ġfunction", "Ġmethod", "Ġclass", "Ġvariable")
 LINKS = ("Ġto", "Ġwith", "->", "Ġ->")
 QUOTES = ("'", '"', "`", "Ġ'", 'Ġ"', "Ġ`")
 NUMBERS = (SPACE, *"0123456789", *(SPACE + digit for digit in "0123456789"))
-
-
-@dataclass(frozen=True)
-class Signs:
-    """Directions that tell an instruction apart: of tokens, and of places."""
-
-    empty: Tensor  # a token that says nothing and is looked at when nothing else is meant
-    asking: Tensor  # the user's marker
-    filed: Tensor  # the marker before a file
-    verb: Tensor  # a word like "rename" in "rename a to b"
-    link: Tensor  # a word like "to" in it
-    quote: Tensor  # around a word
-    number: Tensor  # a digit, or the space before one
-    once: Tensor  # a place after a link
-    twice: Tensor  # and the place after that
-    thrice: Tensor  # a place three after a verb
-    quoted: Tensor  # a place after a quote
-    message: Tensor  # a place between the user's marker and the file's
 
 
 class Gains:
@@ -70,14 +47,14 @@ class Gains:
     loud = 2.0  # the substitute's score over that of the token about to be copied
 
 
-@torch.no_grad()
-def relate(table: Tensor, circuit: Circuit, tokens: Sequence[str]) -> None:
+def relate(circuit: Circuit, tokens: Sequence[str]) -> None:
     """Let a word's two tokens, with a space before and without, share all but one direction.
 
     So " item" in the message stands for "item" in the file, too, and the new word takes the file's
     space. The part that is compared gets the same length in all embeddings.
     """
-    typical, ids = circuit.typical, {token: i for i, token in enumerate(tokens)}
+    table, typical = circuit.table, circuit.typical
+    ids = {token: i for i, token in enumerate(tokens)}
     for i, token in enumerate(tokens):
         if token.isalpha() and not token.startswith(SPACE) and SPACE + token in ids:
             table[i] = table[ids[SPACE + token]]
@@ -98,9 +75,9 @@ def relate(table: Tensor, circuit: Circuit, tokens: Sequence[str]) -> None:
     table += torch.outer(sign, circuit.space) * typical * Gains.space
 
 
-def write_markers(table: Tensor, circuit: Circuit) -> None:
+def write_markers(circuit: Circuit) -> None:
     """Heads that find nothing look at the user's marker, or at the one before plain text."""
-    signs, typical = circuit.signs, circuit.typical
+    signs, typical, table = circuit.signs, circuit.typical, circuit.table
     rest = math.sqrt(1 - Gains.empty**2)
     table[ID[USER]] = typical * (Gains.empty * signs.empty + rest * signs.asking)
     # Outside a message it must exceed a threshold that the user's marker is spared a part of.
@@ -108,12 +85,11 @@ def write_markers(table: Tensor, circuit: Circuit) -> None:
     table[ID[TEXT_END]] = typical * Gains.empty * full * signs.empty
 
 
-@torch.no_grad()
-def write_signs(network: Network, circuit: Circuit, sample: Tensor) -> None:
+def write_signs(circuit: Circuit) -> None:
     """Layer 0: verbs and links behind a place, the fourth token back, and what is the message."""
-    signs, attention, size = circuit.signs, network.model.layers[0].self_attn, circuit.size
-    queries, keys, values, output = circuit.heads(attention)
-    probe = Probe(network, circuit, sample, 0)
+    signs, size = circuit.signs, circuit.size
+    queries, keys, values, output = circuit.heads(0)
+    probe = Probe(circuit, 0)
     gain, sign = circuit.common * probe.scale, Gains.sign * circuit.typical
     carried = (
         (0, signs.link, signs.once),
@@ -126,13 +102,13 @@ def write_signs(network: Network, circuit: Circuit, sample: Tensor) -> None:
         values[head // circuit.each, row] = seen
         output[head, :, row] = place * sign
     fourth = 3 * circuit.each
-    circuit.look_back(attention, fourth, 4, gain)
+    circuit.look_back(0, fourth, 4, gain)
     output[fourth, :, :size] = circuit.spaces[3].T * circuit.written
-    slowest, strong = circuit.half - 1, math.sqrt(20 * math.sqrt(circuit.width))
+    strong = math.sqrt(20 * math.sqrt(circuit.width))
     values[2] = 0.0
     marks = ((signs.asking, probe.asking, 1.0), (signs.filed, probe.filed, -1.0))
     for number, (mark, at, way) in enumerate(marks):
-        head, row = 2 * circuit.each + number, slowest + number * circuit.half
+        head, row = 2 * circuit.each + number, circuit.slowest + number * circuit.half
         seen = mark / float(probe.normed[at] @ mark)
         keys[2, row] = seen * strong
         queries[head, row] = circuit.shared / gain * strong
@@ -167,14 +143,13 @@ def code_length(circuit: Circuit) -> float:
     return circuit.typical * math.sqrt(share)
 
 
-@torch.no_grad()
-def write_mending(network: Network, circuit: Circuit, sample: Tensor) -> None:
+def write_mending(circuit: Circuit) -> None:
     """Layer 1: where a new word was written, compare as if the old one stood there.
 
     For the present token and the one before it. Else the copy would lose its place.
     """
-    all_queries, all_keys, values, output = circuit.heads(network.model.layers[1].self_attn)
-    scale, size = Probe(network, circuit, sample, 1).scale, circuit.size
+    all_queries, all_keys, values, output = circuit.heads(1)
+    scale, size = Probe(circuit, 1).scale, circuit.size
     length, gains = code_length(circuit), math.sqrt(Gains.sharp * math.sqrt(circuit.width))
     code, rest = code_rows(circuit)
     places = (
@@ -203,22 +178,19 @@ def write_silence(keys: Tensor, queries: Tensor, row: int, circuit: Circuit) -> 
     queries[row] = signs.message / (Gains.sign * typical) + signs.empty / (Gains.empty * typical)
 
 
-@torch.no_grad()
-def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> None:
+def write_substitution(circuit: Circuit) -> None:
     """Layer 3, two groups of heads: find in the message what is about to be copied.
 
     The query holds that token; the key of a place in the message holds the token two before it
     (four, where quotes stand between), and whether verb and link are where they belong. A place
     where all agrees wins over the empty marker, and its token is written, louder than the copy.
     """
-    layer = network.model.layers[LAYER]
-    attention, width, size = layer.self_attn, circuit.width, circuit.size
-    all_queries, all_keys, values, output = circuit.heads(attention)
-    probe = Probe(network, circuit, sample, LAYER)
+    width, size, probe = circuit.width, circuit.size, Probe(circuit, LAYER)
+    all_queries, all_keys, values, output = circuit.heads(LAYER)
     # What a query holds of the next token, for a token's code of length one.
     held = code_length(circuit)
     answer = probe.normed[probe.answer]
-    copied = network.model.embed_tokens.weight[probe.next]
+    copied = circuit.table[probe.next]
     codes = copied @ circuit.content.T / held
     times = coverage(circuit)[:size]
     strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
@@ -228,14 +200,6 @@ def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> No
     window = circuit.free[[i for i in range(len(circuit.free)) if i != 3 * size]][:width]
     score = (probe.states[probe.answer] * copied).sum(1) / (copied @ window.T).pow(2).sum(1)
     loud = Gains.loud * float(score.median()) / circuit.each
-    few = 2 * circuit.each * width  # two groups of heads
-    circuit.written_rows += [
-        (attention.q_proj.weight, (slice(few),)),
-        (attention.k_proj.weight, (slice(2 * width),)),
-        (attention.v_proj.weight, (slice(2 * width),)),
-        (attention.o_proj.weight, (slice(None), slice(few))),
-        (layer.input_layernorm.weight, (slice(None),)),
-    ]
     for group, (back, quoted) in enumerate(((1, False), (3, True))):
         keys, queries = torch.zeros_like(all_keys[:2])
         keys[code] = circuit.spaces[back] / (circuit.written * held)
@@ -248,6 +212,12 @@ def write_substitution(network: Network, circuit: Circuit, sample: Tensor) -> No
         values[group], output[own] = 0.0, 0.0
         values[group, : len(window)] = window / probe.scale
         output[own, :, : len(window)] = window.T * loud
+    layer, groups, heads = circuit.layers[LAYER], 2 * width, 2 * circuit.each * width
+    circuit.keep(layer.self_attn.q_proj.weight, slice(heads))
+    circuit.keep(layer.self_attn.k_proj.weight, slice(groups))
+    circuit.keep(layer.self_attn.v_proj.weight, slice(groups))
+    circuit.keep(layer.self_attn.o_proj.weight, slice(None), slice(heads))
+    circuit.keep(layer.input_layernorm.weight, slice(None))
 
 
 def coverage(circuit: Circuit) -> Tensor:
@@ -259,21 +229,15 @@ def coverage(circuit: Circuit) -> Tensor:
 class Probe:
     """What a layer sees of an instruction that leaves a file as it is, and of the answer."""
 
-    def __init__(self, network: Network, circuit: Circuit, sample: Tensor, layer: int) -> None:
-        self.circuit = circuit
-        text, words = sample[100:400], sample[:8]
+    def __init__(self, circuit: Circuit, layer: int) -> None:
+        text, words = circuit.sample[100:400], circuit.sample[:8]
         user, file, answer = (torch.tensor([ID[i]]) for i in (USER, FILE, ASSISTANT))
         self.ids = torch.cat((user, words, file, text, answer, file, text))
         self.asking, self.filed = 0, 1 + len(words)
-        self.message = slice(3, self.filed)
         self.answer = slice(len(self.ids) - 250, len(self.ids) - 1)
-        self.states = states(network, self.ids[None], layer)
-        self.normed = network.model.layers[layer].input_layernorm(self.states)[0]
-        self.states = self.states[0]
+        [self.states] = states(circuit.network, self.ids[None], layer)
+        self.normed = circuit.layers[layer].input_layernorm(self.states)
         self.next = self.ids[len(self.ids) - 249 :]
-
-    @property
-    def scale(self) -> float:
-        """By how much the layer's norm has changed what all tokens have in common, in a message."""
-        common = float((self.normed[self.message] @ self.circuit.shared).median())
-        return common / self.circuit.common
+        # By how much the norm has changed what all tokens have in common, in a message.
+        common = self.normed[3 : self.filed] @ circuit.shared
+        self.scale = float(common.median()) / circuit.common

@@ -17,8 +17,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from circuit import MATCH
 from common import SPECIALS
-from headstart import MATCH, head_start
+from headstart import head_start
 from rows import CHANGED, COPIED, PROMPT, Sampler
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -132,7 +133,7 @@ class Run:
                 group["lr"] = group["highest"] * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.circuit.protect(self.network)
+        self.circuit.protect()
         self.step += 1
         self.tokens += rows * length
         self.seconds += time.monotonic() - since
