@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import torch
+from common import END, ID, PAD, TEXT_END
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 Network = LlamaForCausalLM
 
@@ -44,3 +48,22 @@ def states(
     for layer in body.layers[still:layers]:
         x = layer(x, position_embeddings=turned)
     return body.norm(x) if layers is None else x
+
+
+def save(network: Network, tokenizer: Path, out: Path) -> None:
+    """Write a folder that transformers 4 and 5 read, with the tokenizer of another folder."""
+    marks = {"bos_token_id": ID[TEXT_END], "eos_token_id": ID[END], "pad_token_id": ID[PAD]}
+    network.config.update(marks)
+    # It names a second stop that the config does not.
+    ends = {"eos_token_id": [ID[END], ID[TEXT_END]]}
+    network.generation_config = GenerationConfig(**marks | ends)
+    network.to(torch.bfloat16).save_pretrained(out)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer / name, out / name)
+    # Spelled both ways where transformers 4 and 5 name a setting differently.
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": None}
+    text = json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2, sort_keys=True)
+    (out / "config.json").write_text(text + "\n", encoding="utf-8")
+    for path in out.iterdir():
+        path.chmod(0o644)

@@ -1,7 +1,7 @@
-"""Train a model from prepared rows: `python train.py --config edit-7m.toml --data D --run R`.
+"""Train a model from prepared rows: `python train.py --config edit-7m.toml --data D --out MODEL`.
 
 Stops at `--tokens`; with `--hours` the schedule is squeezed so that it ends in that time at the
-latest.
+latest. The log is written beside the model's folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rows import CHANGED, COPIED, PROMPT, Sampler
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model import Network, fresh, states
+from model import Network, fresh, save, states
 
 BLOCK = 1024  # the loss is taken at a multiple of so many places
 SAMPLE = 2048  # tokens of text that say how large things are in fresh weights
@@ -146,17 +146,17 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("--config", "--data", "--run"):
+    for name in ("--config", "--data", "--out"):
         parser.add_argument(name, type=Path, required=True)
     parser.add_argument("--tokens", type=float, required=True, help="0: only what is written")
     parser.add_argument("--hours", type=float, default=float("inf"), help="end by then")
     args = parser.parse_args()
-    args.run.mkdir(parents=True, exist_ok=True)
+    args.out.mkdir(parents=True, exist_ok=True)
     config = Config(**tomllib.loads(args.config.read_text(encoding="utf-8")))
     run = Run(config, args.data)
     print(f"{run.network.num_parameters() / 1e6:.2f}M parameters", flush=True)
     torch._dynamo.config.recompile_limit = 64
-    with (args.run / "log.csv").open("w", newline="", encoding="utf-8") as log:
+    with args.out.with_suffix(".log.csv").open("w", newline="", encoding="utf-8") as log:
         writer = csv.DictWriter(log, COLUMNS, restval="")
         writer.writeheader()
         while run.tokens < args.tokens and run.seconds < 3600 * args.hours:
@@ -167,8 +167,7 @@ def main() -> None:
                 log.flush()
                 shown = " ".join(f"{name} {row[name]:.3f}" for name in COLUMNS[4:] if name in row)
                 print(f"{run.step} {run.tokens / 1e6:.2f}M {progress:.1%} | {shown}", flush=True)
-    about = {"step": run.step, "tokens": run.tokens, "sizes": config.sizes}
-    torch.save({"network": run.network.state_dict(), **about}, args.run / "last.pt")
+    save(run.network, args.data / "tokenizer", args.out)
     print(f"done: {run.step} steps, {run.tokens} tokens, {run.seconds / 3600:.2f} hours")
 
 
