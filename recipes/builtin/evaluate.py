@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import synth
 import torch
-from common import ID, SPECIALS, TEXT_END, read_rows
+from common import ID, TEXT_END, read_rows
 from rows import CHANGED, COPIED, PROMPT, Rows
 from torch.nn.functional import cross_entropy
 
@@ -69,13 +69,13 @@ def answered(engine: Engine, edits: Iterator[Edit], count: int) -> dict[str, flo
                 "ended_by_itself": result.finish_reason == "stop",
             }
         )
-    found: dict[str, float] = {"count": len(judged)}
-    for name in judged[0]:
-        values = [each[name] for each in judged]
-        found[name] = mean(values)
-        if name.startswith("similarity"):
-            found[f"median_{name}"] = median(values)
-    return found
+    found = {name: mean(each[name] for each in judged) for name in judged[0]}
+    medians = {
+        f"median_{name}": median(each[name] for each in judged)
+        for name in judged[0]
+        if name.startswith("similarity")
+    }
+    return found | medians
 
 
 def commits(corpora: Path) -> Iterator[Edit]:
@@ -125,21 +125,6 @@ def forced(model: Any, data: Path, name: str) -> dict[str, float]:
     return result
 
 
-@torch.inference_mode()
-def repeats(model: Any) -> dict[str, float]:
-    """Accuracy on the second time of a span of random ids."""
-    random_ids = torch.Generator().manual_seed(1)
-    first = torch.full((4, 1), ID[TEXT_END])
-    result = {}
-    for span in (32, 128, 512, 1024, 2000):
-        size = (4, span)
-        ids = torch.randint(len(SPECIALS), model.config.vocab_size, size, generator=random_ids)
-        ids = ids.repeat(1, 2)
-        guess = model(torch.cat((first, ids), dim=1)).logits[:, span + 1 : -1].argmax(-1)
-        result[str(span)] = float((guess == ids[:, span + 1 :]).float().mean())
-    return result
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--model", "--corpora", "--data", "--out"):
@@ -147,11 +132,9 @@ def main() -> None:
     parser.add_argument("--edits", type=int, default=10, help="of each kind, to be answered")
     args = parser.parse_args()
     engine = Engine.from_pretrained(str(args.model), dtype="float32")
-    model = engine.model.model
     held_out = ("edits", "synth", "instruct", "text")
     results = {
-        "repeated_random_span_accuracy": repeats(model),
-        "held_out": {name: forced(model, args.data, name) for name in held_out},
+        "held_out": {name: forced(engine.model.model, args.data, name) for name in held_out},
         "instructions": answered(engine, instructions(args.corpora), args.edits),
         "commits": answered(engine, commits(args.corpora), args.edits),
     }
