@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from draftsmith.storage import open_text
 
 NAMES = "pad endoftext user assistant system end file fim_prefix fim_suffix fim_middle"
 NAMED = [f"<|{name}|>" for name in NAMES.split()]
@@ -48,9 +49,8 @@ def read_rows(corpora: Path, folder: str, *, measured: bool = False) -> Iterator
     The file names alone are not trusted: a row's own `repo` decides when there is one.
     """
     for path in sorted((corpora / folder).glob("*.jsonl.xz")):
-        with lzma.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                row: dict[str, Any] = json.loads(line)
+        with open_text(path) as lines:
+            for row in map(json.loads, lines):
                 repo = row.get("repo", path.name.removesuffix(".jsonl.xz").replace("+", "/", 1))
                 if (repo in MEASURED_REPOS) == measured:
                     yield row

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
@@ -22,6 +21,7 @@ import numpy as np
 import synth
 import torch
 from common import ID, TEXT_END, read_rows
+from prepare import WORD
 from rows import CHANGED, COPIED, PROMPT, Rows
 from torch.nn.functional import cross_entropy
 
@@ -32,7 +32,7 @@ Edit = tuple[str, str, str, str]  # path, message, before, after
 
 def ratio(first: str, second: str) -> float:
     """difflib's similarity of two texts, by words rather than characters (faster, no junk rule)."""
-    parts = [re.findall(r"\w+|\s+|[^\w\s]", text) for text in (first, second)]
+    parts = WORD.findall(first), WORD.findall(second)
     return SequenceMatcher(None, *parts, autojunk=False).ratio()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from tokenizers import Encoding, Tokenizer
 SEED = 1
 CONTEXT = 4096  # tokens of a row at most
 Spans = list[tuple[int, int]]
+WORD = re.compile(r"\w+|\s+|[^\w\s]")
 Made = tuple[list[int], NDArray[np.uint8], bool]  # ids, their classes, whether they are held out
 
 
@@ -59,34 +60,31 @@ def texts(corpora: Path, tokenizer: Tokenizer) -> Iterator[Made]:
         yield ids, np.full(len(ids), PROMPT, dtype=np.uint8), is_held_out(row)
 
 
-def changed_spans(before: str, after: str) -> Spans:
+def lines_of(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def changed_spans(
+    before: str, after: str, cut: Callable[[str], list[str]] = lines_of, offset: int = 0
+) -> Spans:
     """The parts of `after`, in characters, that are not copied from `before`.
 
-    A deletion changes nothing in `after`, so the character that follows it stands for it: that is
-    where a model that copies has to jump.
+    By lines; within replaced ones by words, where they are few enough. A deletion changes nothing
+    in `after`, so the character that follows it stands for it: that is where a model that copies
+    has to jump.
     """
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    places = np.cumsum([0, *map(len, new)]).tolist()
-    spans: Spans = []
-    for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if tag == "replace":
-            spans += changed_words("".join(old[a:b]), "".join(new[c:d]), places[c])
-        elif tag != "equal":
-            spans.append((places[c], places[d] if tag == "insert" else places[c] + 1))
-    return spans
-
-
-def changed_words(before: str, after: str, offset: int) -> Spans:
-    """Like `changed_spans` within replaced lines, word by word where they are few enough."""
-    old, new = (re.findall(r"\w+|\s+|[^\w\s]", text) for text in (before, after))
-    if len(old) * len(new) > 250_000:
+    old, new = cut(before), cut(after)
+    if cut is not lines_of and len(old) * len(new) > 250_000:
         return [(offset, offset + len(after))]
     places = np.cumsum([offset, *map(len, new)]).tolist()
-    return [
-        (places[c], places[d] if tag != "delete" else places[c] + 1)
-        for tag, _, _, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-        if tag != "equal"
-    ]
+    spans: Spans = []
+    for tag, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "replace" and cut is lines_of:
+            replaced = "".join(old[a:b]), "".join(new[c:d])
+            spans += changed_spans(*replaced, WORD.findall, places[c])
+        elif tag != "equal":
+            spans.append((places[c], places[c] + 1 if tag == "delete" else places[d]))
+    return spans
 
 
 def classes_of(answer: Encoding, spans: Spans) -> NDArray[np.uint8]:
@@ -101,13 +99,11 @@ def classes_of(answer: Encoding, spans: Spans) -> NDArray[np.uint8]:
 
 def answered(edits: Iterable[Edit], tokenizer: Tokenizer) -> Iterator[Made]:
     """Edits and questions in the chat template, those that fit."""
-    # Two characters a token is less than any text takes: spares encoding what cannot fit.
-    fitting = (
-        e
-        for e in edits
-        if e.before != e.after and len(e.before or "") + len(e.after) <= 6 * CONTEXT
-    )
-    for edit in fitting:
+    for edit in edits:
+        # Spares encoding what cannot fit: hardly a text has six characters a token.
+        too_long = len(edit.before or "") + len(edit.after) > 6 * CONTEXT
+        if edit.before == edit.after or too_long:
+            continue
         prompt, before, after = (
             tokenizer.encode(text, add_special_tokens=False)
             for text in (edit.prompt, edit.before or "", edit.after)
@@ -135,11 +131,11 @@ def commits(corpora: Path) -> Iterator[Edit]:
             yield Edit(f"{row['path']}: {message}\n", before, after, is_held_out(row))
 
 
-def hunks(edits: Iterable[Edit]) -> Iterator[Edit]:
+def hunks(corpora: Path) -> Iterator[Edit]:
     """Windows of both files around one change: short rows from long files."""
     rng = random.Random(SEED)
-    for edit in edits:
-        old, new = ((text or "").splitlines(keepends=True) for text in (edit.before, edit.after))
+    for edit in commits(corpora):
+        old, new = lines_of(edit.before or ""), lines_of(edit.after)
         if len(edit.before or "") + len(edit.after) >= 80_000:
             continue
         codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
@@ -195,15 +191,15 @@ def main() -> None:
     parser.add_argument("--synth", type=int, default=40_000, help="program-made edits to try")
     args = parser.parse_args()
     corpora = args.corpora
-    save_tokenizer(train_tokenizer(corpora, args.vocab), args.out / "tokenizer", CONTEXT)
-    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer" / "tokenizer.json"))
+    tokenizer = train_tokenizer(corpora, args.vocab)
+    save_tokenizer(tokenizer, args.out / "tokenizer", CONTEXT)
     # Text may show a marker's name; only what this recipe writes as an id is a marker.
     tokenizer.encode_special_tokens = True
     write(args.out, "text", texts(corpora, tokenizer))
     for name, edits in (
         ("instruct", questions(corpora)),
         ("synth", made(corpora, args.synth)),
-        ("hunks", hunks(commits(corpora))),
+        ("hunks", hunks(corpora)),
         ("edits", commits(corpora)),
     ):
         write(args.out, name, answered(edits, tokenizer))

@@ -18,6 +18,7 @@ SKIPPED, COPIED, CHANGED, PROMPT = 0, 1, 2, 3
 
 Masked = tuple[NDArray[np.int64], NDArray[np.uint8]]  # ids, and what each is to the loss
 Random = np.random.Generator
+SPANS = (16, 1024)  # the shortest and the longest that is repeated
 
 
 def save(path: Path, rows: Sequence[tuple[list[int], NDArray[np.uint8]]]) -> int:
@@ -119,19 +120,19 @@ class Sampler:
         plain = {"text", "infill", "repeat_text", "repeat_random"}
         self.pairs = {kind: Rows(data / f"{kind}.npz") for kind in mixture.keys() - plain}
 
-    def row(self, kind: str, rng: Random, length: int, spans: Sequence[int]) -> Masked:
+    def row(self, kind: str, rng: Random, length: int) -> Masked:
         if kind in self.pairs:
             return self.pairs[kind].fill(rng, length)
-        ids, classes = self.plain(kind, rng, length - 1, spans)
+        ids, classes = self.plain(kind, rng, length - 1)
         # Plain text begins with the marker that the tokenizer puts there.
         return np.append(ID[TEXT_END], ids), np.append(np.uint8(SKIPPED), classes)
 
-    def plain(self, kind: str, rng: Random, length: int, spans: Sequence[int]) -> Masked:
+    def plain(self, kind: str, rng: Random, length: int) -> Masked:
         if kind == "text":
             return self.text.crop(rng, length)
         if kind == "infill":
             return infilling(self.text.crop(rng, length), rng)
-        low, high = spans[0], min(spans[1], length // 2)
+        low, high = SPANS[0], min(SPANS[1], length // 2)
         span = int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
         if kind == "repeat_random":
             return repeated(rng.integers(len(SPECIALS), self.vocab, size=span), length)
@@ -139,9 +140,9 @@ class Sampler:
         known = ids[ids > ID[TEXT_END]]
         return repeated(known if len(known) else ids, length)
 
-    def batch(self, step: int, length: int, rows: int, spans: Sequence[int]) -> Masked:
+    def batch(self, step: int, length: int, rows: int) -> Masked:
         """`rows` rows of `length` + 1 ids, the kinds drawn from the mixture."""
         rng = np.random.default_rng([self.seed, step])
         kinds = [self.names[i] for i in rng.choice(len(self.names), size=rows, p=self.odds)]
-        drawn = [self.row(kind, rng, length + 1, spans) for kind in kinds]
+        drawn = [self.row(kind, rng, length + 1) for kind in kinds]
         return np.stack([ids for ids, _ in drawn]), np.stack([classes for _, classes in drawn])

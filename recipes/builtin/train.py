@@ -115,9 +115,7 @@ class Run:
         config = self.config
         length = length_of(config, self.step)
         rows = max(1, config.batch_tokens // length)
-        ids, classes = map(
-            torch.from_numpy, self.sampler.batch(self.step, length, rows, config.spans)
-        )
+        ids, classes = map(torch.from_numpy, self.sampler.batch(self.step, length, rows))
         label = classes[:, 1:].long()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             still = MATCH + config.substitutes
