@@ -1,6 +1,6 @@
 """Tables and plots of the arms: `python figures.py --texts T --runs R --out DIR`.
 
-`losses.png` is figure 5, `accepted.png` figures 3 and 4 (left halves). Tables go to stdout.
+`losses.png` is figure 5. Tables go to stdout; the second one is figures 3 and 4.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from draftsmith import Engine
 from draftsmith.core.stats import total
@@ -64,21 +63,6 @@ def line(*cells: object) -> None:
     print(f"| {' | '.join(map(str, cells))} |")
 
 
-def draw_accepted(live: dict[str, list[float]], path: Path) -> None:
-    """Accepted adaptive tokens, and their share of k, against k."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for arm, counts in live.items():
-        ks = range(1, len(counts) + 1)
-        left.plot(ks, counts, "o-", label=arm, markersize=3)
-        right.plot(ks, np.array(counts) / ks, "o-", label=arm, markersize=3)
-    for axes, title in ((left, "adaptive tokens accepted per loop"), (right, "accept rate")):
-        axes.set(xlabel="k", ylabel=title)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("--texts", "--runs", "--out"):
@@ -100,14 +84,13 @@ def main() -> None:
         error = 2 * gap.std(ddof=1) / len(gap) ** 0.5
         line(arm, f"{each.mean():.4f}", f"{gap.mean():+.4f} ± {error:.4f}")
 
-    taught = {arm: path for arm, path in runs.items() if (path / "sdsat.json").exists()}
-    live = {arm: accepted(path, args.texts) for arm, path in taught.items()}
     print()
     line("accepted per loop, by k", *range(1, DEPTHS + 1))
     line(*["---"] * (DEPTHS + 1))
-    for arm, counts in live.items():
-        line(arm, *(f"{count:.2f}" for count in counts), *[""] * (DEPTHS - len(counts)))
-    draw_accepted(live, args.out / "accepted.png")
+    for arm, path in runs.items():
+        if (path / "sdsat.json").exists():
+            counts = accepted(path, args.texts)
+            line(arm, *(f"{count:.2f}" for count in counts), *[""] * (DEPTHS - len(counts)))
 
 
 if __name__ == "__main__":
