@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from draftsmith.errors import DrafterError
@@ -134,14 +133,6 @@ class Draft:
             if proposal.child is not None:
                 index[parent, self.tokens[proposal.child]] = proposal.child
         return index
-
-    def ancestor_mask(self) -> Tensor:
-        """(n+m, n+m) bool: entry [i, j] says that j is i or an ancestor of i."""
-        mask = torch.eye(len(self), dtype=torch.bool)
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                mask[node] |= mask[parent]
-        return mask
 
     def first_branch(self) -> Draft:
         """One branch alone, without probes: what a chain-only target can verify.
