@@ -79,7 +79,7 @@ def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int 
         "spectra(N=3, W=2, tau=1, positions=staggered)",
         "spectra(N=3, W=2, forward=False)",
         "spectra(N=3, W=2, backward=False, sub_ngrams=False)",
-        "spectra(N=3, W=2, backward_first=False, keep=False, memory=3)",
+        "spectra(N=3, W=2, backward_first=False, memory=3)",
         "lookahead(N=3, W=2)",
         "lookahead(N=2, W=3, positions=own)",
     ],
@@ -572,9 +572,8 @@ def test_targets_that_verify_one_branch_decode_plainly() -> None:
 # -------------------------------------------------------------------------------- chats
 
 
-@pytest.mark.parametrize("keep", [True, False])
-def test_dictionaries_live_on_in_a_chat(engine: Engine, keep: bool) -> None:
-    chat = engine.chat(drafter=f"spectra(keep={keep})", max_new_tokens=12)
+def test_dictionaries_live_on_in_a_chat(engine: Engine) -> None:
+    chat = engine.chat(drafter="spectra", max_new_tokens=12)
     chat.send("hello world")
     state = chat._last and chat._last.state
     assert isinstance(state, _Pool)
@@ -584,7 +583,7 @@ def test_dictionaries_live_on_in_a_chat(engine: Engine, keep: bool) -> None:
     stream = chat.stream("this is a test")
     next(stream)
     assert (chat._last and chat._last.state) is state or state.ngrams._behind
-    assert all(state.ngrams._behind.get(key) for key in learnt) is keep
+    assert all(state.ngrams._behind.get(key) for key in learnt)
     for _ in stream:
         pass
     assert stream.result.tokens == engine.generate(history, max_new_tokens=12).tokens

@@ -36,9 +36,9 @@ class Spectra(Drafter):
     Decisions where the paper is silent: the backward guess goes first (`backward_first`); it stops
     at the first miss; guesses are merged to a tree, the latest first; a key of the forward
     dictionary gives the latest W continuations; with more than `memory` keys those that came first
-    are forgotten, down to half; chains start from random tokens of the prompt; `keep` keeps the
-    dictionaries from one turn of a chat to the next. Ablations of its table 2: `forward`,
-    `backward`, `sub_ngrams`.
+    are forgotten, down to half; chains start from random tokens of the prompt; the dictionaries
+    stay from one turn of a chat to the next. Ablations of its table 2: `forward`, `backward`,
+    `sub_ngrams`.
 
     With a `corpus`, a folder made by `draftsmith corpus build`, what followed there fills the rest
     of the G guesses (section 3.2; `retrieval` is that half alone).
@@ -58,7 +58,6 @@ class Spectra(Drafter):
     backward_first: bool = True
     positions: Literal["own", "staggered"] = "own"
     """Chain i begins right after the root (own), or i positions later (staggered)."""
-    keep: bool = True
     memory: int = 65_536
     seed: int = 0
     """Of the drafter's own draws: where the chains start, and the r that is held against tau."""
@@ -163,7 +162,6 @@ class _Pool(DrafterState):
         """W chains of N−1 tokens; empty until the first step shows the prompt."""
         self._grew = False  # since they began with random tokens
         self._rng = Random(config.seed)
-        self._prompt_length = 0
         self._start_length = 0
         self._turn = 0  # the chain that has waited longest
         self._running: list[int] = []  # chains in the pass under way
@@ -213,12 +211,6 @@ class _Pool(DrafterState):
         return found
 
     def _begin(self, ctx: Context) -> None:
-        if ctx.prompt_length != self._prompt_length:  # a new turn
-            if not self.config.keep:
-                self.ngrams.clear()
-                self.ngrams.begin(self.chains)
-                self.predictor = None
-            self._prompt_length = ctx.prompt_length
         if not self.chains:
             self._rng = Random(self.config.seed)
             prompt = self._start_length = min(ctx.prompt_length, len(ctx.ids))

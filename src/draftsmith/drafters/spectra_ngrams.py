@@ -99,11 +99,6 @@ class Ngrams:
         changed, self._changed = self._changed, {}
         return changed
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._behind.clear()
-        self._changed.clear()
-
 
 def _latest(entries: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """All different ones, the latest first."""
