@@ -80,26 +80,20 @@ def build(
 
 def info(
     folder: Folder,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read the files, too, and compare their checksums.")
-    ] = False,
     json_: Json = False,
 ) -> None:
-    """Say what a corpus holds and how it was built.
+    """Say what a corpus holds and how it was built, once its checksums were found to be right.
 
     [bold]Example[/bold]
 
-    draftsmith corpus info chats.corpus --verify
+    draftsmith corpus info chats.corpus
     """
     from draftsmith.corpus.datastore import Datastore
 
     store = Datastore.open(folder, verify=False)
-    if verify:
-        with bar("verifying", 8 * len(store)) as advance:
-            store.verify(advance)
+    with bar("verifying", 8 * len(store)) as advance:
+        store.verify(advance)
     _show(folder, store.header, json_)
-    if verify:
-        note("both files are as they were built")
 
 
 def query(
