@@ -49,16 +49,9 @@ class GenerationResult:
 
     @property
     def attribution(self) -> list[Span | None]:
-        """For each token the span that it was copied from, or None; see `attribute`."""
-        return self.attribute()
-
-    def attribute(self, min_length: int = MIN_LENGTH) -> list[Span | None]:
-        """For each token None, or the span of prompt and output that its copy was made from.
-
-        Copies shorter than `min_length` tokens do not count.
-        """
+        """For each token None, or the span of prompt and output that its copy was made from."""
         spans: list[Span | None] = [None] * len(self.tokens)
-        for output, source in self.copies(min_length):
+        for output, source in self.copies():
             for position in range(*output):
                 spans[position - len(self.prompt_tokens)] = source
         return spans
