@@ -52,7 +52,6 @@ def by_depth(
     adaptive: AdaptiveTokens,
     depths: int = DEPTHS,
     rows_per_pass: int = 8,
-    seed: int = 0,
 ) -> Depths:
     """Ask once per sequence (N, T+1), at a random place: a true prefix, then `depths` tokens.
 
@@ -62,7 +61,7 @@ def by_depth(
     ask = torch.tensor(adaptive.ask(depths))
     right, same, counted = torch.zeros(depths), torch.zeros(depths), 0
     runs = torch.zeros(depths)
-    rng = np.random.default_rng([seed, _ASKS])
+    rng = np.random.default_rng([0, _ASKS])
     for rows in _rows(sequences, rows_per_pass):
         length = rows.shape[1] - 1
         known = torch.from_numpy(rng.integers(depths, length - depths + 1, len(rows)))
