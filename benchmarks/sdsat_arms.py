@@ -1,4 +1,6 @@
-"""Tables and plots of the arms: `python figures.py --texts T --runs R --out DIR`.
+"""SDSAT's figures 3 to 5, of the arms that `recipes/sdsat/arms.sh` has trained.
+
+    python -m benchmarks.sdsat_arms --texts WORK/texts --runs WORK/runs --out WORK/figures
 
 `losses.png` is figure 5. Tables go to stdout; the second one is figures 3 and 4.
 """
