@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from draftsmith.corpus import files
 from draftsmith.corpus.files import Header
 from draftsmith.corpus.index import write_index
-from draftsmith.corpus.journal import KnownScores
 from draftsmith.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.corpus.pieces import Pieces, read_pieces
 from draftsmith.corpus.suffixes import sorter
@@ -29,7 +28,7 @@ from draftsmith.corpus.texts import find
 from draftsmith.errors import OptionError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import write_text
+from draftsmith.storage import JsonLines, write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -93,14 +92,13 @@ def build(
     skipped: list[Path] = []
     found = tuple(find(plan.texts, skip=skipped.append))
     workshop = folder / files.BUILDING
-    key = _begin(plan, workshop, found, vocabulary_print)
+    _begin(plan, workshop, found, tokenizer, model)
     with show("reading texts", len(found)) as advance:
         pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
     chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
     facts: dict[str, float] = {}
     if plan.keep is not None and model is not None:
-        journal = workshop / "scores.jsonl"
-        ranks = score(pieces, model, opening(tokenizer), journal, key, show)
+        ranks = score(pieces, model, opening(tokenizer), workshop / "scores.jsonl", show)
         chosen, facts = lowest(ranks, plan.keep)
     read = dict(pieces.facts)
     if skipped:
@@ -120,23 +118,30 @@ def build(
     return header
 
 
-def _begin(plan: CorpusPlan, workshop: Path, texts: Sequence[Path], vocabulary_print: str) -> str:
-    """Note in `workshop` whose it is: what changes when the texts do, or how they are read.
+def _begin(
+    plan: CorpusPlan,
+    workshop: Path,
+    texts: Sequence[Path],
+    tokenizer: Any,
+    model: LoadedModel | None,
+) -> None:
+    """Note in `workshop` whose it is: what changes when the texts do, how they are read or scored.
 
     Raises OptionError if another build began there.
     """
     stats = [(str(path), path.stat()) for path in texts]
     sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
-    whole = json.dumps([sizes, plan.fields, plan.piece, vocabulary_print])
+    scored = model and [fingerprint(model), str(model.dtype), model.device.type, opening(tokenizer)]
+    whole = json.dumps([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
     key, note = hashlib.sha256(whole.encode()).hexdigest(), workshop / "key"
     if note.is_file() and note.read_text(encoding="utf-8") != key:
         raise OptionError(
-            f"{workshop} holds the beginning of another build: the texts, their fields, --piece "
-            "or the tokenizer were others; give another folder, or delete this one"
+            f"{workshop} holds the beginning of another build, or the scores of another model: the "
+            "texts, their fields, --piece, the tokenizer, the model or its dtype were others; give "
+            "another folder, or delete this one"
         )
     workshop.mkdir(parents=True, exist_ok=True)
     write_text(note, key)
-    return key
 
 
 def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], dict[str, float]]:
@@ -182,13 +187,13 @@ def score(
     model: LoadedModel,
     before: tuple[int, ...],
     journal: Path,
-    key: str,
     show: Show = unseen,
 ) -> NDArray[np.float64]:
     """(P,) the target's perplexity of each piece; passes that the journal knows are not repeated.
 
-    `key` changes with the pieces. Raises OptionError if a piece does not fit into the model's
-    context, or if the journal belongs to other pieces or to another model.
+    The journal has a line for each pass, on disk before the next one begins; what comes after the
+    last whole line in order is what was being written when the power failed. Raises OptionError if
+    a piece does not fit into the model's context.
     """
     lengths = pieces.lengths
     longest, room = int(lengths.max()) + len(before), model.context_length
@@ -198,15 +203,20 @@ def score(
             f"--piece with at most {room - len(before)}"
         )
     turns = passes(model, lengths)
-    # Whatever may change a score: rows of one pass share kernels that round alike.
-    depends = [key, fingerprint(model), model.dtype, model.device.type, before, *map(len, turns)]
-    whole = hashlib.sha256(" ".join(map(str, depends)).encode()).hexdigest()
     sums = np.empty(len(pieces))
-    known = KnownScores(journal, whole)
+    known: list[list[float]] = []
+
+    def recall(entry: dict[str, Any]) -> None:
+        if entry["pass"] != len(known):
+            raise ValueError("not the next pass")
+        known.append(entry["log_p"])
+
+    lines = JsonLines(journal, recall, begins='{"pass"', hint=None)
     with show("ranking", len(pieces)) as advance:
         for number, rows in enumerate(turns):
-            if number == len(known.scores):
-                known.add(log_likelihoods(model, (pieces[row] for row in rows), before))
-            sums[rows] = known.scores[number]
+            if number == len(known):
+                known.append(log_likelihoods(model, (pieces[row] for row in rows), before))
+                lines.add({"pass": number, "log_p": known[-1]})
+            sums[rows] = known[number]
             advance(len(rows))
     return perplexities(sums, lengths, before)
