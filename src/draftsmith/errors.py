@@ -18,20 +18,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "DrafterError",
-    "DraftsmithError",
-    "GenerationInterrupted",
-    "LoadError",
-    "OptionError",
-    "PromptError",
-    "TrainingError",
-    "UnknownName",
-    "UnsupportedError",
-    "WriteError",
-    "first_line",
-]
-
 
 class DraftsmithError(Exception):
     """Base of every error that draftsmith raises on purpose."""
