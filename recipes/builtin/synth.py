@@ -2,7 +2,8 @@
 
 Real commits teach what edits look like, but their messages rarely say what to change. These do, so
 they are what teaches the model to follow an instruction. Every edit takes a text and returns the
-message with the new text; where it does not apply, None, or it finds nothing to choose from.
+message, the text, and the new one; where it does not apply it raises IndexError, as choosing from
+nothing does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import keyword
 import re
 import tomllib
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -98,7 +100,7 @@ class Maker:
                 return new
         return old
 
-    def rename(self, text: str) -> Edit | None:
+    def rename(self, text: str) -> Edit:
         counts = Counter(n for n in NAME.findall(text) if n not in BUILTIN)
         old = self.rng.choice([n for n, c in counts.items() if 2 <= c <= 14])
         kind = self.rng.choice(["", "", "variable " if old.islower() else ""])
@@ -114,18 +116,18 @@ class Maker:
         said = self.quoted(old)
         return self.say("rename", kind=kind, old=said, new=said.replace(old, new, 1)), text, after
 
-    def number(self, text: str) -> Edit | None:
+    def number(self, text: str) -> Edit:
         m = self.one_of(NUMBER, text)
         name, old = m[2], m[4]
-        if len(re.findall(rf"^ *{re.escape(name)} = {re.escape(old)}$", text, re.MULTILINE)) > 1:
-            return None
+        same = re.findall(rf"^ *{re.escape(name)} = {re.escape(old)}$", text, re.MULTILINE)
+        need(len(same) == 1)
         new = str(self.rng.choice(NUMBERS))
         if "." in old:
             new = f"{self.rng.randrange(10)}.{self.rng.randrange(1, 100)}"
         message = self.say("number", name=self.quoted(name), old=old, new=new)
         return message, text, splice(text, m, 4, new)
 
-    def default(self, text: str) -> Edit | None:
+    def default(self, text: str) -> Edit:
         m = self.one_of(DEFAULT, text)
         name, old = m[1], m[2]
         swaps = {"True": "False", "False": "True", "None": self.rng.choice(["True", "0", "False"])}
@@ -133,7 +135,7 @@ class Maker:
         after = re.sub(rf"\b{re.escape(name)}={old}\b", f"{name}={new}", text)
         return self.say("default", name=name, old=old, new=new), text, after
 
-    def string(self, text: str) -> Edit | None:
+    def string(self, text: str) -> Edit:
         m = self.one_of(STRING, text)
         quote, old = m[1], m[2]
         if self.rng.random() < 0.4:
@@ -145,14 +147,14 @@ class Maker:
         message = self.say("string", q=quote, old=old, new=new)
         return message, text, text.replace(m[0], f"{quote}{new}{quote}")
 
-    def word(self, text: str) -> Edit | None:
+    def word(self, text: str) -> Edit:
         """Another word everywhere, in prose as in code."""
         counts = Counter(WORD.findall(text))
         some = [w for w, c in counts.items() if c <= 8 and w not in BUILTIN]
         old, new = self.rng.choice(some), self.rng.choice(self.words)
         return self.say("word", old=old, new=new), text, re.sub(rf"\b{old}\b", new, text)
 
-    def typo(self, text: str) -> Edit | None:
+    def typo(self, text: str) -> Edit:
         """A misspelt word put right: the misspelling is made here, in the old file."""
         m = self.one_of(re.compile(r"\b[a-z]{5,12}\b"), text)
         good = m[0]
@@ -161,8 +163,7 @@ class Maker:
         doubled = good[:at] + good[at] + good[at:]
         swapped = good[:at] + good[at + 1] + good[at] + good[at + 2 :]
         bad = self.rng.choice([missing, doubled, swapped])
-        if bad == good or re.search(rf"\b{bad}\b", text):
-            return None
+        need(bad != good and not re.search(rf"\b{bad}\b", text))
         message = self.say("typo", bad=bad, good=good)
         return message, splice(text, m, 0, bad), text
 
@@ -179,26 +180,23 @@ class Maker:
             end += len(line)
         return start, end
 
-    def remove_function(self, text: str) -> Edit | None:
+    def remove_function(self, text: str) -> Edit:
         found = list(DEF.finditer(text))
-        if len(found) < 2:
-            return None
+        need(len(found) > 1)
         m = self.rng.choice(found)
         start, end = self.block(text, m)
-        if end - start > 0.6 * len(text) or len(re.findall(rf"\bdef {m[2]}\b", text)) > 1:
-            return None
+        need(end - start <= 0.6 * len(text) and len(re.findall(rf"\bdef {m[2]}\b", text)) == 1)
         what = "method" if m[1] else "function"
         message = self.say("remove_function", name=self.quoted(m[2]), what=what)
         after = text[:start] + text[end:]
         return message, text, after.rstrip("\n") + "\n" if end == len(text) else after
 
-    def docstring(self, text: str) -> Edit | None:
+    def docstring(self, text: str) -> Edit:
         """Write, take away or replace a function's one-line docstring."""
         m = self.one_of(DEF, text)
         name, rest = m[2], text[m.end() :]
         old = re.match(r' *"""([^"\n]+)"""\n', rest)
-        if old is None and rest.lstrip().startswith(('"""', "r'", "'''", 'r"')):
-            return None
+        need(old is not None or not rest.lstrip().startswith(('"""', "r'", "'''", 'r"')))
         if old is not None and self.rng.random() >= 0.4:
             message = self.say("remove_docstring", name=self.quoted(name))
             return message, text, text[: m.end()] + rest[old.end() :]
@@ -216,18 +214,17 @@ class Maker:
         noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
         return f"{verb} the {noun or self.some_words()}."
 
-    def parameter(self, text: str) -> Edit | None:
+    def parameter(self, text: str) -> Edit:
         """A new parameter at the end of a function's list."""
         m = self.rng.choice([m for m in DEF.finditer(text) if "*" not in m[3] and "\n" not in m[3]])
         name = self.rng.choice(self.words)
-        if re.search(rf"\b{name}\b", m[3]):
-            return None
+        need(not re.search(rf"\b{name}\b", m[3]))
         new = f"{name}={self.rng.choice(['None', 'True', 'False', '0', '1', '10'])}"
         given = f"{m[3].rstrip(', ')}, {new}" if m[3].strip() else new
         message = self.say("parameter", new=self.quoted(new), name=self.quoted(m[2]))
         return message, text, splice(text, m, 3, given)
 
-    def returns(self, text: str) -> Edit | None:
+    def returns(self, text: str) -> Edit:
         """A return annotation."""
         m = self.rng.choice([m for m in DEF.finditer(text) if not m[4]])
         kind = self.rng.choice(TYPES)
@@ -235,35 +232,31 @@ class Maker:
         message = self.say("returns", name=self.quoted(m[2]), kind=kind)
         return message, text, text[:close] + f" -> {kind}" + text[close:]
 
-    def add_import(self, text: str) -> Edit | None:
+    def add_import(self, text: str) -> Edit:
         module = self.rng.choice(MODULES)
-        if re.search(rf"\bimport {module}\b", text):
-            return None
+        need(not re.search(rf"\bimport {module}\b", text))
         after = IMPORT.sub(rf"import {module}\n\g<0>", text, count=1)
         return self.say("add_import", module=module), text, after
 
-    def remove_import(self, text: str) -> Edit | None:
+    def remove_import(self, text: str) -> Edit:
         found = [m for m in IMPORT.finditer(text) if "(" not in m[0] and "\\" not in m[0]]
-        if len(found) < 2:
-            return None
+        need(len(found) > 1)
         m = self.rng.choice(found)
         message = self.say("remove_import", line=self.quoted(m[0]))
         return message, text, text[: m.start()] + text[m.end() + 1 :]
 
-    def comments(self, text: str) -> Edit | None:
-        if not 0 < len(COMMENT.findall(text)) <= 12:
-            return None
+    def comments(self, text: str) -> Edit:
+        need(0 < len(COMMENT.findall(text)) <= 12)
         return self.say("comments"), text, COMMENT.sub("", text)
 
-    def delete_line(self, text: str) -> Edit | None:
+    def delete_line(self, text: str) -> Edit:
         lines = text.splitlines(keepends=True)
-        if len(lines) < 4:
-            return None
+        need(len(lines) > 3)
         at = self.rng.choice(unique(lines, text, 70))
         message = self.say("delete_line", line=self.quoted(lines[at].strip()))
         return message, text, "".join(lines[:at] + lines[at + 1 :])
 
-    def add_line(self, text: str) -> Edit | None:
+    def add_line(self, text: str) -> Edit:
         lines = text.splitlines(keepends=True)
         at = self.rng.choice(unique(lines, text, 60))
         line = lines[at].strip()
@@ -275,13 +268,12 @@ class Maker:
         cut = at + 1 if place == "after" else at
         return message, text, "".join([*lines[:cut], f"{indent}{new}\n", *lines[cut:]])
 
-    def printing(self, text: str) -> Edit | None:
-        if not 0 < len(re.findall(r"\bprint\(", text)) < 15:
-            return None
+    def printing(self, text: str) -> Edit:
+        need(0 < len(re.findall(r"\bprint\(", text)) < 15)
         new = self.rng.choice(PRINTERS)
         return self.say("printing", new=new), text, re.sub(r"\bprint\(", f"{new}(", text)
 
-    def version(self, text: str) -> Edit | None:
+    def version(self, text: str) -> Edit:
         m = self.one_of(VERSION, text)
         old, parts = m[0], [int(p) for p in m[0].split(".")]
         at = self.rng.randrange(3)
@@ -289,7 +281,7 @@ class Maker:
         after = re.sub(rf"(?<![\d.]){re.escape(old)}(?![\d.])", new, text)
         return self.say("version", old=old, new=new), text, after
 
-    def heading(self, text: str) -> Edit | None:
+    def heading(self, text: str) -> Edit:
         m = self.one_of(HEADING, text)
         new = self.some_words().capitalize()
         message = self.say("heading", old=self.quoted(m[2]), new=self.quoted(new))
@@ -313,13 +305,17 @@ class Maker:
     def one(self, text: str, edits: dict[str, float]) -> Edit | None:
         for _ in range(6):
             [name] = self.rng.choices(list(edits), list(edits.values()))
-            try:
-                edit: Edit | None = getattr(self, name)(text)
-            except IndexError:  # nothing to choose from
-                continue
-            if edit is not None and edit[1] != edit[2]:
-                return edit
+            with suppress(IndexError):
+                edit: Edit = getattr(self, name)(text)
+                if edit[1] != edit[2]:
+                    return edit
         return None
+
+
+def need(holds: bool) -> None:
+    """Raise IndexError where an edit does not apply."""
+    if not holds:
+        raise IndexError
 
 
 def found(pattern: re.Pattern[str], texts: list[str]) -> list[str]:
