@@ -1,4 +1,4 @@
-"""What every step of the recipe shares: the vocabulary's special tokens, the template, the corpora.
+"""What every step of the recipe shares: the vocabulary's special tokens, the corpora.
 
 Kept in one place because the order of the special tokens decides their ids, and the ids are baked
 into every prepared row and every trained embedding.
@@ -19,18 +19,6 @@ NAMED = [f"<|{name}|>" for name in NAMES.split()]
 PAD, TEXT_END, USER, ASSISTANT, _, END, FILE, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE = NAMED
 SPECIALS = [*NAMED, *(f"<|reserved_{i}|>" for i in range(32))]
 ID = {token: number for number, token in enumerate(SPECIALS)}
-
-# The anchor: when the question holds a file, the answer starts with the same marker, so the model
-# does not have to find out where copying starts.
-CHAT_TEMPLATE = (
-    "{%- for message in messages -%}"
-    "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}"
-    "{{- '<|assistant|>' -}}"
-    "{%- if messages and '<|file|>' in messages[-1]['content'] -%}{{- '<|file|>' -}}{%- endif -%}"
-    "{%- endif -%}"
-)
 
 # Kept out of training completely, so that edits of these repositories measure the model.
 MEASURED_REPOS = frozenset({"pallets/flask", "TheAlgorithms/Python"})

@@ -12,6 +12,8 @@ from common import END, ID, PAD, TEXT_END
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from draftsmith import builtin
+
 Network = LlamaForCausalLM
 
 
@@ -51,15 +53,16 @@ def states(
 
 
 def save(network: Network, tokenizer: Path, out: Path) -> None:
-    """Write a folder that transformers 4 and 5 read, with the tokenizer of another folder."""
+    """Write a folder that transformers 4 and 5 read, with this tokenizer and our chat template."""
     marks = {"bos_token_id": ID[TEXT_END], "eos_token_id": ID[END], "pad_token_id": ID[PAD]}
     network.config.update(marks)
     # It names a second stop that the config does not.
     ends = {"eos_token_id": [ID[END], ID[TEXT_END]]}
     network.generation_config = GenerationConfig(**marks | ends)
     network.to(torch.bfloat16).save_pretrained(out)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tokenizer / name, out / name)
+    shutil.copyfile(tokenizer, out / "tokenizer.json")
+    # The same for every model of ours.
+    shutil.copyfile(builtin.path() / "tokenizer_config.json", out / "tokenizer_config.json")
     # Spelled both ways where transformers 4 and 5 name a setting differently.
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": None}

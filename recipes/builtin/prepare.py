@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -19,7 +20,7 @@ import synth
 from common import ASSISTANT, END, FILE, ID, TEXT_END, USER, is_held_out, read_rows
 from numpy.typing import NDArray
 from rows import CHANGED, COPIED, PROMPT, SKIPPED, save
-from tokenizer import save_tokenizer, train_tokenizer
+from tokenizer import train_tokenizer
 from tokenizers import Encoding, Tokenizer
 
 SEED = 1
@@ -40,14 +41,12 @@ class Edit(NamedTuple):
 
 def write(out: Path, name: str, made: Iterable[Made]) -> None:
     """Write rows, those that are held out apart."""
-    kept: dict[bool, list[tuple[list[int], NDArray[np.uint8]]]] = {False: [], True: []}
+    kept: dict[str, list[tuple[list[int], NDArray[np.uint8]]]] = defaultdict(list)
     for ids, classes, held in made:
-        kept[held].append((ids, classes))
-    for held, rows in kept.items():
-        if rows:
-            full = f"held_{name}" if held else name
-            tokens = save(out / f"{full}.npz", rows)
-            print(f"{full}: {len(rows)} rows, {tokens / 1e6:.2f}M tokens", flush=True)
+        kept[f"held_{name}" if held else name].append((ids, classes))
+    for full, rows in kept.items():
+        tokens = save(out / f"{full}.npz", rows)
+        print(f"{full}: {len(rows)} rows, {tokens / 1e6:.2f}M tokens", flush=True)
 
 
 def texts(corpora: Path, tokenizer: Tokenizer) -> Iterator[Made]:
@@ -192,7 +191,8 @@ def main() -> None:
     args = parser.parse_args()
     corpora = args.corpora
     tokenizer = train_tokenizer(corpora, args.vocab)
-    save_tokenizer(tokenizer, args.out / "tokenizer", CONTEXT)
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(args.out / "tokenizer.json"))
     # Text may show a marker's name; only what this recipe writes as an id is a marker.
     tokenizer.encode_special_tokens = True
     write(args.out, "text", texts(corpora, tokenizer))

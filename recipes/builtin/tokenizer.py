@@ -1,8 +1,7 @@
-"""Train the byte-level BPE vocabulary and write it as a tokenizer any transformers can load."""
+"""Train the byte-level BPE vocabulary."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -63,26 +62,3 @@ def train_tokenizer(corpora: Path, size: int) -> Tokenizer:
     if tokenizer.get_vocab_size() != size:
         raise ValueError(f"vocabulary has {tokenizer.get_vocab_size()} ids, wanted {size}")
     return tokenizer
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """`tokenizer.json` and a `tokenizer_config.json` that transformers 4 and 5 both read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": context,
-        # Without this transformers 4 also returns token types, which a Llama refuses.
-        "model_input_names": ["input_ids", "attention_mask"],
-        "pad_token": common.PAD,
-        "bos_token": common.TEXT_END,
-        "eos_token": common.END,
-        "additional_special_tokens": [
-            s for s in common.SPECIALS if s not in (common.PAD, common.TEXT_END, common.END)
-        ],
-        "clean_up_tokenization_spaces": False,
-        "chat_template": common.CHAT_TEMPLATE,
-    }
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(config, indent=2) + "\n", encoding="utf-8"
-    )

@@ -96,7 +96,7 @@ class Run:
 
     def __init__(self, config: Config, data: Path) -> None:
         torch.manual_seed(config.seed)
-        tokenizer = Tokenizer.from_file(str(data / "tokenizer" / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
         vocabulary = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
         if vocabulary[: len(SPECIALS)] != SPECIALS:
             raise ValueError("the special tokens do not come first in the vocabulary")
@@ -165,7 +165,7 @@ def main() -> None:
                 log.flush()
                 shown = " ".join(f"{name} {row[name]:.3f}" for name in COLUMNS[4:] if name in row)
                 print(f"{run.step} {run.tokens / 1e6:.2f}M {progress:.1%} | {shown}", flush=True)
-    save(run.network, args.data / "tokenizer", args.out)
+    save(run.network, args.data / "tokenizer.json", args.out)
     print(f"done: {run.step} steps, {run.tokens} tokens, {run.seconds / 3600:.2f} hours")
 
 
