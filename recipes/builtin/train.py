@@ -20,7 +20,7 @@ import torch.nn.functional as functional
 from circuit import MATCH
 from common import SPECIALS
 from headstart import head_start
-from rows import CHANGED, COPIED, PROMPT, Sampler
+from rows import Sampler
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -30,8 +30,7 @@ BLOCK = 1024  # the loss is taken at a multiple of so many places
 SAMPLE = 2048  # tokens of text that say how large things are in fresh weights
 WRITTEN = f"model.layers.{MATCH}.self_attn"  # where what copying heads say may change
 WRITTEN_RATE = 0.1
-SHOWN = {"copied": COPIED, "changed": CHANGED, "text": PROMPT}
-COLUMNS = ["step", "tokens", "seconds", "rate", "loss", *SHOWN]
+COLUMNS = ("step", "tokens", "seconds", "rate", "loss")  # of the log
 Config = SimpleNamespace  # a .toml file
 
 
@@ -77,18 +76,14 @@ def optimizers(network: Network, config: Config) -> list[torch.optim.Optimizer]:
     ]  # fmt: skip
 
 
-def loss_of(hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-    """Weighted mean of the losses, and the losses (R, T), 0 where there is no weight."""
+def loss_of(hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """() weighted mean of the losses; hidden (R, T, D), targets and weights (R, T)."""
     used = weights.flatten().nonzero()[:, 0]
     # Whole blocks only: a new shape at every step would fill the matrix library's cache.
     places = functional.pad(used, (0, -len(used) % BLOCK))
     logits = (hidden.flatten(0, 1)[places] @ table.T).float()
     found = functional.cross_entropy(logits, targets.flatten()[places], reduction="none")
-    found = found[: len(used)]
-    shown = torch.zeros(weights.numel())
-    shown[used] = found.detach()
-    total = (found * weights.flatten()[used]).sum() / weights.sum().clamp_min(1e-6)
-    return total, shown.view(weights.shape)
+    return (found[: len(used)] * weights.flatten()[used]).sum() / weights.sum().clamp_min(1e-6)
 
 
 class Run:
@@ -116,13 +111,12 @@ class Run:
         length = length_of(config, self.step)
         rows = max(1, config.batch_tokens // length)
         ids, classes = map(torch.from_numpy, self.sampler.batch(self.step, length, rows))
-        label = classes[:, 1:].long()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             still = MATCH + config.substitutes
             hidden = self.states(self.network, ids[:, :-1], still=still, dtype=torch.bfloat16)
             table = self.network.model.embed_tokens.weight
-            weights = torch.tensor(config.weights)[label]
-            loss, losses = loss_of(hidden, table, ids[:, 1:], weights)
+            weights = torch.tensor(config.weights)[classes[:, 1:].long()]
+            loss = loss_of(hidden, table, ids[:, 1:], weights)
         loss.backward()
         rate = rate_of(config, self.step, progress)
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -135,11 +129,8 @@ class Run:
         self.step += 1
         self.tokens += rows * length
         self.seconds += time.monotonic() - since
-        kinds = {name: losses[label == kind].mean().item() for name, kind in SHOWN.items()}
-        return {
-            "step": self.step, "tokens": self.tokens, "seconds": self.seconds, "rate": rate,
-            "loss": loss.item(), **{name: loss for name, loss in kinds.items() if loss == loss},
-        }  # fmt: skip
+        numbers = (self.step, self.tokens, self.seconds, rate, loss.item())
+        return dict(zip(COLUMNS, numbers, strict=True))
 
 
 def main() -> None:
@@ -155,7 +146,7 @@ def main() -> None:
     print(f"{run.network.num_parameters() / 1e6:.2f}M parameters", flush=True)
     torch._dynamo.config.recompile_limit = 64
     with args.out.with_suffix(".log.csv").open("w", newline="", encoding="utf-8") as log:
-        writer = csv.DictWriter(log, COLUMNS, restval="")
+        writer = csv.DictWriter(log, COLUMNS)
         writer.writeheader()
         while run.tokens < args.tokens and run.seconds < 3600 * args.hours:
             progress = max(run.tokens / args.tokens, run.seconds / 3600 / args.hours)
@@ -163,8 +154,8 @@ def main() -> None:
             writer.writerow(row)
             if run.step % 20 == 0:
                 log.flush()
-                shown = " ".join(f"{name} {row[name]:.3f}" for name in COLUMNS[4:] if name in row)
-                print(f"{run.step} {run.tokens / 1e6:.2f}M {progress:.1%} | {shown}", flush=True)
+                told = f"{run.step} {run.tokens / 1e6:.2f}M {progress:.1%}"
+                print(f"{told} | loss {row['loss']:.3f}", flush=True)
     save(run.network, args.data / "tokenizer.json", args.out)
     print(f"done: {run.step} steps, {run.tokens} tokens, {run.seconds / 3600:.2f} hours")
 
