@@ -93,7 +93,7 @@ def instructions(corpora: Path) -> Iterator[Edit]:
     rows = [row for row in measured if 400 < len(row["text"]) < 8000]
     # Names and words from the measured files themselves: none was seen in training as such.
     texts = [row["text"] for row in rows]
-    maker = synth.Maker(rng, synth.found(synth.NAME, texts), synth.found(synth.WORD, texts))
+    maker = synth.Maker(rng, texts, texts)
     while True:
         row = rng.choice(rows)
         made = maker.make(synth.window(rng, row["text"]), True)

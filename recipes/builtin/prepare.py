@@ -157,12 +157,8 @@ def made(corpora: Path, count: int) -> Iterator[Edit]:
         [row for row in read_rows(corpora, folder) if 200 < len(row["text"]) < 200_000]
         for folder in ("code", "docs")
     )
-    some = ((synth.NAME, code, 4), (synth.WORD, documents, 8))
-    names, words = (
-        synth.found(pattern, [row["text"] for row in rng.sample(files, len(files) // part)])
-        for pattern, files, part in some
-    )
-    maker = synth.Maker(rng, names, words)
+    samples = (rng.sample(code, len(code) // 4), rng.sample(documents, len(documents) // 8))
+    maker = synth.Maker(rng, *([row["text"] for row in rows] for rows in samples))
     for _ in range(count):
         files = code if rng.random() < 0.85 else documents
         row = rng.choice(files)

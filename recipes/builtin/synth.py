@@ -57,12 +57,11 @@ OF_TEXT = {
 
 
 class Maker:
-    """Draws edits with one random source; `names` are identifiers seen in other files."""
+    """Draws edits with one random source; new names come from some code, words from some texts."""
 
-    def __init__(self, rng: Random, names: list[str], words: list[str]) -> None:
+    def __init__(self, rng: Random, code: list[str], texts: list[str]) -> None:
         self.rng = rng
-        self.names = names
-        self.words = words
+        self.names, self.words = found(NAME, code), found(WORD, texts)
 
     def quoted(self, text: str) -> str:
         return self.rng.choice(["{}", "{}", "`{}`", "'{}'"]).format(text)
