@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -68,13 +68,9 @@ class Datastore:
         folder = Path(path).expanduser()
         store = cls(folder, Header.load(folder))
         if verify:
-            store.verify()
+            for name, content in ((files.TOKENS, store._text), (files.SUFFIXES, store._order)):
+                files.verify(folder / name, content, store.header.sums[name])
         return store
-
-    def verify(self, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Raise LoadError unless both files are as they were built; `advance` is told bytes."""
-        for name, content in ((files.TOKENS, self._text), (files.SUFFIXES, self._order)):
-            files.verify(self.folder / name, content, self.header.sums[name], advance)
 
     def __len__(self) -> int:
         """Tokens, separators included."""

@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,12 +133,11 @@ def map_file(folder: Path, name: str, tokens: int) -> mmap.mmap:
         raise LoadError(f"{path} cannot be read: {error.strerror}; {_AGAIN}") from error
 
 
-def verify(path: Path, content: mmap.mmap, total: int, advance: Callable[[int], None]) -> None:
-    """Raise LoadError unless the mapped file has this CRC-32; `advance` is told of bytes done."""
+def verify(path: Path, content: mmap.mmap, total: int) -> None:
+    """Raise LoadError unless the mapped file has this CRC-32."""
     found = 0
     with memoryview(content) as view:
         for start in range(0, len(view), _CHUNK):
             found = zlib.crc32(view[start : start + _CHUNK], found)
-            advance(min(_CHUNK, len(view) - start))
     if found != total:
         raise LoadError(f"{path} {_DAMAGED}")
