@@ -32,6 +32,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from benchmarks import shared
 from benchmarks.paired import ratio
 from draftsmith import builtin
+from draftsmith.bench.run import in_turn
 from draftsmith.engine.engine import Engine
 from draftsmith.text.tokenizer import encode
 
@@ -169,7 +170,7 @@ def main() -> None:
     answers: dict[str, list[list[int]]] = {name: [] for name in ways}
     for run in range(args.runs):
         for index, edit in enumerate(edits):
-            for name in shared.in_turn_from(list(ways), run + index):
+            for name in in_turn(list(ways), run + index):
                 begin = perf_counter()
                 tokens = ways[name](edit)
                 seconds[name].append(perf_counter() - begin)
