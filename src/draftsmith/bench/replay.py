@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -132,6 +133,17 @@ class Replay:
     stats: Stats
     passes: Passes
     """The histogram of passes by context and width, from which their cost follows."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        passes = [[*place, count] for place, count in sorted(self.passes.items())]
+        return {"passes": passes, "stats": asdict(self.stats)}
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, Any]) -> Replay:
+        """What `as_dict` made plain."""
+        passes = {(context, positions): n for context, positions, n in entry["passes"]}
+        return cls(Stats.from_dict(entry["stats"]), Counter(passes))
 
 
 def check(drafter: Drafter) -> None:

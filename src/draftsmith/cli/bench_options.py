@@ -111,8 +111,8 @@ class AnswerOptions(FileOptions):
     def replay(self, budget: ReplayBudget | None) -> Sweep:
         """Read and replay, with a progress bar."""
         from draftsmith.bench.encoding import Encoding
-        from draftsmith.bench.journal import FinishedReplays
         from draftsmith.bench.sweep import Replayer, sweep
+        from draftsmith.storage import Finished
 
         if self.on_error not in ("skip", "fail"):
             raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
@@ -121,9 +121,9 @@ class AnswerOptions(FileOptions):
         found = self.read(on_error)
         encoding = Encoding(self._folders(), self.tokenizer, self.template)
         replayer = Replayer(encoding, budget, on_error, self.max_tokens)
-        journal = FinishedReplays(self.resume)
+        finished = Finished(self.resume, sync=False)
         with bar("replaying", len(found.records)) as advance:
-            result = sweep(found.records, drafters, replayer, self.processes, journal, advance)
+            result = sweep(found.records, drafters, replayer, self.processes, finished, advance)
         result.wrong[:0] = found.wrong
         return result
 

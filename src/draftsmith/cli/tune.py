@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+from draftsmith.cli.bench_options import tell
 from draftsmith.cli.loading import bar, load_model
 from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.render import plain_table, plural
-from draftsmith.cli.report import note, stdout
+from draftsmith.cli.report import note, print_json, stdout
 
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
     from draftsmith.model.loaded import LoadedModel
+    from draftsmith.storage import Finished
+    from draftsmith.tune.copyspec import Gamma
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
 
+Named = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")]
+Prompts = Annotated[
+    Path,
+    typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
+]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
+]
+MaxNewTokens = Annotated[int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")]
+
 
 def pld_plus(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")],
-    prompts: Annotated[
-        Path,
-        typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
-    ],
+    model: Named,
+    prompts: Prompts,
     machine: MachineOptions,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
-    ] = 20,
-    max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")
-    ] = 128,
+    limit: Limit = 20,
+    max_new_tokens: MaxNewTokens = 128,
     json_: Json = False,
 ) -> None:
     """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
@@ -46,19 +53,16 @@ def pld_plus(
     draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
     loaded = load_model(model, machine)
-    from draftsmith.drafters.calibration import file_of
     from draftsmith.engine.engine import Engine
-    from draftsmith.tune.finished import FinishedWork
     from draftsmith.tune.pld_plus import CalibrationPlan, calibrate
 
     plan = CalibrationPlan(
         Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens
     )
-    finished = FinishedWork(file_of(loaded.facts.name).with_suffix(".partial.jsonl"))
+    finished = begun(loaded, ".partial.jsonl")
     with bar("calibrating", plan.size) as advance:
         found = calibrate(plan, finished, advance)
     path = found.save()
-    finished.forget()
     if json_:
         print(path.read_text(encoding="utf-8"), end="", flush=True)
     else:
@@ -66,9 +70,78 @@ def pld_plus(
     if not plan.attends:
         why = "; ".join(loaded.capabilities.reasons)
         note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
+    done(finished)
+    note(f"saved in {path}; pld_plus uses it from now on")
+
+
+def copyspec(
+    model: Named,
+    prompts: Prompts,
+    machine: MachineOptions,
+    limit: Limit = 20,
+    max_new_tokens: MaxNewTokens = 256,
+    cost: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|SLOPE",
+            show_default="measured now",
+            help="What a wider pass costs: what `draftsmith bench cost` saved, or the price of a "
+            "further position in plain passes.",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
+
+    The model answers every prompt plainly, all turns of a conversation. If the command is
+    interrupted, the same command goes on where it stopped.
+
+    [bold]Example[/bold]
+
+    draftsmith tune copyspec Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
+    """
+    from draftsmith.bench.suites import read as read_records
+    from draftsmith.bench.suites import sample
+    from draftsmith.model.measure import parse_cost
+
+    records = sample(read_records(prompts).records, limit)
+    curve = None if cost is None else parse_cost(cost)
+    loaded = load_model(model, machine)
+    from draftsmith.engine.engine import Engine
+    from draftsmith.tune.copyspec import GAMMAS, answers, best, cost_here, measured
+
+    engine, finished = Engine(loaded, drafter="none"), begun(loaded, ".copyspec.jsonl")
+    with bar("answering", len(records)) as advance:
+        given = answers(engine, records, max_new_tokens, finished, advance)
+    curve, found = curve or cost_here(loaded), []
+    with bar("replaying", len(GAMMAS)) as advance:
+        for gamma in GAMMAS:
+            found.append(measured(engine, given.texts, max_new_tokens, curve, gamma))
+            advance(1)
+    if json_:
+        print_json({"rows": [one.as_dict() for one in found]})
+    else:
+        show_gammas(found, best(found))
+    tell(given.wrong)
+    done(finished)
+
+
+def begun(model: LoadedModel, suffix: str) -> Finished:
+    """What an interrupted calibration of this model left in the cache folder."""
+    from draftsmith.drafters.calibration import file_of
+    from draftsmith.storage import Finished, writing
+
+    path = file_of(model.facts.name).with_suffix(suffix)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return Finished(path)
+
+
+def done(finished: Finished) -> None:
+    """All is done: nothing has to be remembered any more."""
+    finished.forget()
     if finished.recalled:
         note(f"{plural(finished.recalled, 'piece')} of work taken from an earlier run")
-    note(f"saved in {path}; pld_plus uses it from now on")
 
 
 def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
@@ -110,3 +183,22 @@ def show(found: Calibration, attends: bool) -> None:
         console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
     elif attends:
         console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
+
+
+def show_gammas(found: Sequence[Gamma], chosen: Gamma) -> None:
+    """The table of section 5.2 and appendix A, for a person."""
+    heads = ("γ", "similarity", "attempts", "accepted\nper attempt", "copied", "tokens\nper pass",
+             "predicted\nspeed-up")  # fmt: skip
+    table = plain_table(*heads, header=True)
+    for one in found:
+        cells = one.as_dict()
+        table.add_row(
+            str(one.gamma),
+            f"{cells['similarity']:.3f}",
+            f"{cells['attempts']:,}",
+            f"{cells['accepted_per_attempt']:.2f}",
+            f"{cells['copied_share']:.1%}",
+            f"{cells['tokens_per_pass']:.3f}",
+            f"{cells['speedup']:.3f}×" + (" ← fastest" if one is chosen else ""),
+        )
+    stdout().print(table)

@@ -24,8 +24,9 @@ from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from draftsmith.tune.finished import FinishedWork
+from draftsmith.storage import Finished
 
 LENGTHS = tuple(range(10, 101, 10))
 """The draft lengths that are tried. Source: section 7.2."""
@@ -49,9 +50,7 @@ class CalibrationPlan:
 
     def __post_init__(self) -> None:
         model = self.engine.model
-        if model.capabilities.shape == "plain":
-            why = "; ".join(model.capabilities.reasons)
-            raise UnsupportedError(f"{model.name} decodes one token per pass, drafts or not: {why}")
+        check(model)
         if not model.facts.name:
             raise OptionError("a model made in memory has no name to remember a calibration by")
         if not self.prompts:
@@ -75,8 +74,15 @@ class CalibrationPlan:
         return len(self.prompts) * (3 if self.attends else 2)
 
 
+def check(model: LoadedModel) -> None:
+    """Raise UnsupportedError for a model that cannot verify drafts."""
+    if model.capabilities.shape == "plain":
+        why = "; ".join(model.capabilities.reasons)
+        raise UnsupportedError(f"{model.name} decodes one token per pass, drafts or not: {why}")
+
+
 def calibrate(
-    plan: CalibrationPlan, finished: FinishedWork, advance: Callable[[int], None]
+    plan: CalibrationPlan, finished: Finished, advance: Callable[[int], None]
 ) -> Calibration:
     """Find heads, layer and K; what the finished already holds is not computed again."""
 
