@@ -70,6 +70,9 @@ def test_tables_are_saved_and_read(tmp_path: Path) -> None:
     path = tmp_path / "cost.json"
     COST.save(path)
     assert CostTable.load(path) == COST
+    before = {n: v for n, v in COST.as_dict().items() if n != "linear_layers"}
+    path.write_text(json.dumps(before), encoding="utf-8")  # as older versions wrote it
+    assert CostTable.load(path) == COST
     assert parse_cost(str(path)) == COST
     assert parse_cost("0.02") == Slope(0.02)
     assert parse_cost("0.02", plain_ms=20).seconds(2, 0) == pytest.approx(0.0204)
@@ -165,6 +168,7 @@ def test_costs_of_a_tiny_model() -> None:
     assert all(p.low <= p.ms <= p.high for p in found.points)
     assert found.prefill_ms.keys() == set(found.contexts)
     assert found.dtype == "float32"
+    assert found.title.endswith("linear layers: as loaded")
     assert set(found.versions) == {"draftsmith", "torch", "transformers"}
     with pytest.raises(UnsupportedError, match="too short"):
         measure_cost(loaded, Grid(positions=(1, 600)))
@@ -196,6 +200,7 @@ def test_the_commands(tmp_path: Path) -> None:
                     "--positions", "8,64", "--repeats", "2")  # fmt: skip
     assert measured.exit_code == 0, measured.output
     assert "64 cached" in measured.stdout
+    assert "linear layers are laid out" in " ".join(measured.stdout.split())
     assert [p.positions for p in CostTable.load(cost).points] == [1, 8, 64]
     text = "the quick brown fox jumps over the lazy dog"
     log.write_text(json.dumps({"prompt": text, "output": text}) + "\n")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, FixedBudget, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
@@ -120,10 +120,7 @@ class ReplayBudget:
         own = drafter.preferred_width()
         if not self.curve or own == 0:
             return FixedBudget(own if self.width is None else self.width)
-        curve = CostCurve()
-        for width, seconds in self.curve:
-            curve.record(width, seconds)
-        return drafter.auto_budget(curve)
+        return drafter.auto_budget(RecordedCost(dict(self.curve)))
 
 
 @dataclass(frozen=True, slots=True)

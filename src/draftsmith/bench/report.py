@@ -88,6 +88,12 @@ def facts(section: Section) -> list[tuple[str, str]]:
         ("Model", _model(str(known.get("model")), str(known.get("weights")))),
         ("Runs in", section.title),
         ("Machine", str(known.get("machine"))),
+        ("Linear layers", str(known.get("linear layers", "not told"))),
+        *(
+            [("Automatic budgets", f"by a recorded cost: {known['cost']}")]
+            if "cost" in known
+            else []
+        ),
         *_circumstances(section),
         ("Prompts", f"{len({row.id for row in section.rows})}, {runs} run{'s' * (runs > 1)} each"),
         ("Suites", ", ".join(dict.fromkeys(row.suite for row in section.rows))),

@@ -17,7 +17,7 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import machine
+from draftsmith.model.measure import linear_layers, machine
 
 PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 
@@ -33,7 +33,7 @@ def settings(
         "model": model.name.rstrip("/").rsplit("/", 1)[-1],
         "weights": fingerprint(model),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "linear layers": "as loaded" if model.prepacked is None else model.prepacked.explain(),
+        "linear layers": linear_layers(model),
         "device": _device(model.device),
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in arms],

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from draftsmith.bench.generations import Generation
 from draftsmith.bench.run import PLAIN
+from draftsmith.bench.suites import parts
 from draftsmith.core.stats import Stats, total
 from draftsmith.errors import UnknownName
 
@@ -94,7 +95,7 @@ class Section:
     whole: list[Summary]
     """Every arm over all suites."""
     suites: list[Summary]
-    """Every arm on every suite; empty if there is one suite only."""
+    """Every arm on every part (`suites.parts`); empty if there is one only."""
 
     @property
     def title(self) -> str:
@@ -144,7 +145,9 @@ def _section(rows: list[Generation], wanted: str | None) -> Section:
         raise UnknownName("arm", wanted, drafters)
     plain = [arm for name in PLAIN for arm in arms if drafters[arm] == name]
     baseline = wanted or next(iter(plain), arms[0])
-    suites = list(dict.fromkeys(row.suite for row in rows))
+    suites: dict[str, list[Generation]] = {}
+    for row, part in zip(rows, parts(rows), strict=True):
+        suites.setdefault(part, []).append(row)
     return Section(
         settings=rows[0].settings,
         baseline=baseline,
@@ -152,8 +155,8 @@ def _section(rows: list[Generation], wanted: str | None) -> Section:
         whole=summaries(rows, arms, baseline, None),
         suites=[
             summary
-            for suite in (suites if len(suites) > 1 else [])
-            for summary in summaries([r for r in rows if r.suite == suite], arms, baseline, suite)
+            for suite, of in (suites.items() if len(suites) > 1 else [])
+            for summary in summaries(of, arms, baseline, suite)
         ],
     )
 

@@ -7,18 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import bar, busy, load_model, short
-from draftsmith.cli.options import (
-    Budget,
-    Json,
-    MachineOptions,
-    Model,
-    ModelArgument,
-)
-from draftsmith.cli.render import plural
+from draftsmith.cli.loading import bar, busy, load_model
+from draftsmith.cli.options import COST, Budget, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
@@ -93,20 +87,14 @@ def cost(
     if json_:
         print_json(table.as_dict())
     else:
+        stdout().print(Text(table.title), soft_wrap=True)
         stdout().print(cost_table(table))
     note(f"saved in {output}")
 
 
 def estimate(
     answers: AnswerOptions,
-    cost: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|SLOPE",
-            help="What `draftsmith bench cost` saved; or a number: the price of a further position "
-            "in plain passes.",
-        ),
-    ],
+    cost: Annotated[str, COST],
     budget: Budget = "auto",
     plain_ms: Annotated[
         float | None,
@@ -142,8 +130,7 @@ def estimate(
         stdout().print(estimate_table(rows, answers.names()))
     tell(result.wrong)
     if isinstance(curve, CostTable):
-        threads = plural(curve.threads, "thread")
-        note(f"cost of a pass: {short(curve.model)}, {curve.dtype}, {threads}")
+        note(f"cost of a pass: {curve.title}")
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from draftsmith.cli.bench_options import tell
 from draftsmith.cli.loading import bar, load_model
-from draftsmith.cli.options import Json, MachineOptions
+from draftsmith.cli.options import COST, Json, MachineOptions
 from draftsmith.cli.render import plain_table, plural
 from draftsmith.cli.report import note, print_json, stdout
 
@@ -80,21 +80,13 @@ def copyspec(
     machine: MachineOptions,
     limit: Limit = 20,
     max_new_tokens: MaxNewTokens = 256,
-    cost: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|SLOPE",
-            show_default="measured now",
-            help="What a wider pass costs: what `draftsmith bench cost` saved, or the price of a "
-            "further position in plain passes.",
-        ),
-    ] = None,
+    cost: Annotated[str | None, COST] = None,
     json_: Json = False,
 ) -> None:
     """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
 
-    The model answers every prompt plainly, all turns of a conversation. If the command is
-    interrupted, the same command goes on where it stopped.
+    The model answers every prompt plainly, all turns of a conversation. Without --cost, what a pass
+    costs is measured now. If the command is interrupted, the same command goes on where it stopped.
 
     [bold]Example[/bold]
 
