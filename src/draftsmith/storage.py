@@ -267,11 +267,11 @@ class Finished:
 
     def __init__(self, path: Path | None = None, sync: bool = True) -> None:
         """`sync` as in `JsonLines`; raises LoadError for a file that is something else."""
-        self.recalled = 0
-        """Results that `recall` did not compute."""
         self._known: dict[str, Any] = {}
         self._lines: JsonLines[None] | None = None
         if path is not None:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
             hint = "this version did not write it to go on from; delete it, or give another file"
             self._lines = JsonLines(path, self._note, '{"key"', hint, sync)
 
@@ -290,9 +290,7 @@ class Finished:
 
     def recall(self, key: object, compute: Callable[[], Any]) -> Any:
         """The result noted under `key`; computed and noted if there is none."""
-        if key in self:
-            self.recalled += 1
-        else:
+        if key not in self:
             self.add(key, compute())
         return self[key]
 

@@ -259,7 +259,7 @@ def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
     fails(2, "delete it, or give another file", "replay", log, "--resume", log)
     assert log.read_text() == before
     with pytest.raises(WriteError, match="cannot be written"):
-        Finished(folder / "no" / "x")
+        Finished(log / "x")
 
 
 def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     empty.touch()
     fails(2, "it is empty", "replay", empty)
     fails(2, "No such file", "replay", tmp_path / "no.jsonl")
-    fails(2, "nothing to replay", "replay")
+    fails(2, "no records were named", "replay")
     fails(2, "unknown drafter", "replay", log, "-d", "copyspek")
     fails(2, "give skip or fail", "replay", log, "--on-error", "ignore")
     asked = tmp_path / "asked.jsonl"

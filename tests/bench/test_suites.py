@@ -172,7 +172,7 @@ def test_earlier_answers_are_put_in_their_places() -> None:
 COUNTS = {
     "mt-bench": (160, 2), "mt-redundant": (160, 2), "spec-bench": (560, 2), "humaneval": (164, 1),
     "mbpp": (500, 1), "gsm8k": (3957, 3), "gsm8k-json": (250, 1), "commit-edits": (200, 1),
-    "quotesum": (265, 1), "classeval": (100, 1), "spec-bench/mt_bench": (160, 2),
+    "quotesum": (265, 1), "spec-bench/mt_bench": (160, 2),
     "spec-bench/rag": (80, 1),
 }  # fmt: skip
 

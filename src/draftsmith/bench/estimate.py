@@ -34,8 +34,6 @@ class Estimate:
     prefill_share: float
     speedup: float
     """Plain decoding's time over this drafter's, prompts included on both sides."""
-    decode_speedup: float
-    """The same without the prompts."""
 
 
 def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:
@@ -70,7 +68,6 @@ def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: s
         drafter_share=drafting / (prefill + passes + drafting),
         prefill_share=prefill / (prefill + passes + drafting),
         speedup=(prefill + plain) / (prefill + passes + drafting),
-        decode_speedup=plain / (passes + drafting),
     )
 
 

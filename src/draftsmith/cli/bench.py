@@ -17,13 +17,7 @@ from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
 
-def replay(
-    answers: AnswerOptions,
-    categories: Annotated[
-        bool, typer.Option("--categories", help="Show every category, too.")
-    ] = False,
-    json_: Json = False,
-) -> None:
+def replay(answers: AnswerOptions, json_: Json = False) -> None:
     """Feed recorded answers to drafters and count the passes they would have saved. No model.
 
     [bold]Examples[/bold]
@@ -40,7 +34,7 @@ def replay(
         print_json({"rows": [row.as_dict() for row in rows]})
     else:
         console, names = stdout(), answers.names()
-        console.print(replay_table(rows, names, categories))
+        console.print(replay_table(rows, names))
         if any(row.stats.drafted for row in rows):
             console.print("", depth_table(rows, names), sep="\n")
     tell(result.wrong)
@@ -96,12 +90,6 @@ def estimate(
     answers: AnswerOptions,
     cost: Annotated[str, COST],
     budget: Budget = "auto",
-    plain_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS", help="With a slope: milliseconds of a plain pass, to weigh the drafter's."
-        ),
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Predict from a log of answers how much faster each drafter would make them.
@@ -116,7 +104,7 @@ def estimate(
     from draftsmith.engine.request import checked_budget
     from draftsmith.model.measure import CostTable, parse_cost
 
-    curve = parse_cost(cost, plain_ms)
+    curve = parse_cost(cost)
     wanted = checked_budget(budget)
     if wanted == "auto":
         rule = automatic(curve)

@@ -31,7 +31,6 @@ class FileOptions:
     """Which records are read."""
 
     panel: ClassVar[str] = "Records"
-    purpose: ClassVar[str] = "answer"
 
     files: Annotated[
         list[Path] | None,
@@ -53,7 +52,7 @@ class FileOptions:
         from draftsmith.bench import suites
 
         if not self.files:
-            raise OptionError(f"nothing to {self.purpose}: give FILES, e.g. log.jsonl")
+            raise OptionError("no records were named: give FILES, e.g. log.jsonl")
         whole = suites.Reading()
         with waiting("reading …"):
             for path in self.files:
@@ -68,7 +67,6 @@ class FileOptions:
 class AnswerOptions(FileOptions):
     """Which recorded answers are replayed, and how they become tokens."""
 
-    purpose: ClassVar[str] = "replay"
     spelt: ClassVar[dict[str, str]] = {
         "drafter": "--drafter -d NAME",
         "tokenizer": "--tokenizer -t NAME",

@@ -50,9 +50,6 @@ def run(
     runs: Annotated[
         int, typer.Option("--runs", "-r", metavar="R", min=1, help="Times of every answer.")
     ] = 1,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Prompts begun by every arm beforehand.")
-    ] = 1,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the best token.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of sampling.")] = 0,
     out: Annotated[
@@ -99,7 +96,7 @@ def run(
         options = {"temperature": temperature, "seed": seed}
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, None if curve is None else RecordedCost(curve))
-        plan = RunPlan(loaded, arms, records, sampling, runs, warmup, max_new_tokens)
+        plan = RunPlan(loaded, arms, records, sampling, runs, max_new_tokens=max_new_tokens)
     if warning := busy():
         note(f"note: {warning}")
     shown = curve and [round(seconds / curve[0], 4) for seconds in curve.values()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,16 +9,16 @@ import typer
 from rich.text import Text
 
 from draftsmith.cli.bench_options import tell
+from draftsmith.cli.bench_report import text_table
 from draftsmith.cli.loading import bar, load_model
 from draftsmith.cli.options import COST, Json, MachineOptions
-from draftsmith.cli.render import plain_table, plural
+from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
 
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
     from draftsmith.model.loaded import LoadedModel
     from draftsmith.storage import Finished
-    from draftsmith.tune.copyspec import Gamma
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
@@ -70,7 +69,7 @@ def pld_plus(
     if not plan.attends:
         why = "; ".join(loaded.capabilities.reasons)
         note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
-    done(finished)
+    finished.forget()
     note(f"saved in {path}; pld_plus uses it from now on")
 
 
@@ -100,7 +99,7 @@ def copyspec(
     curve = None if cost is None else parse_cost(cost)
     loaded = load_model(model, machine)
     from draftsmith.engine.engine import Engine
-    from draftsmith.tune.copyspec import GAMMAS, answers, best, cost_here, measured
+    from draftsmith.tune.copyspec import GAMMAS, HEADS, answers, best, cost_here, measured
 
     engine, finished = Engine(loaded, drafter="none"), begun(loaded, ".copyspec.jsonl")
     with bar("answering", len(records)) as advance:
@@ -113,27 +112,19 @@ def copyspec(
     if json_:
         print_json({"rows": [one.as_dict() for one in found]})
     else:
-        show_gammas(found, best(found))
+        console, fastest = stdout(), best(found)
+        cells = [[*one.cells(), "← fastest" * (one is fastest)] for one in found]
+        console.print(text_table((*HEADS, " "), cells, console.width))
     tell(given.wrong)
-    done(finished)
+    finished.forget()
 
 
 def begun(model: LoadedModel, suffix: str) -> Finished:
     """What an interrupted calibration of this model left in the cache folder."""
     from draftsmith.drafters.calibration import file_of
-    from draftsmith.storage import Finished, writing
+    from draftsmith.storage import Finished
 
-    path = file_of(model.facts.name).with_suffix(suffix)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return Finished(path)
-
-
-def done(finished: Finished) -> None:
-    """All is done: nothing has to be remembered any more."""
-    finished.forget()
-    if finished.recalled:
-        note(f"{plural(finished.recalled, 'piece')} of work taken from an earlier run")
+    return Finished(file_of(model.facts.name).with_suffix(suffix))
 
 
 def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
@@ -143,14 +134,14 @@ def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
     from draftsmith.errors import PromptError
 
     found: list[list[int]] = []
+    wrong = []
     for record in read_records(path).records:
-        later = any(message["content"] is None for message in record.messages)
-        if later or len(found) == limit:
-            continue  # the earlier answers of a later turn are not known
-        try:
-            found.append(encoded(model, record))
-        except PromptError as error:
-            note(f"left out: {record.id}: {error}")
+        if len(found) < limit:
+            try:
+                found.append(encoded(model, record))
+            except PromptError as error:
+                wrong.append(f"{record.id}: {error}")
+    tell(wrong)
     return found
 
 
@@ -175,22 +166,3 @@ def show(found: Calibration, attends: bool) -> None:
         console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
     elif attends:
         console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
-
-
-def show_gammas(found: Sequence[Gamma], chosen: Gamma) -> None:
-    """The table of section 5.2 and appendix A, for a person."""
-    heads = ("γ", "similarity", "attempts", "accepted\nper attempt", "copied", "tokens\nper pass",
-             "predicted\nspeed-up")  # fmt: skip
-    table = plain_table(*heads, header=True)
-    for one in found:
-        cells = one.as_dict()
-        table.add_row(
-            str(one.gamma),
-            f"{cells['similarity']:.3f}",
-            f"{cells['attempts']:,}",
-            f"{cells['accepted_per_attempt']:.2f}",
-            f"{cells['copied_share']:.1%}",
-            f"{cells['tokens_per_pass']:.3f}",
-            f"{cells['speedup']:.3f}×" + (" ← fastest" if one is chosen else ""),
-        )
-    stdout().print(table)

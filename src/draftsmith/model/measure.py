@@ -151,22 +151,15 @@ class CostTable:
 Cost = CostTable | Slope
 
 
-def parse_cost(text: str, plain_ms: float | None = None) -> Cost:
-    """A cost table's file, or a number: what a further position costs, in plain passes.
-
-    `plain_ms` are the milliseconds of a plain pass, which belong to a number.
-    """
-    if plain_ms is not None and not plain_ms > 0:
-        raise OptionError(f"plain_ms={plain_ms} cannot work; give milliseconds above 0")
+def parse_cost(text: str) -> Cost:
+    """A cost table's file, or a number: what a further position costs, in plain passes."""
     try:
         slope = float(text)
     except ValueError:
-        if plain_ms is not None:
-            raise OptionError(f"{text} says what a plain pass takes; leave out plain_ms") from None
         return CostTable.load(text)
     if not 0 <= slope < 1e6:
         raise OptionError(f"cost={text} cannot work; a slope is at least 0, e.g. 0.02")
-    return Slope(slope, None if plain_ms is None else plain_ms / 1e3)
+    return Slope(slope)
 
 
 def linear_layers(model: LoadedModel) -> str:

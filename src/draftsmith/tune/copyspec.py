@@ -61,6 +61,23 @@ class Gamma:
             "speedup": self.estimate.speedup,
         }
 
+    def cells(self) -> list[str]:
+        """One row of the table, below `HEADS`."""
+        row = self.as_dict()
+        return [
+            str(self.gamma),
+            f"{self.similarity:.3f}",
+            f"{row['attempts']:,}",
+            f"{row['accepted_per_attempt']:.2f}",
+            f"{row['copied_share']:.1%}",
+            f"{row['tokens_per_pass']:.3f}",
+            f"{row['speedup']:.3f}×",
+        ]
+
+
+HEADS = ("γ", "similarity", "attempts", "accepted/attempt", "copied", "tokens per pass",
+         "estimated speed")  # fmt: skip
+
 
 @dataclass(slots=True)
 class Answers:
