@@ -44,7 +44,7 @@ from draftsmith.storage import write_text
 
 FILES = ("prompts/spec_bench.jsonl", "prompts/mt_redundant.jsonl", "prompts/humaneval.jsonl.gz",
          "recorded/commit_edits.jsonl.xz")  # fmt: skip
-LOOKUP = "hf:prompt_lookup(tokens=10,ngram=2)"
+LOOKUP = "hf:prompt_lookup(tokens=7,ngram=4)"
 """transformers' prompt lookup at its best: of `GRID`, what the third table puts first."""
 Estimates = dict[str, dict[str | None, Estimate]]
 """Of every drafter, by part of the prompts; None: all."""

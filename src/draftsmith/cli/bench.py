@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
@@ -81,7 +80,7 @@ def cost(
     if json_:
         print_json(table.as_dict())
     else:
-        stdout().print(Text(table.title), soft_wrap=True)
+        stdout().print(table.title, markup=False, soft_wrap=True)
         stdout().print(cost_table(table))
     note(f"saved in {output}")
 

@@ -119,9 +119,9 @@ class AnswerOptions(FileOptions):
         found = self.read(on_error)
         encoding = Encoding(self._folders(), self.tokenizer, self.template)
         replayer = Replayer(encoding, budget, on_error, self.max_tokens)
-        finished = Finished(self.resume, sync=False)
+        known = Finished(self.resume, sync=False)
         with bar("replaying", len(found.records)) as advance:
-            result = sweep(found.records, drafters, replayer, self.processes, finished, advance)
+            result = sweep(found.records, drafters, replayer, self.processes, known, advance)
         result.wrong[:0] = found.wrong
         return result
 

@@ -91,11 +91,10 @@ def copyspec(
 
     draftsmith tune copyspec Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
-    from draftsmith.bench.suites import read as read_records
-    from draftsmith.bench.suites import sample
+    from draftsmith.bench import suites
     from draftsmith.model.measure import parse_cost
 
-    records = sample(read_records(prompts).records, limit)
+    records = suites.sample(suites.read(prompts).records, limit)
     curve = None if cost is None else parse_cost(cost)
     loaded = load_model(model, machine)
     from draftsmith.engine.engine import Engine
