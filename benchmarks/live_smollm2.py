@@ -113,12 +113,17 @@ def table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def short(part: str | None) -> str:
+    """What a part is called in a table."""
+    return "all" if part is None else part.removeprefix("spec_bench, ")
+
+
 def live(section: Section, predicted: dict[str | None, Estimate]) -> Iterator[list[str]]:
     """A line per part: speeds over plain decoding, and what was predicted for `auto`."""
     for part, summaries in section.tables():
         plain, generate, lookup, auto = sorted(summaries, key=lambda s: ARMS.index(s.arm))
         yield [
-            part or "all",
+            short(part),
             str(plain.prompts),
             f"{plain.tokens_per_second.value:.1f}",
             *(s.speedup.shown("×") for s in (generate, lookup, auto)),
@@ -141,7 +146,7 @@ def per_pass(found: Estimates) -> str:
         [name, *(f"{by[p].tokens_per_pass:.2f}" for p in places), f"{by[None].speedup:.2f}×"]
         for name, by in found.items()
     )
-    return table(("", *(p or "all" for p in places), "estimated speed"), rows)
+    return table(("", *map(short, places), "estimated speed"), rows)
 
 
 def publish(rows: Sequence[Generation], args: argparse.Namespace, path: Path) -> None:
