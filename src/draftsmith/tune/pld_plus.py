@@ -25,7 +25,8 @@ from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import Runner
+from draftsmith.model.taps import PassTaps
+from draftsmith.model.taps import check as check_needs
 from draftsmith.storage import Finished
 
 LENGTHS = tuple(range(10, 101, 10))
@@ -217,17 +218,19 @@ def common_past(ids: Sequence[int], j: int, t: int) -> int:
 def passes_by_layer(
     plan: CalibrationPlan, prompt: Sequence[int], answer: Sequence[int]
 ) -> list[list[int]]:
-    """Passes for every K, by layer from 1: each from one pass over prompt and answer."""
+    """Passes for every K, by layer from 1: all from one pass over prompt and answer."""
     model, ids = plan.engine.model, [*prompt, *answer]
-    runner = Runner(model)
+    layers = range(1, model.facts.layers + 1)
+    needs = [Needs(hidden_layer=layer) for layer in layers]
+    check_needs(needs[0], model, PldPlus.name)
+    assert model.blocks is not None
+    taps = PassTaps(needs, model.blocks)
+    with torch.inference_mode():
+        model.forward([ids[:-1]], [range(len(ids) - 1)], None, False, 1, taps)
     counts = []
-    for layer in range(1, model.facts.layers + 1):
-        row = runner.open(ids, Needs(hidden_layer=layer))
-        runner.prefill(row)
-        hidden = runner.taps(row).hidden
-        assert hidden is not None  # prompt and answer are two tokens at least
-        reach = reach_by_states(ids, len(prompt), hidden, PldPlus(layer=layer, K=LENGTHS[-1]))
-        runner.close(row)
+    for layer in layers:
+        drafter = PldPlus(layer=layer, K=LENGTHS[-1])
+        reach = reach_by_states(ids, len(prompt), taps.hidden[layer][0], drafter)
         counts.append([passes(reach, K) for K in LENGTHS])
     return counts
 
