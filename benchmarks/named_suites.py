@@ -19,7 +19,6 @@ NAMED = {
     "gsm8k-json": None,
     "commit-edits": None,
     "quotesum": "quotesum_dev.jsonl",
-    "classeval": "classeval.json",
 }
 """Named suites and their file under `prompts/`; None: recorded answers only."""
 

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -30,6 +31,7 @@ from draftsmith.core.loop import step
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.attribution import find_copies, runs
 from draftsmith.engine.engine import Engine
+from draftsmith.storage import Finished
 
 LENGTHS = (2, 5, 8)
 """Shortest copies that count, as in the paper."""
@@ -205,6 +207,7 @@ def main() -> None:
     parser.add_argument("--model", help="hub id or folder; for drafters that look at its states")
     parser.add_argument("--tokenizer", default="llama2", help="without --model: see tokenizers/")
     parser.add_argument("--limit", type=int, help="answers to take")
+    parser.add_argument("--resume", type=Path, help="remember answers here, and go on from them")
     parser.add_argument("--bare", action="store_true", help="count drafted tokens only")
     options = parser.parse_args()
     path = options.data / "prompts" / "quotesum_dev.jsonl"
@@ -226,11 +229,18 @@ def main() -> None:
             line(f"theirs, test set: {name}", length, values)
     all_found = [Score(sum(item.quoted), len(item.answer), sum(item.quoted)) for item in data]
     line("every token called a copy", 1, averages(all_found), figures(total(all_found)))
+    finished = Finished(options.resume)
     for drafter in options.drafter or ["copyspec", "prompt_lookup", "auto"]:
         if engine is None:
             origins = [replayed(item, drafter, vocab_size) for item in data]
         else:
-            origins = [forced(item, drafter, engine) for item in data]
+            origins = [
+                finished.recall(
+                    [options.model, drafter, item.prompt, item.answer],
+                    partial(forced, item, drafter, engine),
+                )
+                for item in data
+            ]
         show(drafter, data, origins, options.bare)
 
 

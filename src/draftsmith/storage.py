@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -256,3 +257,52 @@ class JsonLines(Generic[T]):
 
 def _line(item: dict[str, Any]) -> bytes:
     return json.dumps(item, ensure_ascii=False).encode("utf-8") + b"\n"
+
+
+class Finished:
+    """Results of finished pieces of work by what they follow from, so that a killed run goes on.
+
+    Keys and results are plain values for JSON; with a path, each is on disk as soon as known.
+    """
+
+    def __init__(self, path: Path | None = None, sync: bool = True) -> None:
+        """`sync` as in `JsonLines`; raises LoadError for a file that is something else."""
+        self._known: dict[str, Any] = {}
+        self._lines: JsonLines[None] | None = None
+        if path is not None:
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            hint = "this version did not write it to go on from; delete it, or give another file"
+            self._lines = JsonLines(path, self._note, '{"key"', hint, sync)
+
+    def __contains__(self, key: object) -> bool:
+        return digest(key) in self._known
+
+    def __getitem__(self, key: object) -> Any:
+        return self._known[digest(key)]
+
+    def add(self, key: object, result: object) -> None:
+        """Note a result, at once on disk."""
+        entry = {"key": digest(key), "result": json.loads(json.dumps(result))}
+        self._note(entry)
+        if self._lines is not None:
+            self._lines.add(entry)
+
+    def recall(self, key: object, compute: Callable[[], Any]) -> Any:
+        """The result noted under `key`; computed and noted if there is none."""
+        if key not in self:
+            self.add(key, compute())
+        return self[key]
+
+    def forget(self) -> None:
+        """Delete the file: all is done."""
+        if self._lines is not None:
+            self._lines.path.unlink(missing_ok=True)
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        self._known[entry["key"]] = entry["result"]
+
+
+def digest(key: object) -> str:
+    """A fingerprint of what JSON can say."""
+    return hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()[:24]

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import tiny
 from draftsmith import builtin
 from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.journal import FinishedReplays
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.bench.rows import ReplaySum, summarize
@@ -27,6 +26,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import end_ids
 from draftsmith.errors import LoadError, OptionError, PromptError, UnsupportedError, WriteError
+from draftsmith.storage import Finished
 
 DRAFTERS = [
     "none",
@@ -256,10 +256,10 @@ def test_other_settings_do_not_reuse_a_journal(folder: Path, tmp_path: Path) -> 
 def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
     log = folder / "log.jsonl"
     before = log.read_text()
-    fails(2, "not written by --resume", "replay", log, "--resume", log)
+    fails(2, "delete it, or give another file", "replay", log, "--resume", log)
     assert log.read_text() == before
     with pytest.raises(WriteError, match="cannot be written"):
-        FinishedReplays(folder / "no" / "x")
+        Finished(log / "x")
 
 
 def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     empty.touch()
     fails(2, "it is empty", "replay", empty)
     fails(2, "No such file", "replay", tmp_path / "no.jsonl")
-    fails(2, "nothing to replay", "replay")
+    fails(2, "no records were named", "replay")
     fails(2, "unknown drafter", "replay", log, "-d", "copyspek")
     fails(2, "give skip or fail", "replay", log, "--on-error", "ignore")
     asked = tmp_path / "asked.jsonl"

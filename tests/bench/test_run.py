@@ -21,13 +21,15 @@ from draftsmith.bench import generations, suites
 from draftsmith.bench.answer import Answer, Ask
 from draftsmith.bench.arms import Arm, Ours, build, parse_arm
 from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.estimate import automatic
 from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.records import Record, conversation
-from draftsmith.bench.replay import ReplayBudget
+from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.bench.run import RunPlan, in_turn, measure
 from draftsmith.bench.settings import differences, settings
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
+from draftsmith.core.budget import RecordedCost
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import Needs
 from draftsmith.drafters import registry
@@ -35,6 +37,7 @@ from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedEr
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.measure import Slope
 from installed import bare_names
 
 TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}
@@ -55,7 +58,7 @@ def records(count: int = 3) -> list[Record]:
 def plan_of(model: LoadedModel, *arms: str, **options: Any) -> RunPlan:
     specs = [parse_arm(arm) for arm in arms or ARMS]
     given = {"records": records(), "max_new_tokens": 24, "sampling": SamplingParams(seed=0)}
-    return RunPlan(model, build(model, specs), **(given | options))
+    return RunPlan(model, **({"arms": build(model, specs)} | given | options))
 
 
 def common(plan: RunPlan) -> dict[str, Any]:
@@ -148,6 +151,23 @@ def assert_replay_agrees(plan: RunPlan, path: Path) -> None:
         assert counts == (row.passes, row.drafted, row.accepted, row.attempts), row.arm
         assert again.accepted_by_depth == row.accepted_by_depth
         assert again.drafted_by_depth == row.drafted_by_depth
+
+
+def test_with_a_recorded_cost_the_same_passes_are_made_again(model: LoadedModel) -> None:
+    specs = [parse_arm(arm) for arm in ("copyspec", "auto", "prompt_lookup(tokens=4)+auto")]
+    asked = [record for n in (1, 2) for record in records(n + 1)[n - 1 :]]
+    counts = []
+    for slope in (0.02, 0.02, 0.9):
+        budget = automatic(Slope(slope))
+        arms = build(model, specs, RecordedCost(dict(budget.curve)))
+        rows = go(plan_of(model, records=asked, max_new_tokens=60, arms=arms))
+        counts.append([(row.arm, row.passes, row.drafted, row.accepted) for row in rows])
+        for row, arm in ((row, arm) for row in rows for arm in arms if row.arm == arm.name):
+            assert isinstance(arm, Ours)
+            given = row.prompt_ids, row.output_ids, arm.engine.drafter, model.vocab_size
+            again = replay(*given, budget, row.max_new_tokens).stats
+            assert (again.passes, again.drafted) == (row.passes, row.drafted), row.arm
+    assert counts[0] == counts[1] != counts[2]
 
 
 @pytest.mark.slow
@@ -410,6 +430,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert len(generations.read(out).entries) == 9
     again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
     assert (again.exit_code, "exists; go on with --resume" in again.stderr) == (2, True)
+    cost = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--cost", "0.5"])
+    assert (cost.exit_code, "cost: None there, 1.0, 1.5, 2.0" in cost.stderr) == (2, True)
     more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
     assert more.exit_code == 0
     assert len(generations.read(out).entries) == 18

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.named_suites import NAMED, prompts, recorded
 
 from draftsmith.bench.records import Record
-from draftsmith.bench.suites import TASKS, evenly, read, sample, task
+from draftsmith.bench.suites import TASKS, evenly, parts, read, sample, task
 from draftsmith.errors import LoadError, UnknownName
 
 
@@ -47,6 +47,15 @@ def test_every_answer_of_a_logged_chat_is_replayed(tmp_path: Path) -> None:
     assert (first.id, first.output, len(first.messages)) == ("a/1", "assistant 1", 1)
     assert (second.turn, second.output, len(second.messages)) == (2, "assistant 2", 3)
     assert first.conversation == second.conversation == "a"
+
+
+def test_what_records_are_reported_under() -> None:
+    given = [("spec_bench", "coding", 2), ("spec_bench", "rag", 1), ("mt_redundant", "math", 1),
+             ("mt_redundant", "math", 2), ("humaneval", "code", 1)]  # fmt: skip
+    assert parts([Record("x", suite, category, turn) for suite, category, turn in given]) == [
+        "spec_bench, mt_bench", "spec_bench, rag", "mt_redundant, turn 1", "mt_redundant, turn 2",
+        "humaneval",
+    ]  # fmt: skip
 
 
 def test_the_parts_of_an_api_message_are_joined(tmp_path: Path) -> None:
@@ -163,7 +172,7 @@ def test_earlier_answers_are_put_in_their_places() -> None:
 COUNTS = {
     "mt-bench": (160, 2), "mt-redundant": (160, 2), "spec-bench": (560, 2), "humaneval": (164, 1),
     "mbpp": (500, 1), "gsm8k": (3957, 3), "gsm8k-json": (250, 1), "commit-edits": (200, 1),
-    "quotesum": (265, 1), "classeval": (100, 1), "spec-bench/mt_bench": (160, 2),
+    "quotesum": (265, 1), "spec-bench/mt_bench": (160, 2),
     "spec-bench/rag": (80, 1),
 }  # fmt: skip
 

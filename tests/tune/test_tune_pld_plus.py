@@ -16,8 +16,8 @@ from draftsmith.cli import app
 from draftsmith.drafters import calibration
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.storage import Finished
 from draftsmith.tune import pld_plus as tuning
-from draftsmith.tune.finished import FinishedWork
 from draftsmith.tune.pld_plus import (
     LENGTHS,
     CalibrationPlan,
@@ -103,7 +103,7 @@ def test_a_calibration_that_was_interrupted_goes_on(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=20)
-    whole = calibrate(plan, FinishedWork(), lambda _: None)
+    whole = calibrate(plan, Finished(), lambda _: None)
     path = tmp_path / "notes.jsonl"
     done = 0
 
@@ -114,13 +114,12 @@ def test_a_calibration_that_was_interrupted_goes_on(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(plan, FinishedWork(path), stop_after_three)
+        calibrate(plan, Finished(path), stop_after_three)
     with path.open("a", encoding="utf-8") as file:
         file.write('{"key": "torn')
     monkeypatch.setattr(tuning, "answer_and_peaks", pytest.fail)  # it is known already
-    finished = FinishedWork(path)
+    finished = Finished(path)
     assert calibrate(plan, finished, lambda _: None) == whole
-    assert finished.recalled == 3
     finished.forget()
     assert not path.exists()
     assert whole.prompts == 2
@@ -130,8 +129,8 @@ def test_a_calibration_that_was_interrupted_goes_on(
 def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text("costly diary\n", encoding="utf-8")
-    with pytest.raises(LoadError, match="not written by draftsmith"):
-        FinishedWork(path)
+    with pytest.raises(LoadError, match="delete it, or give another file"):
+        Finished(path)
 
 
 def test_models_that_cannot_be_calibrated(engine: Engine) -> None:
@@ -149,7 +148,7 @@ def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
     engine = Engine.from_pretrained(build("falcon"))
     monkeypatch.setattr(engine.model.model.config, "_name_or_path", "some/falcon")
     plan = CalibrationPlan(engine, PROMPTS[:1], max_new_tokens=10)
-    found = calibrate(plan, FinishedWork(), lambda _: None)
+    found = calibrate(plan, Finished(), lambda _: None)
     assert plan.size == 2
     assert found.heads == ()
     assert set(found.K) == {"hidden"}

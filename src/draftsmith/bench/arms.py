@@ -8,6 +8,7 @@ from time import perf_counter
 
 from draftsmith.bench import peers
 from draftsmith.bench.answer import Answer, Ask
+from draftsmith.core.budget import CostCurve, RecordedCost
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters import registry
 from draftsmith.engine.engine import Engine
@@ -56,11 +57,11 @@ SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_
 class Ours:
     """One of our drafters, on an engine of its own: what its budget learns stays its own."""
 
-    def __init__(self, model: LoadedModel, spec: Spec) -> None:
+    def __init__(self, model: LoadedModel, spec: Spec, cost: CostCurve | None = None) -> None:
         assert spec.drafter is not None
         self.name, self.drafter = spec.name, str(spec.drafter)
         self.budget: BudgetSpec | None = spec.budget
-        self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget)
+        self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget, cost=cost)
         drafter = self.engine.drafter
         # Whether a seed gives the same tokens as with plain decoding.
         self.seeded = not (drafter.sampled or drafter.shares_noise)
@@ -79,13 +80,16 @@ Arm = Ours | peers.Peer
 """A way of answering: its name in tables, its drafter with all options, its budget."""
 
 
-def build(model: LoadedModel, specs: Sequence[Spec]) -> list[Arm]:
-    """The arms ready to answer; raises OptionError for two of the same name, or LoadError."""
+def build(model: LoadedModel, specs: Sequence[Spec], cost: RecordedCost | None = None) -> list[Arm]:
+    """The arms ready to answer; raises OptionError for two of the same name, or LoadError.
+
+    `cost`: what automatic budgets decide by, instead of what each arm learns from its own passes.
+    """
     names = [spec.name for spec in specs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise OptionError(f"the arm {twice} is there twice; give each --arm once")
     return [
-        Ours(model, spec) if spec.peer is None else peers.Peer(model, spec.name, spec.peer)
+        Ours(model, spec, cost) if spec.peer is None else peers.Peer(model, spec.name, spec.peer)
         for spec in specs
     ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftsmith.bench.replay import Replay, ReplayBudget, bucket
+from draftsmith.bench.suites import parts
 from draftsmith.bench.sweep import Done
 from draftsmith.core.budget import LADDER
 from draftsmith.core.stats import total
@@ -33,16 +34,15 @@ class Estimate:
     prefill_share: float
     speedup: float
     """Plain decoding's time over this drafter's, prompts included on both sides."""
-    decode_speedup: float
-    """The same without the prompts."""
 
 
 def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:
-    """One estimate per suite and drafter, and over all suites where there are several."""
+    """One estimate per part (`suites.parts`) and drafter, and over all where there are several."""
     groups: dict[tuple[str | None, str], list[Replay]] = {}
-    several = len({one.record.suite for one in done}) > 1
-    for one in done:
-        for suite in (one.record.suite, None) if several else (one.record.suite,):
+    named = parts([one.record for one in done])
+    several = len(set(named)) > 1
+    for one, part in zip(done, named, strict=True):
+        for suite in (part, None) if several else (part,):
             groups.setdefault((suite, one.drafter), []).append(one.replay)
     places = sorted(groups, key=lambda place: place[0] is None)  # The sum comes last.
     return [predict(groups[place], cost, *place) for place in places]
@@ -68,7 +68,6 @@ def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: s
         drafter_share=drafting / (prefill + passes + drafting),
         prefill_share=prefill / (prefill + passes + drafting),
         speedup=(prefill + plain) / (prefill + passes + drafting),
-        decode_speedup=plain / (passes + drafting),
     )
 
 

@@ -28,8 +28,6 @@ CODE = (
 )
 """EvalPlus's instruction, which the recorded HumanEval answers were asked with."""
 
-CLASS = "Please complete the class {name} in the following code.\n```python\n{skeleton}\n```\n"
-
 QUOTE = (
     "Answer the question in one or two sentences, in the words of the sources.\n\n{sources}\n\n"
     "Question: {question}"
@@ -88,18 +86,11 @@ def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG
     return conversation([question], id=identity, suite=suite, category="attribution")
 
 
-def _classeval(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG001
-    question = CLASS.format(name=item["class_name"], skeleton=item["skeleton"].strip())
-    identity = f"{suite}/{item['task_id']}"
-    return conversation([question], id=identity, suite=suite, category="code")
-
-
 _FORMATS: list[tuple[set[str], Callable[[Item, str, int], list[Record]]]] = [
     ({"question_id", "category", "turns"}, _questions),
     ({"task_id", "prompt", "entry_point"}, _humaneval),
     ({"task_id", "prompt", "test", "code"}, _mbpp),
     ({"unique_id", "question", "summary", "source1"}, _quotesum),
-    ({"task_id", "skeleton", "class_name"}, _classeval),
     ({"question", "answer"}, _gsm8k),
     ({"messages"}, own_line),
     ({"prompt"}, own_line),

@@ -83,9 +83,7 @@ def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[s
     ]  # fmt: skip
     if cost is not None:
         contexts = [(f"{c} cached tokens", n, False) for c, n in cost_colours(cost).items()]
-        name = cost.model.rstrip("/").rsplit("/", 1)[-1]
-        note = f"{name}, {cost.dtype}, threads: {cost.threads}."
-        found.append(("Cost of a pass", note, cost_curve(cost), legend(contexts)))
+        found.append(("Cost of a pass", f"{cost.title}.", cost_curve(cost), legend(contexts)))
     for title, note, drawing, key in found:
         if drawing:
             yield (

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, FixedBudget, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
@@ -119,10 +120,7 @@ class ReplayBudget:
         own = drafter.preferred_width()
         if not self.curve or own == 0:
             return FixedBudget(own if self.width is None else self.width)
-        curve = CostCurve()
-        for width, seconds in self.curve:
-            curve.record(width, seconds)
-        return drafter.auto_budget(curve)
+        return drafter.auto_budget(RecordedCost(dict(self.curve)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +130,17 @@ class Replay:
     stats: Stats
     passes: Passes
     """The histogram of passes by context and width, from which their cost follows."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        passes = [[*place, count] for place, count in sorted(self.passes.items())]
+        return {"passes": passes, "stats": asdict(self.stats)}
+
+    @classmethod
+    def from_dict(cls, entry: dict[str, Any]) -> Replay:
+        """What `as_dict` made plain."""
+        passes = {(context, positions): n for context, positions, n in entry["passes"]}
+        return cls(Stats.from_dict(entry["stats"]), Counter(passes))
 
 
 def check(drafter: Drafter) -> None:

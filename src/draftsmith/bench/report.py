@@ -88,11 +88,14 @@ def facts(section: Section) -> list[tuple[str, str]]:
         ("Model", _model(str(known.get("model")), str(known.get("weights")))),
         ("Runs in", section.title),
         ("Machine", str(known.get("machine"))),
+        ("Linear layers", str(known.get("linear layers", "not told"))),
         *_circumstances(section),
         ("Prompts", f"{len({row.id for row in section.rows})}, {runs} run{'s' * (runs > 1)} each"),
         ("Suites", ", ".join(dict.fromkeys(row.suite for row in section.rows))),
         ("Versions", versions),
     ]
+    if "cost" in known:
+        found.append(("Automatic budgets", f"by a recorded cost: {known['cost']}"))
     if known.get("commit"):
         found.append(("Commit", str(known["commit"])))
     return found

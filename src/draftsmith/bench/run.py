@@ -74,7 +74,7 @@ def measure(
     for run in range(plan.runs):
         for number, record in enumerate(plan.records):
             try:
-                ask = asked(plan, _filled(record, run, written, plan.records), run)
+                ask = asked(plan, filled(record, run, written, plan.records), run)
             except PromptError as error:
                 if not run:
                     wrong.append(f"{record.id}: {error}")
@@ -128,7 +128,7 @@ def answered(arm: Arm, ask: Ask) -> Answer:
         raise UnsupportedError(f"{arm.name} cannot answer with this model: {reason}") from error
 
 
-def _filled(
+def filled(
     record: Record, run: int, written: dict[tuple[int, str], str], records: Sequence[Record]
 ) -> Record:
     """With the answers of earlier turns in their places: the baseline's, for every arm."""
@@ -140,8 +140,6 @@ def _filled(
 
 
 def asked(plan: RunPlan, record: Record, run: int) -> Ask:
-    if any(message["content"] is None for message in record.messages):
-        raise PromptError("an earlier turn of this conversation has no answer")
     ids = encoded(plan.model, record)
     limit = plan.max_new_tokens or record.max_new_tokens or DEFAULT_LIMIT
     if plan.model.context_length is not None:
@@ -153,6 +151,8 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
 
 def encoded(model: LoadedModel, record: Record) -> list[int]:
     """A record's prompt in the model's tokens; raises PromptError if it does not fit."""
+    if any(message["content"] is None for message in record.messages):
+        raise PromptError("an earlier turn of this conversation has no answer")
     asked: Any = record.prompt
     if record.prompt_ids is not None:
         asked = list(record.prompt_ids)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,7 +15,8 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import machine
+from draftsmith.model.measure import linear_layers, machine
+from draftsmith.storage import digest
 
 PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 
@@ -29,15 +28,19 @@ def settings(
     **chosen: Any,
 ) -> dict[str, Any]:
     """Everything that the rows of a run have in common, in plain values without host paths."""
+    asked = [
+        [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
+        for r in records
+    ]
     return {
         "model": model.name.rstrip("/").rsplit("/", 1)[-1],
         "weights": fingerprint(model),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "linear layers": "as loaded" if model.prepacked is None else model.prepacked.explain(),
+        "linear layers": linear_layers(model),
         "device": _device(model.device),
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in arms],
-        "prompts": f"{len(records)} ({digest(records)})",
+        "prompts": f"{len(records)} ({digest(asked)[:12]})",
         **chosen,
         "machine": machine(),
         "versions": {name: version(name) for name in PACKAGES},
@@ -64,16 +67,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return str(value)
-
-
-def digest(records: Sequence[Record]) -> str:
-    """A short fingerprint of what is asked."""
-    asked = [
-        [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
-        for r in records
-    ]
-    text = json.dumps(asked, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _device(device: torch.device) -> str:

@@ -31,11 +31,29 @@ class Reading:
     wrong: list[str] = field(default_factory=list)
 
 
-def task(record: Record) -> str | None:
+def task(record: Any) -> str | None:
     """The unit that the record's benchmark reports: its Spec-Bench task, else its category."""
     if record.suite == "spec_bench" and record.category in MT_BENCH:
         return "mt_bench"
-    return record.category
+    category: str | None = record.category
+    return category
+
+
+def parts(records: Sequence[Any]) -> list[str]:
+    """Of records, or rows of results, what each is reported under: `mt_redundant, turn 2`.
+
+    That is its suite, of Spec-Bench the task, of other conversations the turn.
+    """
+    turns = {record.suite for record in records if record.turn > 1}
+    found = []
+    for record in records:
+        name = record.suite
+        if name == "spec_bench":
+            name += f", {task(record)}"
+        elif name in turns:
+            name += f", turn {record.turn}"
+        found.append(name)
+    return found
 
 
 def read(path: str | Path, on_error: OnError = "fail") -> Reading:

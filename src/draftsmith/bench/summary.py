@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from draftsmith.bench.generations import Generation
 from draftsmith.bench.run import PLAIN
+from draftsmith.bench.suites import parts
 from draftsmith.core.stats import Stats, total
-from draftsmith.errors import UnknownName
 
 RESAMPLES = 1000
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Section:
     whole: list[Summary]
     """Every arm over all suites."""
     suites: list[Summary]
-    """Every arm on every suite; empty if there is one suite only."""
+    """Every arm on every part (`suites.parts`); empty if there is one only."""
 
     @property
     def title(self) -> str:
@@ -123,8 +123,8 @@ class Section:
 _SETUP = ("model", "weights", "dtype", "device", "threads", "temperature", "machine")
 
 
-def sections(files: Sequence[Sequence[Generation]], baseline: str | None = None) -> list[Section]:
-    """The rows of all files by setup; raises UnknownName if nothing was measured as `baseline`."""
+def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
+    """The rows of all files by setup."""
     groups: dict[tuple[str, ...], list[Generation]] = {}
     runs = 0
     for rows in files:
@@ -133,18 +133,18 @@ def sections(files: Sequence[Sequence[Generation]], baseline: str | None = None)
             row.run += runs  # The same prompt in two files was measured twice.
             groups.setdefault(setup, []).append(row)
         runs = 1 + max(row.run for row in rows)
-    return [_section(rows, baseline) for rows in groups.values()]
+    return [_section(rows) for rows in groups.values()]
 
 
-def _section(rows: list[Generation], wanted: str | None) -> Section:
+def _section(rows: list[Generation]) -> Section:
     arms = list(dict.fromkeys(name for row in rows for name in row.settings.get("arms", [])))
     drafters = {row.arm: row.drafter for row in rows}
     arms = [*(a for a in arms if a in drafters), *(a for a in drafters if a not in arms)]
-    if wanted is not None and wanted not in drafters:
-        raise UnknownName("arm", wanted, drafters)
     plain = [arm for name in PLAIN for arm in arms if drafters[arm] == name]
-    baseline = wanted or next(iter(plain), arms[0])
-    suites = list(dict.fromkeys(row.suite for row in rows))
+    baseline = next(iter(plain), arms[0])
+    suites: dict[str, list[Generation]] = {}
+    for row, part in zip(rows, parts(rows), strict=True):
+        suites.setdefault(part, []).append(row)
     return Section(
         settings=rows[0].settings,
         baseline=baseline,
@@ -152,8 +152,8 @@ def _section(rows: list[Generation], wanted: str | None) -> Section:
         whole=summaries(rows, arms, baseline, None),
         suites=[
             summary
-            for suite in (suites if len(suites) > 1 else [])
-            for summary in summaries([r for r in rows if r.suite == suite], arms, baseline, suite)
+            for suite, of in (suites.items() if len(suites) > 1 else [])
+            for summary in summaries(of, arms, baseline, suite)
         ],
     )
 

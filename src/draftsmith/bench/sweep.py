@@ -8,17 +8,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 
 from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.journal import FinishedReplays, key_of
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay, ReplayBudget, check, replay
 from draftsmith.bench.suites import OnError
 from draftsmith.core.drafter import Drafter
 from draftsmith.errors import LoadError, PromptError
+from draftsmith.storage import Finished, digest
 
 CHUNK = 8
 """Records handed to a process at a time."""
@@ -85,7 +85,7 @@ def sweep(
     drafters: Sequence[Drafter],
     replayer: Replayer,
     processes: int = 1,
-    journal: FinishedReplays | None = None,
+    finished: Finished | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Sweep:
     """Replay every answered record with every drafter; `advance` hears of finished records.
@@ -101,12 +101,12 @@ def sweep(
             "the field 'output' beside 'messages' or 'prompt'"
         )
     replayer.encoding.check(answered)
-    journal = journal or FinishedReplays(None)
-    keys = [key_of(record, replayer.settings) for record in answered]
+    finished = finished or Finished()
+    keys = [digest([asdict(record), replayer.settings]) for record in answered]
     jobs = [
         (number, record, missing)
         for number, (record, key) in enumerate(zip(answered, keys, strict=True))
-        if (missing := tuple(d for d in drafters if (key, str(d)) not in journal.known))
+        if (missing := tuple(d for d in drafters if (key, str(d)) not in finished))
     ]
     advance(len(answered) - len(jobs))
     result = Sweep()
@@ -117,13 +117,13 @@ def sweep(
             result.wrong.append(found)
         else:
             for name, one in found.items():
-                journal.add(keys[number], name, one)
+                finished.add((keys[number], name), one.as_dict())
         advance(1)
     result.done = [
-        Done(record, name, journal.known[key, name])
+        Done(record, name, Replay.from_dict(finished[key, name]))
         for record, key in zip(answered, keys, strict=True)
         for name in map(str, drafters)
-        if (key, name) in journal.known
+        if (key, name) in finished
     ]
     if not result.done:
         raise LoadError(f"no record could be replayed; the first: {result.wrong[-1]}")

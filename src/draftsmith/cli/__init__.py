@@ -59,7 +59,7 @@ _group(
     *(corpus.build, corpus.info, corpus.query),
 )
 _group("train", "Teach a model to draft for itself (needs the extra `train`).", train.sdsat)
-_group("tune", "Find the settings of a drafter that suit a model.", tune.pld_plus)
+_group("tune", "Find the settings of a drafter that suit a model.", *(tune.pld_plus, tune.copyspec))
 
 
 def _version(wanted: bool) -> None:

@@ -10,26 +10,13 @@ import typer
 
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
-from draftsmith.cli.loading import bar, busy, load_model, short
-from draftsmith.cli.options import (
-    Budget,
-    Json,
-    MachineOptions,
-    Model,
-    ModelArgument,
-)
-from draftsmith.cli.render import plural
+from draftsmith.cli.loading import bar, busy, load_model
+from draftsmith.cli.options import COST, Budget, Json, MachineOptions, Model, ModelArgument
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
 
-def replay(
-    answers: AnswerOptions,
-    categories: Annotated[
-        bool, typer.Option("--categories", help="Show every category, too.")
-    ] = False,
-    json_: Json = False,
-) -> None:
+def replay(answers: AnswerOptions, json_: Json = False) -> None:
     """Feed recorded answers to drafters and count the passes they would have saved. No model.
 
     [bold]Examples[/bold]
@@ -46,7 +33,7 @@ def replay(
         print_json({"rows": [row.as_dict() for row in rows]})
     else:
         console, names = stdout(), answers.names()
-        console.print(replay_table(rows, names, categories))
+        console.print(replay_table(rows, names))
         if any(row.stats.drafted for row in rows):
             console.print("", depth_table(rows, names), sep="\n")
     tell(result.wrong)
@@ -93,27 +80,15 @@ def cost(
     if json_:
         print_json(table.as_dict())
     else:
+        stdout().print(table.title, markup=False, soft_wrap=True)
         stdout().print(cost_table(table))
     note(f"saved in {output}")
 
 
 def estimate(
     answers: AnswerOptions,
-    cost: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|SLOPE",
-            help="What `draftsmith bench cost` saved; or a number: the price of a further position "
-            "in plain passes.",
-        ),
-    ],
+    cost: Annotated[str, COST],
     budget: Budget = "auto",
-    plain_ms: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS", help="With a slope: milliseconds of a plain pass, to weigh the drafter's."
-        ),
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Predict from a log of answers how much faster each drafter would make them.
@@ -128,7 +103,7 @@ def estimate(
     from draftsmith.engine.request import checked_budget
     from draftsmith.model.measure import CostTable, parse_cost
 
-    curve = parse_cost(cost, plain_ms)
+    curve = parse_cost(cost)
     wanted = checked_budget(budget)
     if wanted == "auto":
         rule = automatic(curve)
@@ -142,8 +117,7 @@ def estimate(
         stdout().print(estimate_table(rows, answers.names()))
     tell(result.wrong)
     if isinstance(curve, CostTable):
-        threads = plural(curve.threads, "thread")
-        note(f"cost of a pass: {short(curve.model)}, {curve.dtype}, {threads}")
+        note(f"cost of a pass: {curve.title}")
 
 
 def _numbers(option: str, text: str) -> list[int]:

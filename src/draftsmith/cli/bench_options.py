@@ -31,7 +31,6 @@ class FileOptions:
     """Which records are read."""
 
     panel: ClassVar[str] = "Records"
-    purpose: ClassVar[str] = "answer"
 
     files: Annotated[
         list[Path] | None,
@@ -53,7 +52,7 @@ class FileOptions:
         from draftsmith.bench import suites
 
         if not self.files:
-            raise OptionError(f"nothing to {self.purpose}: give FILES, e.g. log.jsonl")
+            raise OptionError("no records were named: give FILES, e.g. log.jsonl")
         whole = suites.Reading()
         with waiting("reading …"):
             for path in self.files:
@@ -68,7 +67,6 @@ class FileOptions:
 class AnswerOptions(FileOptions):
     """Which recorded answers are replayed, and how they become tokens."""
 
-    purpose: ClassVar[str] = "replay"
     spelt: ClassVar[dict[str, str]] = {
         "drafter": "--drafter -d NAME",
         "tokenizer": "--tokenizer -t NAME",
@@ -111,8 +109,8 @@ class AnswerOptions(FileOptions):
     def replay(self, budget: ReplayBudget | None) -> Sweep:
         """Read and replay, with a progress bar."""
         from draftsmith.bench.encoding import Encoding
-        from draftsmith.bench.journal import FinishedReplays
         from draftsmith.bench.sweep import Replayer, sweep
+        from draftsmith.storage import Finished
 
         if self.on_error not in ("skip", "fail"):
             raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
@@ -121,9 +119,9 @@ class AnswerOptions(FileOptions):
         found = self.read(on_error)
         encoding = Encoding(self._folders(), self.tokenizer, self.template)
         replayer = Replayer(encoding, budget, on_error, self.max_tokens)
-        journal = FinishedReplays(self.resume)
+        known = Finished(self.resume, sync=False)
         with bar("replaying", len(found.records)) as advance:
-            result = sweep(found.records, drafters, replayer, self.processes, journal, advance)
+            result = sweep(found.records, drafters, replayer, self.processes, known, advance)
         result.wrong[:0] = found.wrong
         return result
 

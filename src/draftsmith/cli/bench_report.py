@@ -41,10 +41,6 @@ def report(
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="A B", help="Show what changed from A to B."),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="ARM", show_default="none", help="Speed-ups are over this arm."),
-    ] = None,
     cost: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Also plot what `bench cost` saved here."),
@@ -75,7 +71,7 @@ def report(
     if compare is not None:
         a, b = compare
         comparison = compare_files(_rows(a), _rows(b), (a.name, b.name))
-    found = Report(sections(rows, baseline) if rows else [], comparison)
+    found = Report(sections(rows) if rows else [], comparison)
     if json_:
         shown = None if comparison is None else comparison.as_dict()
         print_json({"sections": [s.as_dict() for s in found.sections], "compare": shown})

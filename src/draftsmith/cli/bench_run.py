@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftsmith.cli.bench_options import FileOptions, tell
 from draftsmith.cli.bench_report import show_sections
 from draftsmith.cli.loading import bar, busy, load_model, quiet, waiting
-from draftsmith.cli.options import Budget, Json, MachineOptions, Model
+from draftsmith.cli.options import COST, Budget, Json, MachineOptions, Model
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
 
@@ -37,6 +37,7 @@ def run(
         ),
     ] = None,
     budget: Budget = "auto",
+    cost: Annotated[str | None, COST] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -48,9 +49,6 @@ def run(
     ] = None,
     runs: Annotated[
         int, typer.Option("--runs", "-r", metavar="R", min=1, help="Times of every answer.")
-    ] = 1,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Prompts begun by every arm beforehand.")
     ] = 1,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the best token.")] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Of sampling.")] = 0,
@@ -64,6 +62,8 @@ def run(
 
     Every prompt is answered by every arm in turn: the same weights, dtype, threads and prompts.
     Each answer is one line of FILE, at once on disk; `draftsmith bench report FILE` shows them.
+    An automatic budget learns from the clock; with --cost it decides by that, and the same passes
+    are made again.
 
     [bold]Examples[/bold]
 
@@ -72,13 +72,17 @@ def run(
     draftsmith bench run prompts.jsonl -a none -a copyspec@4 -a copyspec@16 --limit 10
     """
     from draftsmith.bench.arms import build, parse_arm
+    from draftsmith.bench.estimate import automatic
+    from draftsmith.core.budget import RecordedCost
     from draftsmith.core.sampling import SamplingParams
     from draftsmith.engine.request import checked_budget
+    from draftsmith.model.measure import parse_cost
     from draftsmith.storage import check_writable
 
     SamplingParams(temperature=temperature, seed=seed)
     usual = checked_budget(budget)
     specs = [parse_arm(text, usual) for text in arm or DEFAULT_ARMS]
+    curve = dict(automatic(parse_cost(cost)).curve) if cost is not None else None
     if out.is_file() and out.stat().st_size and not resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
     check_writable(out)
@@ -91,15 +95,15 @@ def run(
         # With the filters that the model's own generation_config sets, as the engine would.
         options = {"temperature": temperature, "seed": seed}
         sampling = filtered(loaded, options)
-        plan = RunPlan(
-            loaded, build(loaded, specs), records, sampling, runs, warmup, max_new_tokens
-        )
+        arms = build(loaded, specs, None if curve is None else RecordedCost(curve))
+        plan = RunPlan(loaded, arms, records, sampling, runs, max_new_tokens=max_new_tokens)
     if warning := busy():
         note(f"note: {warning}")
-    _measure(plan, out, json_)
+    shown = curve and [round(seconds / curve[0], 4) for seconds in curve.values()]
+    _measure(plan, out, {"cost": shown} if shown else {}, json_)
 
 
-def _measure(plan: RunPlan, out: Path, json_: bool) -> None:
+def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> None:
     from draftsmith.bench.generations import ResultFile
     from draftsmith.bench.run import measure
     from draftsmith.bench.settings import settings
@@ -111,6 +115,7 @@ def _measure(plan: RunPlan, out: Path, json_: bool) -> None:
         "max_new_tokens": plan.max_new_tokens,
         "warmup": plan.warmup,
         "budgets": [arm.budget for arm in plan.arms],
+        **told,
     }
     common = settings(plan.model, plan.arms, plan.records, **chosen)
     file = ResultFile(out, common)

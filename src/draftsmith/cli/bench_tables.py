@@ -32,8 +32,8 @@ def _grouped(
     return table
 
 
-def replay_table(rows: Sequence[ReplaySum], names: Mapping[str, str], categories: bool) -> Table:
-    """Sums by suite, turn and Spec-Bench task; with `categories` by every category, too."""
+def replay_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
+    """Sums by suite, turn and Spec-Bench task."""
     heads = ("", "records", "tokens", "tokens\nper pass", "drafted\nper pass", "copied",
              "µs per\npass")  # fmt: skip
     several = {row.suite for row in rows if row.turn is not None and row.turn > 1}
@@ -49,22 +49,18 @@ def replay_table(rows: Sequence[ReplaySum], names: Mapping[str, str], categories
             ),
         )
         for row in rows
-        if _wanted(row, several, categories)
+        if _wanted(row, several)
     )
     return _grouped(heads, lines)
 
 
-def _wanted(row: ReplaySum, several: set[str], categories: bool) -> bool:
-    """Leave out what repeats a sum (turn 1 of one) or was not asked for."""
+def _wanted(row: ReplaySum, several: set[str]) -> bool:
+    """Leave out what repeats a sum (turn 1 of one), and categories that are no tasks."""
     from draftsmith.bench.suites import TASKS
 
-    if row.turn is not None and row.suite not in several:
-        return False
-    if row.category is None:
-        return row.suite != "spec_bench" or row.turn is None
-    if row.suite == "spec_bench" and row.category in TASKS:
-        return row.turn is None
-    return categories
+    if row.suite == "spec_bench":
+        return row.turn is None and row.category in (None, *TASKS)
+    return row.category is None and (row.turn is None or row.suite in several)
 
 
 def _title(row: ReplaySum) -> str:

@@ -128,6 +128,11 @@ Threads = Annotated[
         help="CPU threads; `draftsmith doctor` tells what is best here.",
     ),
 ]  # fmt: skip
+COST = typer.Option(
+    metavar="FILE|SLOPE", show_default=False,
+    help="What a pass costs by its width: what `draftsmith bench cost` saved; or a number, the "
+    "price of a further position in plain passes.",
+)  # fmt: skip
 Budget = Annotated[
     str,
     typer.Option(

@@ -8,32 +8,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from draftsmith.cli.bench_options import tell
+from draftsmith.cli.bench_report import text_table
 from draftsmith.cli.loading import bar, load_model
-from draftsmith.cli.options import Json, MachineOptions
-from draftsmith.cli.render import plain_table, plural
-from draftsmith.cli.report import note, stdout
+from draftsmith.cli.options import COST, Json, MachineOptions
+from draftsmith.cli.render import plain_table
+from draftsmith.cli.report import note, print_json, stdout
 
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
     from draftsmith.model.loaded import LoadedModel
+    from draftsmith.storage import Finished
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
 
+Named = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")]
+Prompts = Annotated[
+    Path,
+    typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
+]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
+]
+MaxNewTokens = Annotated[int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")]
+
 
 def pld_plus(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")],
-    prompts: Annotated[
-        Path,
-        typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
-    ],
+    model: Named,
+    prompts: Prompts,
     machine: MachineOptions,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
-    ] = 20,
-    max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")
-    ] = 128,
+    limit: Limit = 20,
+    max_new_tokens: MaxNewTokens = 128,
     json_: Json = False,
 ) -> None:
     """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
@@ -46,19 +52,16 @@ def pld_plus(
     draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
     loaded = load_model(model, machine)
-    from draftsmith.drafters.calibration import file_of
     from draftsmith.engine.engine import Engine
-    from draftsmith.tune.finished import FinishedWork
     from draftsmith.tune.pld_plus import CalibrationPlan, calibrate
 
     plan = CalibrationPlan(
         Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens
     )
-    finished = FinishedWork(file_of(loaded.facts.name).with_suffix(".partial.jsonl"))
+    finished = begun(loaded, ".partial.jsonl")
     with bar("calibrating", plan.size) as advance:
         found = calibrate(plan, finished, advance)
     path = found.save()
-    finished.forget()
     if json_:
         print(path.read_text(encoding="utf-8"), end="", flush=True)
     else:
@@ -66,9 +69,61 @@ def pld_plus(
     if not plan.attends:
         why = "; ".join(loaded.capabilities.reasons)
         note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
-    if finished.recalled:
-        note(f"{plural(finished.recalled, 'piece')} of work taken from an earlier run")
+    finished.forget()
     note(f"saved in {path}; pld_plus uses it from now on")
+
+
+def copyspec(
+    model: Named,
+    prompts: Prompts,
+    machine: MachineOptions,
+    limit: Limit = 20,
+    max_new_tokens: MaxNewTokens = 256,
+    cost: Annotated[str | None, COST] = None,
+    json_: Json = False,
+) -> None:
+    """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
+
+    The model answers every prompt plainly, all turns of a conversation. Without --cost, what a pass
+    costs is measured now. If the command is interrupted, the same command goes on where it stopped.
+
+    [bold]Example[/bold]
+
+    draftsmith tune copyspec Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
+    """
+    from draftsmith.bench import suites
+    from draftsmith.model.measure import parse_cost
+
+    records = suites.sample(suites.read(prompts).records, limit)
+    curve = None if cost is None else parse_cost(cost)
+    loaded = load_model(model, machine)
+    from draftsmith.engine.engine import Engine
+    from draftsmith.tune.copyspec import GAMMAS, HEADS, answers, best, cost_here, measured
+
+    engine, finished = Engine(loaded, drafter="none"), begun(loaded, ".copyspec.jsonl")
+    with bar("answering", len(records)) as advance:
+        given = answers(engine, records, max_new_tokens, finished, advance)
+    curve, found = curve or cost_here(loaded), []
+    with bar("replaying", len(GAMMAS)) as advance:
+        for gamma in GAMMAS:
+            found.append(measured(engine, given.texts, max_new_tokens, curve, gamma))
+            advance(1)
+    if json_:
+        print_json({"rows": [one.as_dict() for one in found]})
+    else:
+        console, fastest = stdout(), best(found)
+        cells = [[*one.cells(), "← fastest" * (one is fastest)] for one in found]
+        console.print(text_table((*HEADS, " "), cells, console.width))
+    tell(given.wrong)
+    finished.forget()
+
+
+def begun(model: LoadedModel, suffix: str) -> Finished:
+    """What an interrupted calibration of this model left in the cache folder."""
+    from draftsmith.drafters.calibration import file_of
+    from draftsmith.storage import Finished
+
+    return Finished(file_of(model.facts.name).with_suffix(suffix))
 
 
 def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
@@ -78,14 +133,14 @@ def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
     from draftsmith.errors import PromptError
 
     found: list[list[int]] = []
+    wrong = []
     for record in read_records(path).records:
-        later = any(message["content"] is None for message in record.messages)
-        if later or len(found) == limit:
-            continue  # the earlier answers of a later turn are not known
-        try:
-            found.append(encoded(model, record))
-        except PromptError as error:
-            note(f"left out: {record.id}: {error}")
+        if len(found) < limit:
+            try:
+                found.append(encoded(model, record))
+            except PromptError as error:
+                wrong.append(f"{record.id}: {error}")
+    tell(wrong)
     return found
 
 

@@ -33,10 +33,12 @@ class Engine:
         drafter: str | Drafter = "auto",
         budget: BudgetSpec = "auto",
         max_batch: int = 16,
+        cost: CostCurve | None = None,
     ) -> None:
+        """`cost`: what passes cost, where that is not to be learnt from this engine's own ones."""
         self.model = model
         self.budget = request.checked_budget(budget)
-        self.cost = CostCurve()
+        self.cost = cost or CostCurve()
         self._drafting: dict[Drafter, Drafting] = {}
         self.drafter = self.drafting(drafter).drafter
         if max_batch < 1:

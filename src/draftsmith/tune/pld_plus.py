@@ -24,8 +24,10 @@ from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
-from draftsmith.model.runner import Runner
-from draftsmith.tune.finished import FinishedWork
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.taps import PassTaps
+from draftsmith.model.taps import check as check_needs
+from draftsmith.storage import Finished
 
 LENGTHS = tuple(range(10, 101, 10))
 """The draft lengths that are tried. Source: section 7.2."""
@@ -49,9 +51,7 @@ class CalibrationPlan:
 
     def __post_init__(self) -> None:
         model = self.engine.model
-        if model.capabilities.shape == "plain":
-            why = "; ".join(model.capabilities.reasons)
-            raise UnsupportedError(f"{model.name} decodes one token per pass, drafts or not: {why}")
+        check(model)
         if not model.facts.name:
             raise OptionError("a model made in memory has no name to remember a calibration by")
         if not self.prompts:
@@ -75,8 +75,15 @@ class CalibrationPlan:
         return len(self.prompts) * (3 if self.attends else 2)
 
 
+def check(model: LoadedModel) -> None:
+    """Raise UnsupportedError for a model that cannot verify drafts."""
+    if model.capabilities.shape == "plain":
+        why = "; ".join(model.capabilities.reasons)
+        raise UnsupportedError(f"{model.name} decodes one token per pass, drafts or not: {why}")
+
+
 def calibrate(
-    plan: CalibrationPlan, finished: FinishedWork, advance: Callable[[int], None]
+    plan: CalibrationPlan, finished: Finished, advance: Callable[[int], None]
 ) -> Calibration:
     """Find heads, layer and K; what the finished already holds is not computed again."""
 
@@ -211,17 +218,19 @@ def common_past(ids: Sequence[int], j: int, t: int) -> int:
 def passes_by_layer(
     plan: CalibrationPlan, prompt: Sequence[int], answer: Sequence[int]
 ) -> list[list[int]]:
-    """Passes for every K, by layer from 1: each from one pass over prompt and answer."""
+    """Passes for every K, by layer from 1: all from one pass over prompt and answer."""
     model, ids = plan.engine.model, [*prompt, *answer]
-    runner = Runner(model)
+    layers = range(1, model.facts.layers + 1)
+    needs = [Needs(hidden_layer=layer) for layer in layers]
+    check_needs(needs[0], model, PldPlus.name)
+    assert model.blocks is not None
+    taps = PassTaps(needs, model.blocks)
+    with torch.inference_mode():
+        model.forward([ids[:-1]], [range(len(ids) - 1)], None, False, 1, taps)
     counts = []
-    for layer in range(1, model.facts.layers + 1):
-        row = runner.open(ids, Needs(hidden_layer=layer))
-        runner.prefill(row)
-        hidden = runner.taps(row).hidden
-        assert hidden is not None  # prompt and answer are two tokens at least
-        reach = reach_by_states(ids, len(prompt), hidden, PldPlus(layer=layer, K=LENGTHS[-1]))
-        runner.close(row)
+    for layer in layers:
+        drafter = PldPlus(layer=layer, K=LENGTHS[-1])
+        reach = reach_by_states(ids, len(prompt), taps.hidden[layer][0], drafter)
         counts.append([passes(reach, K) for K in LENGTHS])
     return counts
 

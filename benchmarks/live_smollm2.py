@@ -1,0 +1,240 @@
+"""SmolLM2 live, beside transformers' own generation: one command, tables and plots.
+
+    python -m benchmarks.live_smollm2 ../shared/data -o benchmarks/results/smollm2
+    python -m benchmarks.live_smollm2 ../shared/data -o /tmp/try --limit 1 --max-new-tokens 16
+
+Spec-Bench's six tasks, MT-Redundant, HumanEval and edits of real commits, greedy, in float32 and,
+where the processor has it, in bfloat16. It runs `draftsmith bench cost`, `run` and `report`, and
+says so: the four arms answer every prompt in turn in one process, on one model whose linear layers
+are laid out once, for all of them. Plain's answers are then replayed: what every drafter that looks
+at ids alone would have made of them, and what `bench estimate` predicts. The same command goes on
+after an interruption. Prompts, answers and the whole report stay in `answers/`; what lies beside it
+is figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftsmith.bench import generations
+from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.estimate import Estimate, automatic, estimate
+from draftsmith.bench.generations import Generation
+from draftsmith.bench.plots import STYLE, Plots
+from draftsmith.bench.records import Record
+from draftsmith.bench.replay import ReplayBudget
+from draftsmith.bench.report import facts, same
+from draftsmith.bench.suites import read, sample
+from draftsmith.bench.summary import Section, sections
+from draftsmith.bench.sweep import Replayer, sweep
+from draftsmith.cli import app
+from draftsmith.core.target import Needs
+from draftsmith.drafters import registry
+from draftsmith.errors import OptionError
+from draftsmith.model.measure import CostTable
+from draftsmith.storage import write_text
+
+FILES = ("prompts/spec_bench.jsonl", "prompts/mt_redundant.jsonl", "prompts/humaneval.jsonl.gz",
+         "recorded/commit_edits.jsonl.xz")  # fmt: skip
+LOOKUP = "hf:prompt_lookup(tokens=7,ngram=4)"
+"""transformers' prompt lookup at its best: of `GRID` the fastest in float32, and within 1 % of the
+fastest in bfloat16, on plain's answers to these prompts, replayed under the cost of a pass."""
+Estimates = dict[str, dict[str | None, Estimate]]
+"""Of every drafter, by part of the prompts; None: all."""
+GRID = [(tokens, ngram) for tokens in (3, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
+ARMS = ("none", "hf:generate", LOOKUP, "auto")
+FIGURES = ("id", "suite", "category", "turn", "arm", "seconds", "first_token_seconds", "passes",
+           "drafted", "accepted", "phases", "divergence", "gap", "began", "load")  # fmt: skip
+"""What of a row is published: neither prompts nor answers."""
+
+
+def draftsmith(*words: object) -> None:
+    """Run a command of ours in this process; ends the script if it fails."""
+    given = list(map(str, words))
+    print("\n$ draftsmith", *given, flush=True)
+    if code := app(given, standalone_mode=False):
+        sys.exit(code)
+
+
+def minutes(records: Sequence[Record], tokens: int, cost: CostTable) -> float:
+    """How long the timed answers take at most: as if nothing were ever accepted, or ended early."""
+    seconds = 0.0
+    for record in records:
+        # Four characters a token, and an answer for every earlier turn.
+        texts = [message["content"] for message in record.messages]
+        length = sum(tokens if text is None else len(text) // 4 for text in texts)
+        seconds += cost.prefill_seconds(length) + tokens * cost.seconds(1, length + tokens / 2)
+    return len(ARMS) * seconds / 60
+
+
+def id_drafters() -> list[str]:
+    """Every drafter that needs neither a model's states nor an option, but none."""
+    found = []
+    for name in registry.names():
+        try:
+            if registry.lookup(name).needs == Needs() and registry.parse(name).preferred_width():
+                found.append(name)
+        except OptionError:  # It needs a folder, a model or members.
+            continue
+    return found
+
+
+def replayed(
+    rows: Sequence[Generation], names: dict[str, str], budget: ReplayBudget, cost: CostTable
+) -> Estimates:
+    """What drafters, by what to call them, would have made of plain's answers."""
+    records = [
+        replace(
+            Record(row.id, row.suite, row.category, row.turn),
+            prompt_ids=tuple(row.prompt_ids),
+            output_ids=tuple(row.output_ids),
+            max_new_tokens=row.max_new_tokens,
+        )
+        for row in rows
+        if row.arm == "none"
+    ]
+    made = {str(registry.parse(spec)): (name, registry.parse(spec)) for name, spec in names.items()}
+    done = sweep(records, [d for _, d in made.values()], Replayer(Encoding(), budget)).done
+    found: Estimates = {name: {} for name in names}
+    for one in estimate(done, cost):
+        found[made[one.drafter][0]][one.suite] = one
+    return found
+
+
+def table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def short(part: str | None) -> str:
+    """What a part is called in a table."""
+    return "all" if part is None else part.removeprefix("spec_bench, ")
+
+
+def live(section: Section, predicted: dict[str | None, Estimate]) -> Iterator[list[str]]:
+    """A line per part: speeds over plain decoding, and what was predicted for `auto`."""
+    for part, summaries in section.tables():
+        plain, generate, lookup, auto = sorted(summaries, key=lambda s: ARMS.index(s.arm))
+        yield [
+            short(part),
+            str(plain.prompts),
+            f"{plain.tokens_per_second.value:.1f}",
+            *(s.speedup.shown("×") for s in (generate, lookup, auto)),
+            f"{predicted[part].speedup:.2f}×",
+            f"{lookup.tokens_per_pass:.2f}",
+            f"{auto.tokens_per_pass:.2f}",
+            *(same(s, own=False) for s in (generate, lookup, auto)),
+        ]
+
+
+LIVE = ("", "prompts", "plain, tokens/s", "`model.generate`", "its prompt lookup", "`auto`",
+        "`auto`, estimated", "tokens/pass: lookup", "`auto`", "same answer: `generate`", "lookup",
+        "`auto`")  # fmt: skip
+
+
+def per_pass(found: Estimates) -> str:
+    """Tokens per pass by part, and the estimated speed over plain decoding."""
+    places = list(next(iter(found.values())))
+    rows = (
+        [name, *(f"{by[p].tokens_per_pass:.2f}" for p in places), f"{by[None].speedup:.2f}×"]
+        for name, by in found.items()
+    )
+    return table(("", *map(short, places), "estimated speed"), rows)
+
+
+def publish(rows: Sequence[Generation], args: argparse.Namespace, path: Path) -> None:
+    """What was counted and timed: a line about the run, then one per answer."""
+    chosen = f"--limit {args.limit} --max-new-tokens {args.max_new_tokens}"
+    command = f"python -m benchmarks.live_smollm2 DATA {chosen} --threads {args.threads}"
+    lines: list[dict[str, Any]] = [{"command": command, "settings": rows[0].settings}]
+    for row in rows:
+        figures = {name: getattr(row, name) for name in FIGURES}
+        lines.append(figures | {"tokens": len(row.output_ids), "prompt": len(row.prompt_ids)})
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def tell(section: Section, cost: CostTable) -> str:
+    """The tables of one dtype."""
+    ids = id_drafters()
+    free = replayed(section.rows, {f"`{name}`": name for name in ids}, automatic(cost), cost)
+    setup = "".join(f"- {name}: {value}\n" for name, value in facts(section))
+    said = [f"## {section.title}\n", setup, table(LIVE, live(section, free["`auto`"]))]
+    if section.settings["dtype"] == "float32":  # In bfloat16 drafted answers are not plain's own.
+        fixed = {f"`{name}`, its own width": name for name in ids}
+        grid = {f"tokens={t}, ngram={n}": f"prompt_lookup(tokens={t}, max={n})" for t, n in GRID}
+        peer = replayed(section.rows, grid, ReplayBudget(), cost)
+        best = sorted(peer, key=lambda name: -peer[name][None].speedup)[:6]
+        said += [
+            "Plain's answers replayed, tokens per pass:\n",
+            per_pass(free | replayed(section.rows, fixed, ReplayBudget(), cost)),
+            f"transformers' prompt lookup, the best six of {len(GRID)} settings, replayed:\n",
+            per_pass({name: peer[name] for name in best}),
+        ]
+    return "\n".join(said)
+
+
+def picture(section: Section) -> str:
+    """The speeds of all arms by part, as a file of its own."""
+    drawn = (
+        Plots(section).speedups().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    )
+    return drawn.replace(">", f"><style>{STYLE} svg {{ font-family: sans-serif }}</style>", 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="the folder with prompts/ and recorded/")
+    parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/results/smollm2"))
+    parser.add_argument("-m", "--model", default="smollm2")
+    parser.add_argument("--limit", type=int, default=5, help="conversations of each suite and task")
+    parser.add_argument("--max-new-tokens", type=int, default=160)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"))
+    args = parser.parse_args()
+    known = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    dtypes = args.dtype or ["float32", *(["bfloat16"] if known else [])]
+    if "bfloat16" not in dtypes and not known:
+        print("without bfloat16: this processor does not compute in it")
+    answers = args.output / "answers"
+    answers.mkdir(parents=True, exist_ok=True)
+    costs: dict[str, CostTable] = {}
+    for dtype in dtypes:
+        file = args.output / f"cost.{dtype}.json"
+        if not file.is_file():
+            draftsmith("bench", "cost", args.model, "--dtype", dtype, "--threads", args.threads,
+                       "--contexts", "128,512,1024", "--batches", "1", "-o", file)  # fmt: skip
+        costs[dtype] = CostTable.load(file)
+    files = [args.data / name for name in FILES]
+    records = sample([record for file in files for record in read(file).records], args.limit)
+    longest = {dtype: minutes(records, args.max_new_tokens, costs[dtype]) for dtype in dtypes}
+    shown = ", ".join(f"{dtype} {time:.1f}" for dtype, time in longest.items())
+    print(f"{len(records)} prompts, {len(ARMS)} arms; minutes at most: {shown}", flush=True)
+    results = {dtype: answers / f"{dtype}.jsonl" for dtype in dtypes}
+    for dtype in dtypes:
+        arms = [word for arm in ARMS for word in ("--arm", arm)]
+        draftsmith("bench", "run", *files, "-m", args.model, "--dtype", dtype,
+                   "--threads", args.threads, "--limit", args.limit,
+                   "--max-new-tokens", args.max_new_tokens, *arms,
+                   "--out", results[dtype], "--resume")  # fmt: skip
+    draftsmith("bench", "report", *results.values(), "-o", answers,
+               "--cost", args.output / f"cost.{dtypes[0]}.json")  # fmt: skip
+    said = []
+    for dtype, file in results.items():
+        (section,) = sections([generations.read(file).entries])
+        publish(section.rows, args, args.output / f"{dtype}.jsonl")
+        write_text(args.output / f"{dtype}.svg", picture(section))
+        said.append(tell(section, costs[dtype]))
+    write_text(args.output / "tables.md", "\n".join(said))
+    print("\n".join(said))
+
+
+if __name__ == "__main__":
+    main()
