@@ -55,14 +55,6 @@ class KVMemory(Memory):
             last.slot = row.slot
             self._rows[last.slot] = last
 
-    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
-        """One causal pass over tokens that follow the cached ones."""
-        span = Span(row.cached, len(tokens))
-        views = self._begin([row], [span])
-        mask = self._masks([span], views) if self._masks is not None and row.cached else None
-        taps = self._record([row], last_only=True)
-        self._forward([tokens], [span.positions], mask, self.cache, 1, taps)
-
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per group of neighbouring rows."""
         if len(rows) == 1:
@@ -75,8 +67,8 @@ class KVMemory(Memory):
         return [found[id(row)] for row in rows]
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """Gather the path behind the pending tokens."""
-        start = row.cached + len(row.pending)
+        """Gather the path behind the taken tokens."""
+        start = row.cached + row.taken
         self.cache.keep(row.slot, start, [start + node for node in path])
         return super().keep(row, path)
 
@@ -97,6 +89,8 @@ class KVMemory(Memory):
     def _may_join(self, left: SequenceRow, right: SequenceRow) -> bool:
         if not self._batch or right.slot != left.slot + 1:
             return False
+        if left.is_chunk or right.is_chunk:  # all others would be padded to it
+            return False
         if self._boundary is None:
             return True
         # One pass has one set of rotary angles.
@@ -105,11 +99,11 @@ class KVMemory(Memory):
 
     def _pass(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         spans = [
-            Span(row.cached, len(row.pending), draft)
-            for row, draft in zip(rows, drafts, strict=True)
+            Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
         ]
         width = max(s.width for s in spans)
-        last = width - min(s.pending for s in spans) + 1
+        chunk = rows[0].is_chunk  # alone, then
+        last = 1 if chunk else width - min(s.pending for s in spans) + 1
         views = self._begin(rows, spans)
         mask: Any = None
         if self._masks is not None and (spans[0].cached or len(spans) > 1 or len(drafts[0])):
@@ -118,10 +112,11 @@ class KVMemory(Memory):
         for row, draft, span in zip(rows, drafts, spans, strict=True):
             padding = width - span.width
             # With a token that is committed, for another one's keys might overflow.
-            tokens.append([*row.pending, *draft.tokens] + row.pending[-1:] * padding)
+            own = [*row.pending[: row.taken], *draft.tokens]
+            tokens.append(own + row.pending[-1:] * padding)
             # Learned position tables have no entry beyond their end: padding stays at the start.
             positions.append(span.positions + [span.cached] * padding)
-        taps = self._record(rows)
+        taps = self._record(rows, last_only=chunk)
         logits = self._forward(tokens, positions, mask, self.cache, last, taps).logits
         skipped = width - logits.shape[1]
         sound = finite(logits) if any(drafts) else [True] * len(rows)
@@ -130,8 +125,8 @@ class KVMemory(Memory):
             usable = sound[i] or not draft
             if not usable:
                 self.cache.clear(row.slot, row.cached)
-            own = logits[i, s.pending - 1 - skipped : s.width - skipped]
-            outputs.append(RowOutput(own, finite=usable))
+            found = logits[i, s.pending - 1 - skipped : s.width - skipped]
+            outputs.append(RowOutput(found[:0] if chunk else found, finite=usable))
         return outputs
 
     def _begin(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> Views:
