@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.cache import KVCache
@@ -12,7 +14,7 @@ from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
 from draftsmith.model.rope import RopeBoundary
 from draftsmith.model.rows import Memory, SequenceRow, finite
-from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.taps import Place, record
 from draftsmith.model.windows import Views
 
 
@@ -76,6 +78,10 @@ class KVMemory(Memory):
         """Nothing to do: a shorter length is all it takes, unless keys it needs were dropped."""
         return length if self.cache.serves(row.slot, length) else 0
 
+    def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
+        """As `PackedMemory.contents`."""
+        return self.cache.contents(row.slot, row.cached)
+
     def _groups(self, rows: Sequence[SequenceRow]) -> list[list[SequenceRow]]:
         """Runs of neighbours that may share a pass."""
         groups: list[list[SequenceRow]] = []
@@ -116,7 +122,9 @@ class KVMemory(Memory):
             tokens.append(own + row.pending[-1:] * padding)
             # Learned position tables have no entry beyond their end: padding stays at the start.
             positions.append(span.positions + [span.cached] * padding)
-        taps = self._record(rows, last_only=chunk)
+        places = [Place(row=i) for i in range(len(rows))]
+        asked = [row.taps for row in rows]
+        taps = record(asked, self._blocks, places, {0} if chunk else (), self.cache.firsts)
         logits = self._forward(tokens, positions, mask, self.cache, last, taps).logits
         skipped = width - logits.shape[1]
         sound = finite(logits) if any(drafts) else [True] * len(rows)
@@ -133,6 +141,3 @@ class KVMemory(Memory):
         width = max(s.width for s in spans)
         lengths = [s.cached for s in spans]
         return self.cache.begin(rows[0].slot, lengths, width, drop=not self._rewinds)
-
-    def _record(self, rows: Sequence[SequenceRow], last_only: bool = False) -> PassTaps | None:
-        return record([row.taps for row in rows], self._blocks, last_only, self.cache.firsts)

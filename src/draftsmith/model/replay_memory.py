@@ -17,7 +17,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import Forward
 from draftsmith.model.rows import Memory, SequenceRow, finite
-from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.taps import PassTaps, Place, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
 """Attributes of transformers 5's cache layers that a pass overwrites; the rest it replaces."""
@@ -74,7 +74,7 @@ class ReplayMemory(Memory):
             row.unfinished = snapshot(row.state) if len(draft) else None, len(draft)
             last = 1 + len(draft)
             tokens = [*row.pending[: row.taken], *draft.tokens]
-            taps = record([row.taps], self._blocks, last_only=row.is_chunk)
+            taps = record([row.taps], self._blocks, [Place()], {0} if row.is_chunk else ())
             logits = self._pass(row, tokens, last, taps=taps)
             usable = not draft or finite(logits[None])[0]
             outputs.append(RowOutput(logits[:0] if row.is_chunk else logits[-last:], finite=usable))

@@ -18,6 +18,7 @@ from draftsmith.model.cache import KVCache
 from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import MaskBuilder
+from draftsmith.model.packed import PackedMemory
 from draftsmith.model.replay_memory import NoMemory, ReplayMemory
 from draftsmith.model.rope import rope_boundary, scaled_by_slot
 from draftsmith.model.rows import Memory, SequenceRow
@@ -80,6 +81,11 @@ class Runner:
                 broadcasts=abilities.attention == "draftsmith",
             )
             windows = windows_by_layer(loaded.config)
+        if abilities.packed:
+            kinds = tuple(layer_windows(loaded.config))
+            return PackedMemory(
+                forward, kinds, windows, self._boundary, loaded.blocks, rewinds, self._context
+            )
         cache = KVCache(self._context, windows)
         return KVMemory(
             forward, cache, masks, abilities.batch, self._boundary, loaded.blocks, rewinds
