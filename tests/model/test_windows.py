@@ -158,7 +158,7 @@ def held(runner: Any) -> list[int]:
         return [one.keys.nbytes + one.values.nbytes for one in memory.cache.layers]
     found: Counter[int] = Counter()
     for slots in (slots for row in memory._rows for slots in row.state):
-        size = slots.keys.nbytes + slots.values.nbytes
+        size = slots.keys[0].nbytes + slots.values[0].nbytes
         found.update(dict.fromkeys(slots.layers, size // len(slots.layers)))
     assert memory.held() == found.total()
     return [found[layer] for layer in sorted(found)]

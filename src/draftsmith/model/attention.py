@@ -52,9 +52,12 @@ class Packed:
     """Queries of each span."""
     masks: Sequence[Tensor | None]
     """(1, 1, q, S) each; None: as for `grouped_attention`."""
-    keys: list[Tensor]
-    """(1, K, S, D) each: what this span's row has, and its own of this pass behind."""
-    values: list[Tensor]
+    keys: Sequence[Tensor]
+    """(1, K, S, D) each: what this span's row has, and its own of this pass behind.
+
+    (q, K, S, D) for a span of q equally long rows with one query each.
+    """
+    values: Sequence[Tensor]
 
 
 def grouped_attention(
@@ -119,7 +122,7 @@ def _attend_packed(
 ) -> Tensor:
     """Attention (1, Q, H, D) of spans side by side, each over its own row's keys only."""
     scaling, softcap, sinks = form
-    if len(packed.widths) == 1:
+    if len(packed.widths) == len(packed.keys[0]) == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
         return _attend(module, query, key, value, mask, form, look)
     heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
@@ -135,14 +138,16 @@ def _attend_packed(
         strict=True,
     )
     for span, (own, key, value, mask) in enumerate(spans):
-        if simple and len(own) == 1 and mask is None:
-            out = scaled_dot_product_attention(own, key, value, scale=scaling)
-        else:
-            seen = None if look is None else partial(look, span=span)
-            queries = own.reshape(len(own), heads, -1).transpose(0, 1)[None]
-            out = _attend(module, queries, key, value, mask, form, seen)[0]
-            out = out.reshape(-1, *grouped.shape[1:3], out.shape[-1])
-        outs.append(out)
+        single = len(own) == len(key) and mask is None  # of one row, or of each of several
+        if simple and single:
+            outs.append(scaled_dot_product_attention(own, key, value, scale=scaling))
+            continue
+        queries = own.reshape(len(own), heads, 1, -1)
+        if not single:
+            queries = queries.transpose(0, 2)
+        seen = None if look is None else partial(look, span=span)
+        out = _attend(module, queries, key, value, mask, form, seen)
+        outs.append(out.reshape(len(own), *grouped.shape[1:3], -1))
     return torch.cat(outs).flatten(1, 2)[None]
 
 

@@ -9,9 +9,9 @@ and values; `Q` positions of a pass, all rows together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import torch
@@ -30,109 +30,123 @@ from draftsmith.model.windows import View, Window
 
 _SPARE = 8
 """Slots that a row is given beyond those it needs, besides a sixteenth of them."""
+_ABREAST = 8
+"""Rows at most that share a buffer, which is freed when the last of them has left it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slots:
     """What one row has of `n` layers that are alike; slot s holds position s + `dropped`."""
 
     window: Window | None
-    layers: list[int]
+    layers: tuple[int, ...]
     keys: Tensor
-    """(n, 1, K, C, D)"""
+    """(R, n, K, C, D): of R rows that became alike in the same pass."""
     values: Tensor
-    """(n, 1, K, C, W)"""
+    """(R, n, K, C, W)"""
+    place: int = 0
+    """This row's among the R."""
     dropped: int = 0
     """Positions that are gone."""
+    settled: bool = True
+    """Whether all layers that are alike are in one place."""
 
     @property
-    def kind(self) -> Any:
+    def kind(self) -> tuple[Any, ...]:
         """Equal for layers that one pair of tensors can hold."""
-        both = ((t.shape[1:], t.dtype, t.device) for t in (self.keys, self.values))
+        both = ((t.shape[2], t.shape[4], t.dtype, t.device) for t in (self.keys, self.values))
         return self.window, self.dropped, *both
 
     def fits(self, length: int) -> bool:
         """Whether there are slots for so many positions."""
-        return length - self.dropped <= self.keys.shape[3]
+        return self.settled and length - self.dropped <= self.keys.shape[3]
 
-    def parts(self, start: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """By layer, keys (1, K, end - start, D) and values of these positions; views."""
+    def parts(self, start: int, end: int, rows: int = 1) -> tuple[Sequence[Tensor], ...]:
+        """Keys (rows, K, end - start, D) and values of these positions, by layer; views.
+
+        `rows`: of so many that lie abreast, this one first.
+        """
         first, count = start - self.dropped, end - start
-        keys, values = (t.narrow(3, first, count).unbind(0) for t in (self.keys, self.values))
-        return zip(keys, values, strict=True)
+        own = (t.narrow(0, self.place, rows) for t in (self.keys, self.values))
+        return tuple(t.narrow(3, first, count).unbind(1) for t in own)
 
     def move(self, sources: Sequence[int], start: int) -> None:
         """Copy the positions `sources` to `start` and after."""
         index = torch.tensor(sources, device=self.keys.device) - self.dropped
-        for buffer in (self.keys, self.values):
-            place = buffer.narrow(3, start - self.dropped, len(sources))
-            place.copy_(buffer.index_select(3, index))
+        for buffer in (self.keys[self.place], self.values[self.place]):
+            to = buffer.narrow(2, start - self.dropped, len(sources))
+            to.copy_(buffer.index_select(2, index))
+
+    def abreast(self, other: Slots) -> bool:
+        """Whether the other row's are the next to these."""
+        return other.keys is self.keys and other.place == self.place + 1
 
 
-def together(alike: Sequence[Slots], length: int, end: int, drop: bool, limit: int | None) -> Slots:
-    """One for these, its first `length` positions kept, with room up to `end` and a little more.
+def grown(rows: Sequence[Sequence[Slots]], length: int, dropped: int, slots: int) -> list[Slots]:
+    """The alike layers of each of these rows in one place with so many slots, the rows abreast.
 
-    `drop`: what lies behind the window is left out. `limit`: the model's context, a good last size.
+    Positions from `dropped` up to `length` are kept.
     """
-    first = alike[0]
-    dropped = first.dropped
-    if drop and first.window is not None:
-        dropped = max(dropped, first.window.first(length))
-    slots = end - dropped
-    spare = slots // 16 + _SPARE
-    slots += spare if limit is None or end > limit else min(spare, limit - end)
+    one, kept = rows[0][0], length - dropped
+    layers = tuple(layer for part in rows[0] for layer in part.layers)
 
-    def copied(old: Sequence[Tensor]) -> Tensor:
-        shape = old[0].shape
-        new = old[0].new_empty((sum(map(len, old)), *shape[1:3], slots, shape[4]))
-        places = new.narrow(3, 0, length - dropped).split_with_sizes([len(one) for one in old])
-        for place, one in zip(places, old, strict=True):
-            place.copy_(one.narrow(3, dropped - first.dropped, length - dropped))
+    def copied(old: Tensor, buffers: Sequence[Sequence[Tensor]]) -> Tensor:
+        new = old.new_empty((len(rows), len(layers), old.shape[2], slots, old.shape[4]))
+        for own, parts in zip(new.narrow(3, 0, kept), buffers, strict=True):
+            torch.cat([part.narrow(2, dropped - one.dropped, kept) for part in parts], out=own)
         return new
 
-    keys, values = copied([one.keys for one in alike]), copied([one.values for one in alike])
-    layers = [layer for one in alike for layer in one.layers]
-    return Slots(first.window, layers, keys, values, dropped)
+    keys = copied(one.keys, [[part.keys[part.place] for part in row] for row in rows])
+    values = copied(one.values, [[part.values[part.place] for part in row] for row in rows])
+    return [Slots(one.window, layers, keys, values, i, dropped) for i in range(len(rows))]
 
 
 class PackedPass(PassCache):
-    """The cache of one pass: every row's new keys go behind its own, in its own slots."""
+    """The cache of one pass: every row's new keys go behind its own, in its own slots.
+
+    Rows that lie abreast, are equally long and add one position each make one span.
+    """
 
     def __init__(
         self,
         rows: Sequence[SequenceRow],
-        spans: Sequence[Span],
+        parts: Sequence[Span],
         windows: Sequence[Window | None],
         device: torch.device,
+        merge: bool,
     ) -> None:
-        """`windows`: one for all layers, or one per layer."""
+        """`windows`: one for all layers, or one per layer. `merge`: whether to do the latter."""
         super().__init__()
-        self.longest = max(span.cached for span in spans)
-        self._rows = rows
-        self._spans = spans
+        self.longest = max(part.cached for part in parts)
         self._windows = windows
-        self._widths = [span.width for span in spans]
-        self._new = [i for i, span in enumerate(spans) if not span.cached]
-        """Rows without slots: which layers there are shows in their first pass."""
-        self._layers: dict[int, _Layer] = {}
+        runs = _runs(rows, parts, merge)
+        spans = [parts[first] for first, _ in runs]
         self._firsts = {
-            window: [0 if window is None else window.first(s.cached) for s in spans]
+            window: [0 if window is None else window.first(span.cached) for span in spans]
             for window in windows
         }
         self._masks = {
-            window: [
-                _mask(span, first, window, device)
-                for span, first in zip(spans, firsts, strict=True)
-            ]
+            window: [_mask(*both, window, device) for both in zip(spans, firsts, strict=True)]
             for window, firsts in self._firsts.items()
         }
-        for place, (row, span) in enumerate(zip(rows, spans, strict=True)):
-            end = span.cached + span.width
-            for slots in row.state:
-                written = slots.parts(span.cached, end)
-                read = slots.parts(self._firsts[slots.window][place], end)
-                for layer, to, of in zip(slots.layers, written, read, strict=True):
-                    self._layer(layer).put(place, to, of)
+        self._widths = [span.width * count for span, (_, count) in zip(spans, runs, strict=True)]
+        self._several = [i for i, (_, count) in enumerate(runs) if count > 1]
+        self._new = {i: rows[first] for i, (first, _) in enumerate(runs) if not spans[i].cached}
+        """Spans of rows without slots: which layers there are shows in their first pass."""
+        views, layers = [], ()
+        for i, (span, (first, count)) in enumerate(zip(spans, runs, strict=True)):
+            if i not in self._new:
+                state, end = rows[first].state, span.cached + span.width
+                layers = tuple(layer for slots in state for layer in slots.layers)
+                own = [
+                    slots.parts(span.cached, end, count)
+                    + slots.parts(self._firsts[slots.window][i], end, count)
+                    for slots in state
+                ]
+                views.append([tuple(chain(*kind)) for kind in zip(*own, strict=True)])
+        # By layer: where keys and values go, and the keys and values that are read, by span.
+        by_kind = [zip(*kind, strict=True) for kind in zip(*views, strict=True)]
+        self._views: dict[int, Any] = dict(zip(layers, zip(*by_kind, strict=True), strict=True))
 
     def firsts(self, layer_idx: int, span: int) -> tuple[int, ...]:
         """(1,) the position of the first key that a span sees in a layer."""
@@ -141,46 +155,46 @@ class PackedPass(PassCache):
     def _window(self, layer_idx: int) -> Window | None:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
 
-    def _layer(self, layer_idx: int) -> _Layer:
-        if layer_idx not in self._layers:
-            masks = self._masks[self._window(layer_idx)]
-            self._layers[layer_idx] = _Layer(self._widths, masks)
-        return self._layers[layer_idx]
-
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write keys (1, K, Q, D) and values behind each row's; returns both, with all to read."""
-        layer = self._layer(layer_idx)
-        keys, values = (t.split_with_sizes(self._widths, 2) for t in (key_states, value_states))
-        for place in self._new:
-            own = (
-                keys[place].new_empty(keys[place].shape),
-                values[place].new_empty(values[place].shape),
-            )
-            layer.put(place, own, own)
-            slots = Slots(self._window(layer_idx), [layer_idx], own[0][None], own[1][None])
-            self._rows[place].state.append(slots)
-        torch._foreach_copy_(layer.new_keys, keys)
-        torch._foreach_copy_(layer.new_values, values)
-        key_states.packed = layer.packed  # type: ignore[attr-defined]
+        window = self._window(layer_idx)
+        new = [list(t.split_with_sizes(self._widths, 2)) for t in (key_states, value_states)]
+        views = self._views.get(layer_idx, ((), (), (), ()))
+        if self._new:
+            views = [list(kind) for kind in views]
+            for i, row in self._new.items():
+                keys, values = (t[i].new_empty((1, *t[i].shape)) for t in new)
+                row.state.append(Slots(window, (layer_idx,), keys, values, settled=False))
+                for kind, own in zip(views, (keys, values) * 2, strict=True):
+                    kind.insert(i, own[0])
+        for i in self._several:  # one position of each row
+            new[0][i], new[1][i] = new[0][i].transpose(0, 2), new[1][i].transpose(0, 2)
+        torch._foreach_copy_(views[0], new[0])
+        torch._foreach_copy_(views[1], new[1])
+        packed = Packed(self._widths, self._masks[window], views[2], views[3])
+        key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
 
 
-class _Layer:
-    """Where a pass writes keys and values in one layer, and what it reads, by span."""
-
-    def __init__(self, widths: Sequence[int], masks: Sequence[Tensor | None]) -> None:
-        self.new_keys, self.new_values, keys, values = ([_NOTHING] * len(widths) for _ in range(4))
-        self.packed = Packed(widths, masks, keys, values)
-
-    def put(self, place: int, to: tuple[Tensor, Tensor], of: tuple[Tensor, Tensor]) -> None:
-        """Say where a span's keys and values go, and what it reads."""
-        self.new_keys[place], self.new_values[place] = to
-        self.packed.keys[place], self.packed.values[place] = of
-
-
-_NOTHING = torch.empty(0)
+def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> list[tuple[int, int]]:
+    """(first, count) of neighbours that make one span."""
+    runs: list[tuple[int, int]] = []
+    for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
+        before = place - 1
+        if (
+            merge
+            and runs
+            and part.cached
+            and part.width == parts[before].width == 1
+            and part.cached == parts[before].cached
+            and all(map(Slots.abreast, rows[before].state, row.state))
+        ):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((place, 1))
+    return runs
 
 
 def _mask(span: Span, first: int, window: Window | None, device: torch.device) -> Tensor | None:
@@ -255,14 +269,16 @@ class PackedMemory(Memory):
         """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for slots in row.state:
-            parts = slots.parts(slots.dropped, row.cached)
-            found.update(zip(slots.layers, ((k[0], v[0]) for k, v in parts), strict=True))
+            keys, values = slots.parts(slots.dropped, row.cached)
+            pairs = ((k[0], v[0]) for k, v in zip(keys, values, strict=True))
+            found.update(zip(slots.layers, pairs, strict=True))
         return [found[layer] for layer in sorted(found)]
 
     def held(self) -> int:
         """Bytes of keys and values of all rows."""
         tensors = (t for row in self._rows for s in row.state for t in (s.keys, s.values))
-        return sum(t.untyped_storage().nbytes() for t in tensors)
+        storages = {t.data_ptr(): t.untyped_storage() for t in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
 
     def _groups(self, rows: Sequence[SequenceRow]) -> list[list[int]]:
         """Rows that may share a pass: one pass has one set of rotary angles."""
@@ -277,23 +293,23 @@ class PackedMemory(Memory):
         spans = [
             Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
         ]
-        for row, span in zip(rows, spans, strict=True):
-            self._reserve(row, span.width)
-        cache = PackedPass(rows, spans, self._windows, self._forward.device)
+        self._reserve(rows, spans)
+        asked = [row.taps for row in rows]
+        merge = not any(asked)  # else each row's span is looked into
+        cache = PackedPass(rows, spans, self._windows, self._forward.device, merge)
         tokens, positions, needed = [], [], []
         for row, span in zip(rows, spans, strict=True):
-            wanted = 0 if row.is_chunk else 1 + len(span.draft)
             tokens += [*row.pending[: row.taken], *span.draft.tokens]
             positions += span.positions
-            needed.append(range(len(tokens) - wanted, len(tokens)))
+            own = 0 if row.is_chunk else 1 + len(span.draft)
+            needed.append(range(len(tokens) - own, len(tokens)))
         ends = list(accumulate(span.width for span in spans))
-        places = [
-            Place(span=i, queries=slice(a, b)) for i, (a, b) in enumerate(pairwise([0, *ends]))
-        ]
+        queries = [slice(a, b) for a, b in pairwise([0, *ends])]
+        places = [Place(span=i, queries=own) for i, own in enumerate(queries)]
         chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-        taps = record([row.taps for row in rows], self._blocks, places, chunks, cache.firsts)
-        asked = [i for one in needed for i in one] or [len(tokens) - 1]
-        last = self._forward.logits_of(asked, len(tokens))
+        taps = record(asked, self._blocks, places, chunks, cache.firsts)
+        wanted = [i for one in needed for i in one] or [len(tokens) - 1]
+        last = self._forward.logits_of(wanted, len(tokens))
         logits = self._forward([tokens], [positions], self._mask, cache, last, taps).logits[0]
         sound = finite(logits[:, None]) if any(drafts) else [True] * len(logits)
         outputs, picked = [], 0
@@ -301,20 +317,34 @@ class PackedMemory(Memory):
             begin = len(logits) - len(tokens) + one.start  # of those asked for and maybe others
             if isinstance(last, Tensor):
                 begin, picked = picked, picked + len(one)
-            own = slice(begin, begin + len(one))
-            outputs.append(RowOutput(logits[own], finite=not draft or all(sound[own])))
+            end = begin + len(one)
+            outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))
         return outputs
 
-    def _reserve(self, row: SequenceRow, width: int) -> None:
-        """Make room for `width` positions more; layers that are alike come into one place."""
-        if not row.cached:
-            row.state = []
-        end = row.cached + width
-        full: dict[Any, list[Slots]] = {}
-        for slots in row.state:
-            if not slots.fits(end):
-                full.setdefault(slots.kind, []).append(slots)
-        if full:
-            drop, limit = not self._rewinds, self._context
-            wider = [together(alike, row.cached, end, drop, limit) for alike in full.values()]
-            row.state = [slots for slots in row.state if slots.fits(end)] + wider
+    def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
+        """Make room for the pass; rows that come out alike are put abreast."""
+        wanted: dict[Any, list[tuple[SequenceRow, list[Slots]]]] = {}
+        for row, span in zip(rows, spans, strict=True):
+            if not row.cached:
+                row.state = []
+            end = row.cached + span.width
+            full: dict[Any, list[Slots]] = {}
+            for slots in row.state:
+                if not slots.fits(end):
+                    full.setdefault(slots.kind, []).append(slots)
+            for kind, alike in full.items():
+                window, dropped, *_ = kind
+                if window is not None and not self._rewinds:
+                    dropped = max(dropped, window.first(row.cached))
+                wanted.setdefault((row.cached, end, dropped, kind), []).append((row, alike))
+        for (length, end, dropped, _), group in wanted.items():
+            slots = end - dropped
+            spare = slots // 16 + _SPARE
+            if self._context is not None and end <= self._context:  # a good last size
+                spare = min(spare, self._context - end)
+            for i in range(0, len(group), _ABREAST):
+                some = group[i : i + _ABREAST]
+                wider = grown([alike for _, alike in some], length, dropped, slots + spare)
+                for (row, alike), one in zip(some, wider, strict=True):
+                    others = (s for s in row.state if s not in alike)
+                    row.state = sorted([*others, one], key=lambda s: s.layers)
