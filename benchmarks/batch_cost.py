@@ -43,8 +43,6 @@ def steps(model: LoadedModel, rows: int, context: int, drafted: int = 0) -> Call
     return step
 
 
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["edit-7m", "smollm2"])
@@ -73,7 +71,10 @@ def main() -> None:
                 fits = most is None or found.high <= most
                 promise = "reported" if most is None else f"at most {most:g}"
                 times = f"{1e3 * found.a_seconds:.2f} / {1e3 * found.b_seconds:.2f} ms"
-                print(f"{'ok ' if fits else 'BAD'} {where:18} {what:44} {found}  {times}  ({promise})", flush=True)
+                print(
+                    f"{'ok ' if fits else 'BAD'} {where:18} {what:44} {found}  {times}  ({promise})",
+                    flush=True,
+                )
                 return not fits
 
             where = f"{name} {dtype}"

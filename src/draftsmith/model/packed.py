@@ -25,11 +25,11 @@ from draftsmith.model.forward import Forward
 from draftsmith.model.masks import EVERYTHING, Span, visible
 from draftsmith.model.rope import RopeBoundary
 from draftsmith.model.rows import Memory, SequenceRow, finite
-from draftsmith.model.taps import Place, record
+from draftsmith.model.taps import PassTaps, Place, record
 from draftsmith.model.windows import View, Window
 
 _SPARE = 8
-"""Slots that a row is given beyond those it needs, besides a sixteenth of them."""
+"""Slots that a row is given beyond those it needs, besides a tenth of them."""
 _ABREAST = 8
 """Rows at most that share a buffer, which is freed when the last of them has left it."""
 
@@ -67,8 +67,10 @@ class Slots:
         `rows`: of so many that lie abreast, this one first.
         """
         first, count = start - self.dropped, end - start
-        own = (t.narrow(0, self.place, rows) for t in (self.keys, self.values))
-        return tuple(t.narrow(3, first, count).unbind(1) for t in own)
+        keys, values = self.keys.narrow(3, first, count), self.values.narrow(3, first, count)
+        if rows < len(keys):
+            keys, values = keys.narrow(0, self.place, rows), values.narrow(0, self.place, rows)
+        return keys.unbind(1), values.unbind(1)
 
     def move(self, sources: Sequence[int], start: int) -> None:
         """Copy the positions `sources` to `start` and after."""
@@ -123,7 +125,7 @@ class PackedPass(PassCache):
         spans = [parts[first] for first, _ in runs]
         self._firsts = {
             window: [0 if window is None else window.first(span.cached) for span in spans]
-            for window in windows
+            for window in set(windows)
         }
         self._masks = {
             window: [_mask(*both, window, device) for both in zip(spans, firsts, strict=True)]
@@ -160,7 +162,8 @@ class PackedPass(PassCache):
     ) -> tuple[Tensor, Tensor]:
         """Write keys (1, K, Q, D) and values behind each row's; returns both, with all to read."""
         window = self._window(layer_idx)
-        new = [list(t.split_with_sizes(self._widths, 2)) for t in (key_states, value_states)]
+        both = key_states, value_states
+        new = [list(states.split_with_sizes(self._widths, 2)) for states in both]
         views = self._views.get(layer_idx, ((), (), (), ()))
         if self._new:
             views = [list(kind) for kind in views]
@@ -169,10 +172,10 @@ class PackedPass(PassCache):
                 row.state.append(Slots(window, (layer_idx,), keys, values, settled=False))
                 for kind, own in zip(views, (keys, values) * 2, strict=True):
                     kind.insert(i, own[0])
-        for i in self._several:  # one position of each row
-            new[0][i], new[1][i] = new[0][i].transpose(0, 2), new[1][i].transpose(0, 2)
-        torch._foreach_copy_(views[0], new[0])
-        torch._foreach_copy_(views[1], new[1])
+        for to, states in zip(views, new, strict=False):
+            for i in self._several:  # one position of each row
+                states[i] = states[i].transpose(0, 2)
+            torch._foreach_copy_(to, states)
         packed = Packed(self._widths, self._masks[window], views[2], views[3])
         key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
@@ -244,8 +247,10 @@ class PackedMemory(Memory):
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass for all rows whose rotary angles agree."""
+        if self._boundary is None:
+            return self._pass(rows, drafts)
         found: dict[int, RowOutput] = {}
-        for group in self._groups(rows):
+        for group in self._groups(rows, self._boundary):
             outputs = self._pass([rows[i] for i in group], [drafts[i] for i in group])
             found.update(zip(group, outputs, strict=True))
         return [found[i] for i in range(len(rows))]
@@ -280,12 +285,12 @@ class PackedMemory(Memory):
         storages = {t.data_ptr(): t.untyped_storage() for t in tensors}
         return sum(storage.nbytes() for storage in storages.values())
 
-    def _groups(self, rows: Sequence[SequenceRow]) -> list[list[int]]:
+    def _groups(self, rows: Sequence[SequenceRow], boundary: RopeBoundary) -> list[list[int]]:
         """Rows that may share a pass: one pass has one set of rotary angles."""
         groups: dict[tuple[bool, int], list[int]] = {}
         for place, row in enumerate(rows):
-            beyond = self._boundary is not None and self._boundary.beyond(row.root)
-            alone = beyond and self._boundary is not None and self._boundary.grows
+            beyond = boundary.beyond(row.root)
+            alone = beyond and boundary.grows
             groups.setdefault((beyond, place if alone else 0), []).append(place)
         return list(groups.values())
 
@@ -294,20 +299,15 @@ class PackedMemory(Memory):
             Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
         ]
         self._reserve(rows, spans)
-        asked = [row.taps for row in rows]
-        merge = not any(asked)  # else each row's span is looked into
-        cache = PackedPass(rows, spans, self._windows, self._forward.device, merge)
+        looked = any(row.taps is not None for row in rows)  # then into each row's own span
+        cache = PackedPass(rows, spans, self._windows, self._forward.device, merge=not looked)
         tokens, positions, needed = [], [], []
         for row, span in zip(rows, spans, strict=True):
             tokens += [*row.pending[: row.taken], *span.draft.tokens]
             positions += span.positions
             own = 0 if row.is_chunk else 1 + len(span.draft)
             needed.append(range(len(tokens) - own, len(tokens)))
-        ends = list(accumulate(span.width for span in spans))
-        queries = [slice(a, b) for a, b in pairwise([0, *ends])]
-        places = [Place(span=i, queries=own) for i, own in enumerate(queries)]
-        chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-        taps = record(asked, self._blocks, places, chunks, cache.firsts)
+        taps = self._record(rows, spans, cache) if looked else None
         wanted = [i for one in needed for i in one] or [len(tokens) - 1]
         last = self._forward.logits_of(wanted, len(tokens))
         logits = self._forward([tokens], [positions], self._mask, cache, last, taps).logits[0]
@@ -320,6 +320,14 @@ class PackedMemory(Memory):
             end = begin + len(one)
             outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))
         return outputs
+
+    def _record(
+        self, rows: Sequence[SequenceRow], spans: Sequence[Span], cache: PackedPass
+    ) -> PassTaps | None:
+        ends = accumulate((span.width for span in spans), initial=0)
+        places = [Place(span=i, queries=slice(a, b)) for i, (a, b) in enumerate(pairwise(ends))]
+        chunks = {i for i, row in enumerate(rows) if row.is_chunk}
+        return record([row.taps for row in rows], self._blocks, places, chunks, cache.firsts)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
         """Make room for the pass; rows that come out alike are put abreast."""
@@ -339,7 +347,7 @@ class PackedMemory(Memory):
                 wanted.setdefault((row.cached, end, dropped, kind), []).append((row, alike))
         for (length, end, dropped, _), group in wanted.items():
             slots = end - dropped
-            spare = slots // 16 + _SPARE
+            spare = slots // 10 + _SPARE
             if self._context is not None and end <= self._context:  # a good last size
                 spare = min(spare, self._context - end)
             for i in range(0, len(group), _ABREAST):
