@@ -42,6 +42,18 @@ TREES: dict[str, dict[str, Any]] = {
     "mistral": _COMMON | {"sliding_window": 8},
     "gemma2": _HEADS | _MIXED | {"query_pre_attn_scalar": 16},
     "gemma3_text": _HEADS | _MIXED | {"query_pre_attn_scalar": 16},
+    "gemma3n_text": _HEADS
+    | {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": VOCAB,
+        "altup_num_inputs": 2,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": None,
+    },
     "gpt2": _GPT,
     "gpt_neox": _COMMON,
     "phi3": _COMMON | {"sliding_window": None},

@@ -36,9 +36,7 @@ def fresh_cache(loaded: LoadedModel, ids: list[int]) -> list[tuple[torch.Tensor,
     row = runner.open([*ids, 3])
     runner.prefill(row)
     assert row.cached == len(ids)
-    contents: list[tuple[torch.Tensor, torch.Tensor]] = runner._memory.cache.contents(
-        row.slot, row.cached
-    )
+    contents: list[tuple[torch.Tensor, torch.Tensor]] = runner._memory.contents(row)
     return contents
 
 
@@ -95,7 +93,7 @@ def check_cache(architecture: str, greedy: bool, folder: Path, rewinds: bool) ->
                 row: Any = session.row
                 assert [*row.ids, *row.pending] == session.ids
                 assert len(row.pending) == 1
-                ours = runner._memory.cache.contents(row.slot, row.cached)
+                ours = runner._memory.contents(row)
                 for mine, theirs in zip(ours, fresh_cache(loaded, row.ids), strict=True):
                     kept = mine[0].shape[1]
                     assert kept == row.cached or (not rewinds and kept >= WINDOW - 1)

@@ -40,6 +40,7 @@ class ToyRow:
     pending: list[int]
     ids: list[int] = field(default_factory=list)
     needs: Needs = NO_NEEDS
+    taken: int = 0
 
     @property
     def cached(self) -> int:
@@ -103,10 +104,21 @@ class ToyTarget:
     def room(self, row: ToyRow) -> int:
         return self.context_length - row.cached - len(row.pending)
 
-    def forward(self, rows: Sequence[ToyRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+    def splits(self, row: ToyRow) -> bool:  # noqa: ARG002
+        return True
+
+    def forward(
+        self, rows: Sequence[ToyRow], drafts: Sequence[Draft], take: Sequence[int] | None = None
+    ) -> list[RowOutput]:
+        for row, count in zip(rows, take or [len(row.pending) for row in rows], strict=True):
+            row.taken = count
         return [self._forward(row, draft) for row, draft in zip(rows, drafts, strict=True)]
 
     def _forward(self, row: ToyRow, draft: Draft) -> RowOutput:
+        if row.taken < len(row.pending):
+            if draft:
+                raise AssertionError("a chunk has no draft")
+            return RowOutput(torch.empty((0, self.vocab_size), dtype=torch.float64))
         prefixes = [[*row.ids, *row.pending]]
         for token, origin in zip(draft.tokens, draft.origins or (), strict=False):
             if origin >= 0 and prefixes[0][origin] != token:
@@ -128,10 +140,11 @@ class ToyTarget:
         tokens: Sequence[Sequence[int]],
     ) -> None:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
-            if len(emitted) != len(path) + 1:
+            rest = row.pending[row.taken :]
+            if len(emitted) != (0 if rest else len(path) + 1):
                 raise AssertionError(f"{len(emitted)} tokens emitted along a path of {len(path)}")
-            row.ids += [*row.pending, *emitted[:-1]]
-            row.pending = [emitted[-1]]
+            row.ids += [*row.pending[: row.taken], *emitted[:-1]]
+            row.pending = [*rest, *emitted[-1:]]
 
     def extend(self, row: ToyRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
         kept, row.needs = 0, needs

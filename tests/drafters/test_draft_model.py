@@ -107,9 +107,7 @@ def test_reproducible_answers_do_not_depend_on_the_drafter() -> None:
 
 
 def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    found: list[tuple[torch.Tensor, torch.Tensor]] = runner._memory.cache.contents(
-        row.slot, row.cached
-    )
+    found: list[tuple[torch.Tensor, torch.Tensor]] = runner._memory.contents(row)
     return found
 
 

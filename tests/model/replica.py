@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from draftsmith.core.draft import ROOT, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
+from draftsmith.model.windows import windows_by_layer
 
 TOLERANCE = 1e-5
 """Absolute, in float32, on logits of a few units."""
@@ -27,6 +29,11 @@ def loaded(name: str, attention: str | None = None) -> LoadedModel:
     if key not in _loaded:
         _loaded[key] = load(build(name, attention))
     return _loaded[key]
+
+
+def padded(model: LoadedModel) -> LoadedModel:
+    """The same as if it could not pack, so that its rows share one padded buffer."""
+    return replace(model, capabilities=replace(model.capabilities, packed=False))
 
 
 def fresh(model: Any, ids: Sequence[int]) -> Tensor:
@@ -79,25 +86,21 @@ def check_cache(runner: Runner, row: Any, ids: list[int]) -> None:
     if runner.shape == "plain":
         other.forward([new], [Draft()])
     ours, theirs = (
-        r._memory.cache.contents(one.slot, row.cached) for r, one in ((runner, row), (other, new))
+        r._memory.contents(one)  # type: ignore[attr-defined]
+        for r, one in ((runner, row), (other, new))
     )
     assert len(ours) == len(theirs) > 0
+    windows = windows_by_layer(runner.loaded.config)
     for index, (mine, new) in enumerate(zip(ours, theirs, strict=True)):
-        kept = kept_positions(runner, row, index)
+        kept = mine[0].shape[1]
+        if kept < row.cached:
+            assert not runner._memory._rewinds  # type: ignore[attr-defined]
+            window = windows[index % len(windows)]
+            assert window is not None
+            assert row.cached - kept <= window.first(row.cached)
         for buffer, new_buffer in zip(mine, new, strict=True):
             assert buffer.shape[1] == kept
             torch.testing.assert_close(buffer, new_buffer[:, -kept:], rtol=0, atol=TOLERANCE)
-
-
-def kept_positions(runner: Runner, row: Any, layer: int) -> int:
-    """How many of a row's last positions a layer has: all, unless it may drop some."""
-    cache: Any = runner._memory.cache  # type: ignore[attr-defined]
-    group = cache._group(layer)
-    gone: int = group.dropped.get(row.slot, 0)
-    if gone:
-        assert not runner._memory._rewinds  # type: ignore[attr-defined]
-        assert gone <= group.window.first(row.cached)
-    return int(row.cached) - gone
 
 
 def accept(rng: random.Random, draft: Draft) -> tuple[list[int], list[int]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from replica import padded
 
 from architectures import ALL, VOCAB, build, prompt
 from draftsmith.core.draft import Draft
@@ -80,11 +81,12 @@ def test_a_token_that_overflows_changes_nothing(name: str, value: float, sampled
         assert handle.stats.tokens < handle.stats.passes + handle.stats.accepted
 
 
+@pytest.mark.parametrize("memory", ["packed", "padded"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
-def test_rows_of_a_batch_recover_alone(name: str) -> None:
+def test_rows_of_a_batch_recover_alone(name: str, memory: str) -> None:
     """Its padding is no overflowing token either, and what it left behind is cleared."""
     model = build(name)
-    engine = Engine(load(model))
+    engine = Engine(padded(load(model)) if memory == "padded" else load(model))
     mask_heads(model, [0, BAD])
     prompts = [prompt(n, seed=n) for n in (5, 17, 9)]
     for ids in prompts:
@@ -107,7 +109,7 @@ def test_rows_of_a_batch_recover_alone(name: str) -> None:
 def test_what_overflowed_is_cleared_from_the_cache() -> None:
     model = build("llama")
     poison(model, torch.nan)
-    runner = Runner(load(model))
+    runner = Runner(padded(load(model)))
     row = runner.open(prompt(9))
     runner.prefill(row)
     (output,) = runner.forward([row], [Draft.chain([8, BAD], "test")])

@@ -18,7 +18,7 @@ from replica import (
 
 from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.errors import DrafterError, PromptError
+from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.runner import Runner
 
 
@@ -104,6 +104,36 @@ def test_prefill_in_chunks(name: str) -> None:
     runner.prefill(row)
     check_cache(runner, row, ids)
     check_logits(model.model, ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_chunks_of_a_prompt_ride_beside_a_row_that_decodes(name: str) -> None:
+    model = loaded(name)
+    runner, rng = Runner(model), random.Random(name)
+    ids, long = {0: prompt(9)}, prompt(23, seed=3)
+    rows = {0: runner.open(ids[0])}
+    runner.prefill(rows[0])
+    newcomer = runner.open(long)
+    assert runner.splits(newcomer) is (runner.shape != "plain")
+    while runner.splits(newcomer) and len(newcomer.pending) > 6:
+        draft = random_draft(rng, runner.shape if runner.room(rows[0]) else "plain")
+        take = [5, len(rows[0].pending)]
+        chunk, output = runner.forward([newcomer, rows[0]], [EMPTY, draft], take)
+        assert chunk.logits.shape == (0, model.vocab_size)
+        check_logits(model.model, ids[0], draft, output.logits)
+        path, new = accept(rng, draft)
+        runner.commit([newcomer, rows[0]], [(), path], [(), new])
+        ids[0] = ids[0] + new
+        check_cache(runner, newcomer, long)
+        check_cache(runner, rows[0], ids[0])
+    check_logits(model.model, long, EMPTY, runner.forward([newcomer], [EMPTY])[0].logits)
+
+
+def test_a_chunk_that_cannot_stand_alone_is_refused() -> None:
+    for name, draft in (("llama", Draft.chain([5], "test")), ("mamba", EMPTY)):
+        runner = Runner(loaded(name))
+        with pytest.raises(OptionError, match=r"take=2, but all 5 pending tokens"):
+            runner.forward([runner.open(prompt(5))], [draft], [2])
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba2", "mamba"])

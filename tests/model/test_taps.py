@@ -212,7 +212,8 @@ def test_the_model_is_left_as_it_was() -> None:
 def sdpa_only() -> LoadedModel:
     model = loaded("llama")
     why = ("trees with draftsmith attention: it differs",)
-    return replace(model, capabilities=replace(model.capabilities, attention="sdpa", reasons=why))
+    abilities = replace(model.capabilities, attention="sdpa", packed=False, reasons=why)
+    return replace(model, capabilities=abilities)
 
 
 def test_refusals_say_why() -> None:

@@ -70,7 +70,15 @@ class ReplayTarget:
     def room(self, row: ReplayRow) -> int:  # noqa: ARG002
         return _BEYOND  # A live target does not know the end either.
 
-    def forward(self, rows: Sequence[ReplayRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+    def splits(self, row: ReplayRow) -> bool:  # noqa: ARG002
+        return False
+
+    def forward(
+        self,
+        rows: Sequence[ReplayRow],
+        drafts: Sequence[Draft],
+        take: Sequence[int] | None = None,  # noqa: ARG002  always all
+    ) -> list[RowOutput]:
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             self.passes[bucket(row.cached), len(row.pending) + len(draft)] += 1

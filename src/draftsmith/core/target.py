@@ -82,7 +82,7 @@ class RowOutput:
     """What one row got from a pass over its root, `n` draft nodes and `m` probe nodes."""
 
     logits: Tensor
-    """(1+n+m, V); row 0 follows the root, row 1+i follows node i."""
+    """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): root not reached."""
     choices: Sequence[int] | None = None
     """(1+n) arg-max of each row, where the target knows it without computing logits."""
     finite: bool = True
@@ -122,8 +122,21 @@ class Target(Protocol[RowT]):
     def room(self, row: RowT) -> int:
         """How many positions beyond the root the next pass of this row may use (0: plain)."""
 
-    def forward(self, rows: Sequence[RowT], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass over each row's pending tokens and draft; the cache then awaits `commit`."""
+    def splits(self, row: RowT) -> bool:
+        """Whether several passes may take its pending tokens; else one must take them all."""
+
+    def forward(
+        self,
+        rows: Sequence[RowT],
+        drafts: Sequence[Draft],
+        take: Sequence[int] | None = None,
+    ) -> list[RowOutput]:
+        """One pass over each row's pending tokens and draft; the cache then awaits `commit`.
+
+        `take`: of each row's pending tokens only so many, at least 1, where `splits` allows it. One
+        that leaves some is a chunk: it has no draft, gives no logits, and is committed with an
+        empty path and no tokens.
+        """
 
     def taps(self, row: RowT) -> Taps:
         """What this row's needs recorded; views, valid until its next pass."""
@@ -139,7 +152,8 @@ class Target(Protocol[RowT]):
     ) -> None:
         """Keep the nodes on each path, drop the others; the last emitted token becomes pending.
 
-        `tokens[i]` are the tokens emitted by the step: one per node on `paths[i]`, and one more.
+        `tokens[i]` are the tokens emitted by the step: one per node on `paths[i]`, and one more;
+        none of a row whose pass was a chunk.
         """
 
     def extend(self, row: RowT, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:

@@ -1,4 +1,4 @@
-"""Our attention function: grouped heads packed into the query axis, for any mask.
+"""Our attention function: grouped heads as queries of one head, any mask, spans of several rows.
 
 Shapes: `B` rows, `H` query heads, `K` key heads, `G = H / K`, `Q` queries, `S` keys, `D` width.
 
@@ -9,9 +9,10 @@ the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,11 +30,34 @@ from draftsmith.model.seen import Seen
 NAME = "draftsmith"
 """What `config._attn_implementation` says while one of our passes runs."""
 
-_MOST_PACKED = 160
-"""Queries up to which packing wins: beyond, repeating masks costs more than repeating keys."""
+_MOST_GROUPED = 160
+"""Queries up to which grouping wins: beyond, repeating masks costs more than repeating keys."""
 
 _UNKNOWN = ("position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask")
 """Arguments that change the result and that only transformers' own function understands."""
+
+
+Form = tuple[float | None, float | None, Tensor | None]
+"""What scores are multiplied by, what bounds them, and (H,) attention sinks."""
+
+Look = Callable[..., None]
+"""Told (seen, span): what attention was computed from, and of which span if there are several."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """What one layer of a packed pass attends to: span by span, in the order of the queries."""
+
+    widths: Sequence[int]
+    """Queries of each span."""
+    masks: Sequence[Tensor | None]
+    """(1, 1, q, S) each; None: as for `grouped_attention`."""
+    keys: Sequence[Tensor]
+    """(1, K, S, D) each: what this span's row has, and its own of this pass behind.
+
+    (q, K, S, D) for a span of q equally long rows with one query each.
+    """
+    values: Sequence[Tensor]
 
 
 def grouped_attention(
@@ -53,10 +77,11 @@ def grouped_attention(
 
     `attention_mask` is bool (B, 1, Q, S), True where a query may look; (1, 1, 1, 1) and, for one
     query, None mean everywhere; None for several queries means causal, the last query seeing all.
-    `softcap` bounds the scores (Gemma 2), `s_aux` (H,) are attention sinks (gpt-oss).
+    `softcap` bounds the scores (Gemma 2), `s_aux` (H,) are attention sinks (gpt-oss). A `key` that
+    carries a `Packed` stands for all that is in there; the mask is then `masks.EVERYTHING`.
     """
     groups = query.shape[1] // key.shape[1]
-    queries, keys = query.shape[2], key.shape[2]
+    queries = query.shape[2]
     # A compiler cannot follow a context variable, and nothing is recorded in what it compiles.
     look = None if torch.compiler.is_compiling() else _watched.get().get(module)
     foreign = (
@@ -74,25 +99,83 @@ def grouped_attention(
     # A (1, 1, 1, 1) mask says "everything is visible": see masks.EVERYTHING.
     everything = attention_mask is not None and attention_mask.shape[-2:] == (1, 1)
     mask = None if everything else attention_mask
-    totals: Tensor | None = None
-    theirs = foreign or is_causal is False
-    if theirs:
-        softcap = s_aux = None  # which their function does not know
-    elif attention_mask is None and queries > 1 and queries != keys:
-        mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
-    # With an empty cache the causal kernels need no mask at all.
-    wide = queries > 1 and (mask is None or (groups > 1 and queries > _MOST_PACKED))
-    if softcap is not None or s_aux is not None:
-        out = _explicit(query, key, value, mask, scaling, softcap, s_aux)
-    elif theirs or wide:
+    packed: Packed | None = getattr(key, "packed", None)
+    if packed is not None or (everything and queries > 1):
+        if packed is None or foreign or not everything:
+            raise UnsupportedError(
+                f"{type(module).__name__} makes masks of its own, changes keys after they were "
+                "cached, or attends in a way that only transformers' own function knows"
+            )
+        return _attend_packed(module, query, packed, (scaling, softcap, s_aux), look), None
+    if foreign or is_causal is False:
         out, _ = sdpa_attention_forward(
             module, query, key, value, mask, dropout, scaling, is_causal, **kwargs
         )
+        if look is not None:
+            look(Seen(query, key, mask, scaling, None, None))
+        return out, None
+    return _attend(module, query, key, value, mask, (scaling, softcap, s_aux), look), None
+
+
+def _attend_packed(
+    module: torch.nn.Module, query: Tensor, packed: Packed, form: Form, look: Look | None
+) -> Tensor:
+    """Attention (1, Q, H, D) of spans side by side, each over its own row's keys only."""
+    scaling, softcap, sinks = form
+    if len(packed.widths) == len(packed.keys[0]) == 1:
+        key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
+        return _attend(module, query, key, value, mask, form, look)
+    heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
+    # (Q, K, G, D): a single query of a span is there as its row's keys want it.
+    grouped = query[0].transpose(0, 1).reshape(-1, kv_heads, heads // kv_heads, query.shape[3])
+    simple = softcap is None and sinks is None and look is None
+    outs = []
+    spans = zip(
+        grouped.split_with_sizes(packed.widths),
+        packed.keys,
+        packed.values,
+        packed.masks,
+        strict=True,
+    )
+    for span, (own, key, value, mask) in enumerate(spans):
+        single = len(own) == len(key) and mask is None  # of one row, or of each of several
+        if simple and single:
+            outs.append(scaled_dot_product_attention(own, key, value, scale=scaling))
+            continue
+        queries = own.reshape(len(own), heads, 1, -1)
+        if not single:
+            queries = queries.transpose(0, 2)
+        seen = None if look is None else partial(look, span=span)
+        out = _attend(module, queries, key, value, mask, form, seen)
+        outs.append(out.reshape(len(own), *grouped.shape[1:3], -1))
+    return torch.cat(outs).flatten(1, 2)[None]
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    form: Form,
+    look: Look | None,
+) -> Tensor:
+    """Attention (B, Q, H, D) as `grouped_attention` describes it, by the quickest way."""
+    (scaling, softcap, sinks), totals = form, None
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is None and queries > 1 and queries != keys:
+        mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
+    # With an empty cache the causal kernels need no mask at all.
+    repeats = query.shape[1] > key.shape[1] and queries > _MOST_GROUPED
+    if softcap is not None or sinks is not None:
+        out = _explicit(query, key, value, mask, scaling, softcap, sinks)
+    elif queries > 1 and (mask is None or repeats):
+        out, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
     else:
         out, totals = _grouped(query, key, value, mask, scaling, totals=look is not None)
     if look is not None:
-        look(Seen(query, key, mask, scaling, softcap, s_aux, totals))
-    return out, None
+        look(Seen(query, key, mask, scaling, softcap, sinks, totals))
+    return out
 
 
 def _grouped(
@@ -111,7 +194,7 @@ def _grouped(
     groups = heads // key.shape[1]
     query = query.reshape(batch, key.shape[1], groups * queries, width)
     if mask is not None:
-        mask = _packed(mask, groups if queries > 1 else 1, query.dtype)
+        mask = _repeated(mask, groups if queries > 1 else 1, query.dtype)
     sums: Tensor | None = None
     if totals and _tells_totals(query, value):
         out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -123,23 +206,25 @@ def _grouped(
     return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), sums
 
 
-def _packed(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """(B or 1, 1, G·Q, S) what is added to the scores of packed queries, for all layers alike.
+def _repeated(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """(B or 1, 1, G·Q, S) what is added to the scores of grouped queries, for all layers alike.
 
     sdpa would make it of a bool mask in every layer, and a small layer's scores take no longer.
     """
     if mask.is_floating_point() and groups == 1:
         return mask
-    kept = _PACKED.get(mask)
+    kept = _REPEATED.get(mask)
     if kept is None or kept[0] != (groups, dtype):
         added = mask
         if mask.dtype == torch.bool:
             added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-        kept = _PACKED[mask] = (groups, dtype), added.repeat(1, 1, groups, 1)
+        kept = _REPEATED[mask] = (groups, dtype), added.repeat(1, 1, groups, 1)
     return kept[1]
 
 
-_PACKED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Tensor]] = WeakTensorKeyDictionary()
+_REPEATED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Tensor]] = (
+    WeakTensorKeyDictionary()
+)
 """By the mask that all layers of a pass were given."""
 
 
@@ -166,9 +251,9 @@ def _explicit(
     """Attention written out, for what no fused kernel offers: capped scores and sinks."""
     batch, heads, queries, width = query.shape
     groups = heads // key.shape[1]
-    packed = query.reshape(batch, key.shape[1], groups * queries, width)
+    grouped = query.reshape(batch, key.shape[1], groups * queries, width)
     scale = width**-0.5 if scaling is None else scaling
-    scores = (packed @ key.transpose(2, 3)).view(batch, heads, queries, -1) * scale
+    scores = (grouped @ key.transpose(2, 3)).view(batch, heads, queries, -1) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is None and queries > 1:
@@ -186,17 +271,13 @@ def _explicit(
     return out.view(batch, heads, queries, -1).transpose(1, 2).contiguous()
 
 
-Look = Callable[[Seen], None]
-
 _watched: ContextVar[Mapping[torch.nn.Module, Look]] = ContextVar("watched", default={})  # noqa: B039  never written to
 """Attention modules of the pass that this thread is running."""
 
 
 @contextmanager
-def watch(
-    modules: Mapping[torch.nn.Module, int], look: Callable[[int, Seen], None]
-) -> Iterator[None]:
-    """Tell `look(layer, seen)` what each of these modules attends with, for one pass."""
+def watch(modules: Mapping[torch.nn.Module, int], look: Callable[..., None]) -> Iterator[None]:
+    """Tell `look(layer, seen, span)` what each of these modules attends with, for one pass."""
     token = _watched.set({module: partial(look, layer) for module, layer in modules.items()})
     try:
         yield

@@ -138,7 +138,66 @@ class LayerGroup:
         return self.layers[-1]
 
 
-class KVCache(Cache):  # type: ignore[misc]
+class PassCache(Cache):  # type: ignore[misc]
+    """What transformers asks a cache about, of ours: they hold what one pass needs."""
+
+    longest = 0
+    """Positions before this pass, of the longest row in it."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions before this pass, of the longest row in it."""
+        del layer_idx
+        return self.longest
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Same as `get_seq_length` (asked by transformers 5)."""
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """Keys in this pass and their offset; `query`: Q, or in transformers 4 its positions."""
+        del layer_idx
+        width = query if isinstance(query, int) else query.shape[0]
+        return self.longest + width, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """No maximum (transformers 5's name)."""
+        del layer_idx
+        return -1
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """No maximum (transformers 4's name)."""
+        del layer_idx
+        return -1
+
+    @property
+    def is_compileable(self) -> bool:
+        """Its views change shape every step."""
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """No layer slides."""
+        return [False] * len(self.layers)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """No layer is recurrent."""
+        return [False] * len(self.layers)
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """No layer borrows its keys from another one's place."""
+        return [False] * len(self.layers)
+
+    def crop(self, *_: Any, **__: Any) -> None:
+        """Refused: it has meant "keep n" and "drop n" in different versions."""
+        raise UnsupportedError("this cache is rewound by its runner, not by crop()")
+
+
+class KVCache(PassCache):
     """Cache handed to the model: rows [first, first + B) of the buffers, each at its own length.
 
     `begin` says which rows the next pass is about and how long they are; `update`, called by every
@@ -151,11 +210,10 @@ class KVCache(Cache):  # type: ignore[misc]
         self, slots_limit: int | None = None, windows: Sequence[Window | None] = (None,)
     ) -> None:
         """`windows`: one for all layers, or one per layer; None: it sees everything."""
-        super().__init__(layers=[])
+        super().__init__()
         groups = {window: LayerGroup(window, slots_limit) for window in windows}
         self._groups = tuple(groups.values())
         self._by_layer = tuple(groups[window] for window in windows)
-        self._longest = 0
 
     # --- what the runner calls -----------------------------------------------------------------
 
@@ -164,7 +222,7 @@ class KVCache(Cache):  # type: ignore[misc]
 
         `drop`: what lies behind these rows' windows may go for good. Returns what will be read.
         """
-        self._longest = max(lengths)
+        self.longest = max(lengths)
         return {group.window: group.begin(first, lengths, width, drop) for group in self._groups}
 
     def serves(self, row: int, length: int) -> bool:
@@ -207,7 +265,7 @@ class KVCache(Cache):  # type: ignore[misc]
                 found.append((layer.keys[row, :, :n], layer.values[row, :, :n]))
         return found
 
-    def firsts(self, layer_idx: int) -> tuple[int, ...]:
+    def firsts(self, layer_idx: int, _span: int = 0) -> tuple[int, ...]:
         """(B,) the position of the first key that a layer was last given, by row."""
         return self._group(layer_idx).view.firsts
 
@@ -225,52 +283,3 @@ class KVCache(Cache):  # type: ignore[misc]
         if self.layers[layer_idx] is None:
             self.layers[layer_idx] = group.add(key_states, value_states)
         return group.write(self.layers[layer_idx], key_states, value_states)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions before this pass, of the longest row in it."""
-        del layer_idx
-        return self._longest
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Same as `get_seq_length` (asked by transformers 5)."""
-        return self.get_seq_length(layer_idx)
-
-    def get_mask_sizes(self, query: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """Keys in this pass and their offset; `query`: Q, or in transformers 4 its positions."""
-        del layer_idx
-        width = query if isinstance(query, int) else query.shape[0]
-        return self._longest + width, 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No maximum (transformers 5's name)."""
-        del layer_idx
-        return -1
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """No maximum (transformers 4's name)."""
-        del layer_idx
-        return -1
-
-    @property
-    def is_compileable(self) -> bool:
-        """Its views change shape every step."""
-        return False
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        """No layer slides."""
-        return [False] * len(self.layers)
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """No layer is recurrent."""
-        return [False] * len(self.layers)
-
-    @property
-    def is_dummy(self) -> list[bool]:
-        """No layer borrows its keys from another one's place."""
-        return [False] * len(self.layers)
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        """Refused: it has meant "keep n" and "drop n" in different versions."""
-        raise UnsupportedError("a KVCache is rewound by its runner, not by crop()")

@@ -22,6 +22,13 @@ _CACHES = {
 }
 
 
+_BATCHES = (
+    "A batch runs one sequence after the other.",
+    "Sequences of a batch share passes, padded to the widest and the longest.",
+    "Sequences of a batch share passes, without padding.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """How a model is run. Found by a self-test at load, never guessed from its name alone."""
@@ -33,6 +40,8 @@ class Capabilities:
     cache: CacheKind
     batch: bool
     """Whether several sequences share a pass; otherwise a batch runs row by row."""
+    packed: bool = False
+    """Whether their tokens then are one sequence, without padding."""
     reasons: tuple[str, ...] = ()
     """Why not more, one sentence per refusal, in the order the self-test met them."""
 
@@ -42,8 +51,6 @@ class Capabilities:
             f"It {_SHAPES[self.shape]}.",
             f"It {_CACHES[self.cache]}.",
             f"Attention runs as {self.attention!r}.",
-            "Sequences of a batch share passes."
-            if self.batch
-            else "A batch runs one sequence after the other.",
+            _BATCHES[self.batch + self.packed],
         ]
         return lines + [f"Refused: {reason}" for reason in self.reasons]

@@ -28,10 +28,10 @@ class Forward:
     """
 
     def __init__(self, model: Any, attention: str | None) -> None:
-        known = set(inspect.signature(unwrapped(model).forward).parameters)
+        known = dict(inspect.signature(unwrapped(model).forward).parameters)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             # Learned virtual tokens come before ours: only the adapter knows the positions.
-            known -= {"position_ids", "cache_position"}
+            known = {n: p for n, p in known.items() if n not in ("position_ids", "cache_position")}
         self._model = model
         self._run = _running(model, attention)
         # Compiled blocks call no hooks: a pass that is looked into runs as it did before.
@@ -40,6 +40,7 @@ class Forward:
         self._positions = "position_ids" in known
         self._cache_position = "cache_position" in known
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
+        self._picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
         self._cache = "cache_params" if "cache_params" in known else "past_key_values"
         self.device = input_device(model)
 
@@ -49,13 +50,14 @@ class Forward:
         positions: Sequence[Sequence[int]],
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
-        last: int,
+        last: int | Tensor,
         taps: Recorder | None = None,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions.
 
-        `mask`: None lets the model make a causal one. `cache`: None lets it make a cache of its
-        own, False asks for none. `taps` records what drafters need.
+        `last`: how many, or what `logits_of` said. `mask`: None lets the model make a causal one.
+        `cache`: None lets it make a cache of its own, False asks for none. `taps` records what
+        drafters need.
         """
         both = torch.tensor([tokens, positions], device=self.device)
         options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
@@ -74,6 +76,16 @@ class Forward:
             return self._run(**options)
         with taps.recording():
             return self._recorded(**options)
+
+    def logits_of(self, positions: Sequence[int], width: int) -> int | Tensor:
+        """How to ask for the logits of these positions, ascending, of `width`, and few others.
+
+        A number: those of the last positions are given, at least so many; else of just these.
+        """
+        last = width - positions[0]
+        if len(positions) == last or not self._picks:
+            return last
+        return torch.tensor(positions)  # on the host: blocks may lie on several devices
 
     @property
     def exclusive(self) -> str | None:

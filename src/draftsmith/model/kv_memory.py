@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.cache import KVCache
@@ -12,7 +14,7 @@ from draftsmith.model.forward import Forward
 from draftsmith.model.masks import MaskBuilder, Span
 from draftsmith.model.rope import RopeBoundary
 from draftsmith.model.rows import Memory, SequenceRow, finite
-from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.taps import Place, record
 from draftsmith.model.windows import Views
 
 
@@ -55,14 +57,6 @@ class KVMemory(Memory):
             last.slot = row.slot
             self._rows[last.slot] = last
 
-    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
-        """One causal pass over tokens that follow the cached ones."""
-        span = Span(row.cached, len(tokens))
-        views = self._begin([row], [span])
-        mask = self._masks([span], views) if self._masks is not None and row.cached else None
-        taps = self._record([row], last_only=True)
-        self._forward([tokens], [span.positions], mask, self.cache, 1, taps)
-
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per group of neighbouring rows."""
         if len(rows) == 1:
@@ -75,14 +69,18 @@ class KVMemory(Memory):
         return [found[id(row)] for row in rows]
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """Gather the path behind the pending tokens."""
-        start = row.cached + len(row.pending)
+        """Gather the path behind the taken tokens."""
+        start = row.cached + row.taken
         self.cache.keep(row.slot, start, [start + node for node in path])
         return super().keep(row, path)
 
     def truncate(self, row: SequenceRow, length: int) -> int:
         """Nothing to do: a shorter length is all it takes, unless keys it needs were dropped."""
         return length if self.cache.serves(row.slot, length) else 0
+
+    def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
+        """As `PackedMemory.contents`."""
+        return self.cache.contents(row.slot, row.cached)
 
     def _groups(self, rows: Sequence[SequenceRow]) -> list[list[SequenceRow]]:
         """Runs of neighbours that may share a pass."""
@@ -97,6 +95,8 @@ class KVMemory(Memory):
     def _may_join(self, left: SequenceRow, right: SequenceRow) -> bool:
         if not self._batch or right.slot != left.slot + 1:
             return False
+        if left.is_chunk or right.is_chunk:  # all others would be padded to it
+            return False
         if self._boundary is None:
             return True
         # One pass has one set of rotary angles.
@@ -105,11 +105,11 @@ class KVMemory(Memory):
 
     def _pass(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         spans = [
-            Span(row.cached, len(row.pending), draft)
-            for row, draft in zip(rows, drafts, strict=True)
+            Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
         ]
         width = max(s.width for s in spans)
-        last = width - min(s.pending for s in spans) + 1
+        chunk = rows[0].is_chunk  # alone, then
+        last = 1 if chunk else width - min(s.pending for s in spans) + 1
         views = self._begin(rows, spans)
         mask: Any = None
         if self._masks is not None and (spans[0].cached or len(spans) > 1 or len(drafts[0])):
@@ -118,10 +118,13 @@ class KVMemory(Memory):
         for row, draft, span in zip(rows, drafts, spans, strict=True):
             padding = width - span.width
             # With a token that is committed, for another one's keys might overflow.
-            tokens.append([*row.pending, *draft.tokens] + row.pending[-1:] * padding)
+            own = [*row.pending[: row.taken], *draft.tokens]
+            tokens.append(own + row.pending[-1:] * padding)
             # Learned position tables have no entry beyond their end: padding stays at the start.
             positions.append(span.positions + [span.cached] * padding)
-        taps = self._record(rows)
+        places = [Place(row=i) for i in range(len(rows))]
+        asked = [row.taps for row in rows]
+        taps = record(asked, self._blocks, places, {0} if chunk else (), self.cache.firsts)
         logits = self._forward(tokens, positions, mask, self.cache, last, taps).logits
         skipped = width - logits.shape[1]
         sound = finite(logits) if any(drafts) else [True] * len(rows)
@@ -130,14 +133,11 @@ class KVMemory(Memory):
             usable = sound[i] or not draft
             if not usable:
                 self.cache.clear(row.slot, row.cached)
-            own = logits[i, s.pending - 1 - skipped : s.width - skipped]
-            outputs.append(RowOutput(own, finite=usable))
+            found = logits[i, s.pending - 1 - skipped : s.width - skipped]
+            outputs.append(RowOutput(found[:0] if chunk else found, finite=usable))
         return outputs
 
     def _begin(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> Views:
         width = max(s.width for s in spans)
         lengths = [s.cached for s in spans]
         return self.cache.begin(rows[0].slot, lengths, width, drop=not self._rewinds)
-
-    def _record(self, rows: Sequence[SequenceRow], last_only: bool = False) -> PassTaps | None:
-        return record([row.taps for row in rows], self._blocks, last_only, self.cache.firsts)

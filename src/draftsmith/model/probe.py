@@ -168,7 +168,13 @@ def _try_parallel(
                 f"forwards of the model in other threads during ours: {exclusive}, so its "
                 "attention setting is switched for the length of a pass"
             )
-        return replace(tree, batch=problem is None, reasons=tuple(reasons))
+        packed = problem is None and attention == "draftsmith"
+        if packed:
+            problem = _problem(_check_packed, loaded, replace(tree, packed=True), reference)
+            if problem is not None:
+                reasons.append(f"several rows without padding: {problem}")
+                packed, problem = False, None
+        return replace(tree, batch=problem is None, packed=packed, reasons=tuple(reasons))
     return _try_chain(loaded, reference, reasons, own, "rows")
 
 
@@ -228,6 +234,34 @@ def _check_batch(runner: Runner, ref: _Reference) -> list[_Finding]:
     tree, line = runner.forward([row, short], [ref.draft, chain])
     found = [ref.at(tree.logits[1 + node], node) for node in range(-1, len(_PARENTS))]
     return found + [ref.along(got, 0, _PROMPT - 5 + i) for i, got in enumerate(line.logits)]
+
+
+def _check_packed(runner: Runner, ref: _Reference) -> list[_Finding]:
+    """Beside a tree and a chain a plain row and a chunk, in an order that mixes lengths."""
+    chunked, plain = runner.open(ref.prompt), runner.open(ref.prompt[:3])
+    runner.prefill(plain)
+    row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
+    runner.prefill(row)
+    rows = [plain, chunked, row, short]
+    chain = Draft.chain(ref.prompt[-4:], "self-test")
+    one, none, tree, line = runner.forward(rows, [EMPTY, EMPTY, ref.draft, chain], [1, 5, 1, 8])
+    found = [ref.along(one.logits[0], 0, 2)]
+    found += [ref.at(tree.logits[1 + node], node) for node in range(-1, len(_PARENTS))]
+    found += [ref.along(got, 0, _PROMPT - 5 + i) for i, got in enumerate(line.logits)]
+    assert not len(none.logits)
+    # Accept the branch that is not first in memory, then go on: each row kept what is its own.
+    path, leaf = _LEAVES[1][:2], _LEAVES[1][2]
+    runner.commit(
+        rows,
+        [(), (), path, range(4)],
+        [[ref.prompt[3]], (), [ref.nodes[node] for node in (*path, leaf)], [*chain.tokens, 0]],
+    )
+    outputs = runner.forward(rows[:3], [EMPTY] * 3)
+    found += [
+        ref.along(outputs[0].logits[0], 0, 3),
+        ref.along(outputs[1].logits[0], 0, _PROMPT - 1),
+    ]
+    return [*found, ref.at(outputs[2].logits[0], leaf)]
 
 
 def _check_chain(runner: Runner, ref: _Reference) -> list[_Finding]:

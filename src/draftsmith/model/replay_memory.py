@@ -17,7 +17,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import Forward
 from draftsmith.model.rows import Memory, SequenceRow, finite
-from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.taps import PassTaps, Place, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
 """Attributes of transformers 5's cache layers that a pass overwrites; the rest it replaces."""
@@ -65,12 +65,6 @@ class ReplayMemory(Memory):
     def close(self, row: SequenceRow) -> None:
         row.state = row.unfinished = None
 
-    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:
-        self._undo(row)
-        row.unfinished = None, 0
-        self._pass(row, tokens, 1, taps=record([row.taps], self._blocks, last_only=True))
-        row.unfinished = None
-
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """One pass per row; a snapshot first, where something may be rejected."""
         outputs = []
@@ -79,17 +73,18 @@ class ReplayMemory(Memory):
             # A plain step is expected to be kept: no copy is made for it.
             row.unfinished = snapshot(row.state) if len(draft) else None, len(draft)
             last = 1 + len(draft)
-            tokens = [*row.pending, *draft.tokens]
-            logits = self._pass(row, tokens, last, taps=record([row.taps], self._blocks))
+            tokens = [*row.pending[: row.taken], *draft.tokens]
+            taps = record([row.taps], self._blocks, [Place()], {0} if row.is_chunk else ())
+            logits = self._pass(row, tokens, last, taps=taps)
             usable = not draft or finite(logits[None])[0]
-            outputs.append(RowOutput(logits[-last:], finite=usable))
+            outputs.append(RowOutput(logits[:0] if row.is_chunk else logits[-last:], finite=usable))
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
         """Keep a pass accepted whole; undo any other."""
         if len(path) == row.unfinished[1]:
             row.unfinished = None
-            return len(row.pending) + len(path)
+            return super().keep(row, path)
         self._undo(row)
         return 0
 

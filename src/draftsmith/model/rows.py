@@ -20,10 +20,12 @@ class SequenceRow:
 
     pending: list[int]
     ids: list[int] = field(default_factory=list)
+    taken: int = 0
+    """Pending tokens that the last pass took."""
     slot: int = 0
     """Its row in a `KVCache`."""
     state: Any = None
-    """Its own cache, for models that keep one per sequence."""
+    """What it alone owns: keys and values, or a cache of the model's own."""
     unfinished: Any = None
     """What undoes a pass over `state` that was not committed; None if there is none."""
     taps: RowTaps | None = None
@@ -38,6 +40,11 @@ class SequenceRow:
     def root(self) -> int:
         """Position of the last committed token."""
         return len(self.ids) + len(self.pending) - 1
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether the pass leaves pending tokens, and so gives no logits."""
+        return self.taken < len(self.pending)
 
 
 def finite(logits: Tensor) -> list[bool]:
@@ -63,19 +70,16 @@ class Memory(ABC):
     def close(self, row: SequenceRow) -> None:  # noqa: B027
         """Give its place back."""
 
-    def feed(self, row: SequenceRow, tokens: Sequence[int]) -> None:  # noqa: B027
-        """Compute tokens that follow the cached ones; the caller then counts them as cached."""
-
     @abstractmethod
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass; what each row's root, nodes and probes gave."""
+        """One pass over the taken tokens and the drafts; what root, nodes and probes gave."""
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """After `verify`: keep pending tokens and the nodes of `path`.
+        """After `verify`: keep the taken tokens and the nodes of `path`.
 
         Returns how many of these positions are now in the cache, 0 if the pass was undone.
         """
-        return len(row.pending) + len(path)
+        return row.taken + len(path)
 
     def truncate(self, _row: SequenceRow, length: int) -> int:
         """Forget what lies behind `length` positions; returns how many could be kept."""

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 import torch
 
-from draftsmith.core.draft import Draft
+from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
-from draftsmith.errors import DrafterError, PromptError
+from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.cache import KVCache
 from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import MaskBuilder
+from draftsmith.model.packed import PackedMemory
 from draftsmith.model.replay_memory import NoMemory, ReplayMemory
 from draftsmith.model.rope import rope_boundary, scaled_by_slot
 from draftsmith.model.rows import Memory, SequenceRow
@@ -80,6 +81,11 @@ class Runner:
                 broadcasts=abilities.attention == "draftsmith",
             )
             windows = windows_by_layer(loaded.config)
+        if abilities.packed:
+            kinds = tuple(layer_windows(loaded.config))
+            return PackedMemory(
+                forward, kinds, windows, self._boundary, loaded.blocks, rewinds, self._context
+            )
         cache = KVCache(self._context, windows)
         return KVMemory(
             forward, cache, masks, abilities.batch, self._boundary, loaded.blocks, rewinds
@@ -120,22 +126,19 @@ class Runner:
     def close(self, row: SequenceRow) -> None:
         self._memory.close(row)
 
-    @torch.inference_mode()
-    def prefill(self, row: SequenceRow) -> None:
-        """Does nothing where the prompt and its root must share one pass: `forward` feeds it whole.
-
-        So it is for plain targets, and for rotary angles that depend on the length of the pass.
-        """
+    def splits(self, row: SequenceRow) -> bool:
+        """Not where rotary angles depend on the length of the pass, nor for plain targets."""
         other_angles = self._boundary is not None and self._boundary.beyond(row.root)
-        if self.shape == "plain" or other_angles:
+        return self.shape != "plain" and not other_angles
+
+    def prefill(self, row: SequenceRow) -> None:
+        """Leaves to `forward` what must share one pass with its root."""
+        if not self.splits(row):
             return
         # The first draft needs taps of the whole prompt, its rest included.
         while len(row.pending) > (self._rest if row.taps is None else 1):
-            tokens = row.pending[: min(self._chunk, len(row.pending) - 1)]
-            self._memory.feed(row, tokens)
-            if row.taps is not None:
-                row.taps.keep(row.cached, len(tokens))
-            _count(row, len(tokens))
+            self.forward([row], [EMPTY], [min(self._chunk, len(row.pending) - 1)])
+            self.commit([row], [()], [()])
 
     def room(self, row: SequenceRow) -> int:
         if self.shape == "plain":
@@ -152,14 +155,29 @@ class Runner:
         return max(room, 0)
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """Raises DrafterError for a draft of a shape that this target cannot verify."""
+    def forward(
+        self,
+        rows: Sequence[SequenceRow],
+        drafts: Sequence[Draft],
+        take: Sequence[int] | None = None,
+    ) -> list[RowOutput]:
+        """Raises DrafterError for a draft of a shape that this target cannot verify.
+
+        Raises OptionError for a chunk that has a draft, or of a row that does not split.
+        """
         if self.shape == "plain" and any(drafts):
             raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
         if self.shape == "chain" and not all(draft.is_chain for draft in drafts):
             raise DrafterError("this target verifies chains only: pass draft.first_branch()")
-        for row in rows:
+        for place, row in enumerate(rows):
+            rest = 0 if take is None else len(row.pending) - take[place]
+            if rest and (drafts[place] or not self.splits(row)):
+                raise OptionError(
+                    f"take={len(row.pending) - rest}, but all {len(row.pending)} pending tokens "
+                    "must share one pass: with a draft, and where splits(row) is false"
+                )
             self._refresh(row)
+            row.taken = len(row.pending) - rest
         return self._memory.verify(rows, drafts)
 
     def wait(self) -> None:
@@ -178,7 +196,7 @@ class Runner:
     ) -> None:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             if row.taps is not None:  # while the keys of the pass are still in their places
-                row.taps.keep(row.cached, len(row.pending), path)
+                row.taps.keep(row.cached, row.taken, path)
             kept = self._memory.keep(row, path)
             row.pending.extend(emitted)
             _count(row, kept)

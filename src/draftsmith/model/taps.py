@@ -10,7 +10,7 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -70,6 +70,16 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row is in a pass: one of B rows, or one span of a packed sequence."""
+
+    row: int = 0
+    span: int = 0
+    queries: slice = field(default_factory=lambda: slice(None))
+    """Of the Q positions, its own."""
+
+
 class PassTaps:
     """Records, during one pass, what any of its rows asks for."""
 
@@ -77,19 +87,19 @@ class PassTaps:
         self,
         needs: Sequence[Needs],
         blocks: ModuleList,
-        last_only: bool = False,
-        firsts: Callable[[int], tuple[int, ...]] | None = None,
+        chunks: Container[int],
+        firsts: Callable[[int, int], tuple[int, ...]] | None,
     ) -> None:
-        """`last_only`: attention is wanted of the last position alone (a prompt's chunk).
+        """`chunks`: spans whose attention is wanted of the last position alone.
 
-        `firsts`: layer → (B,) the position of the first key that it sees; None: 0.
+        `firsts`: layer, span → (B,) the position of the first key that it sees; None: 0.
         """
         self.hidden: dict[int, Tensor] = {}
         """Layer, from 1 → (B, Q, D)."""
-        self.seen: dict[int, Seen] = {}
-        """Layer, from 0 → what its attention was computed from."""
+        self.seen: dict[int, dict[int, Seen]] = {}
+        """Span → layer, from 0 → what its attention was computed from."""
         self._blocks = blocks
-        self._last_only = last_only
+        self._chunks = chunks
         self._firsts = firsts
         self._hidden_layers = {n.hidden_layer for n in needs if n.hidden_layer is not None}
         self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
@@ -110,7 +120,7 @@ class PassTaps:
                 stack.enter_context(watch(watched, self._look))
             yield
         block = type(self._blocks[0]).__name__
-        if missing := self._attention_layers - self.seen.keys():
+        if missing := self._attention_layers - self.seen.get(0, {}).keys():
             raise UnsupportedError(
                 f"layer {min(missing)} of {block} never asks for an attention function, so its "
                 "attention cannot be recorded; rank by hidden states instead"
@@ -131,10 +141,11 @@ class PassTaps:
 
         return keep
 
-    def _look(self, layer: int, seen: Seen) -> None:
+    def _look(self, layer: int, seen: Seen, span: int = 0) -> None:
         if self._firsts is not None:
-            seen = replace(seen, firsts=self._firsts(layer))
-        self.seen[layer] = seen.last() if self._last_only else seen
+            seen = replace(seen, firsts=self._firsts(layer, span))
+        own = self.seen.setdefault(span, {})
+        own[layer] = seen.last() if span in self._chunks else seen
 
 
 @dataclass(slots=True)
@@ -150,26 +161,27 @@ class RowTaps:
     """Computes weights when it is asked: while drafting pauses, nobody asks."""
     _attended: int = 0
     """Positions that the attention row covers."""
-    pass_taps: tuple[PassTaps, int] | None = field(default=None, repr=False)
+    pass_taps: tuple[PassTaps, Place] | None = field(default=None, repr=False)
     """The pass that awaits `keep`, and this row's place in it."""
 
     def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
         """Of the last pass, which began at position `start`, keep `pending` tokens and a path."""
         if self.pass_taps is None:
             return
-        (taps, index), self.pass_taps = self.pass_taps, None
+        (taps, place), self.pass_taps = self.pass_taps, None
         picked = [*range(pending), *(pending + node for node in path)]
         self.length = start + len(picked)
         if self.needs.hidden_layer is not None:
-            self._append(taps.hidden[self.needs.hidden_layer][index], start, picked)
+            states = taps.hidden[self.needs.hidden_layer][place.row, place.queries]
+            self._append(states, start, picked)
         if self.needs.attention_heads:
-            self._attend(taps, index, start, picked)
+            self._attend(taps.seen[place.span], place.row, start, picked)
 
-    def _attend(self, taps: PassTaps, index: int, start: int, picked: list[int]) -> None:
+    def _attend(self, seen: dict[int, Seen], index: int, start: int, picked: list[int]) -> None:
         """Be ready to tell the weights of the last picked position."""
         self._attended = start + len(picked)
         query, heads = picked[-1], self.needs.attention_heads
-        weights = partial(attention_at, taps.seen, heads, index, query, end=start + query + 1)
+        weights = partial(attention_at, seen, heads, index, query, end=start + query + 1)
         self._attention = weights
         if not _in_place(picked):  # the keys are about to close up
             slots = torch.tensor([*range(start), *(start + node for node in picked)])
@@ -215,16 +227,17 @@ class RowTaps:
 def record(
     rows: Sequence[RowTaps | None],
     blocks: Any,
-    last_only: bool = False,
-    firsts: Callable[[int], tuple[int, ...]] | None = None,
+    places: Sequence[Place],
+    chunks: Container[int],
+    firsts: Callable[[int, int], tuple[int, ...]] | None = None,
 ) -> PassTaps | None:
     """The recorder of a pass over these rows; None if none of them asks for anything."""
-    asking = [(i, row) for i, row in enumerate(rows) if row is not None]
+    asking = [(row, place) for row, place in zip(rows, places, strict=True) if row is not None]
     if not asking:
         return None
-    taps = PassTaps([row.needs for _, row in asking], blocks, last_only, firsts)
-    for index, row in asking:
-        row.pass_taps = taps, index
+    taps = PassTaps([row.needs for row, _ in asking], blocks, chunks, firsts)
+    for row, place in asking:
+        row.pass_taps = taps, place
     return taps
 
 

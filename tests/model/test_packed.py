@@ -1,0 +1,339 @@
+"""Packed passes: every row as if it were alone, and nothing spent on its neighbours."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from replica import accept, check_cache, check_step, fresh, loaded, padded, path_to, random_draft
+from torch import Tensor
+
+from architectures import VOCAB, build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.packed import PackedMemory, PackedPass
+from draftsmith.model.runner import Runner
+
+FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
+
+
+def packing(name: str) -> LoadedModel:
+    model = loaded(name)
+    if not model.capabilities.packed:
+        pytest.skip("; ".join(model.capabilities.reasons))
+    return model
+
+
+class Mixture:
+    """Rows of random lengths that do something else in every pass: trees, chains, chunks, plain."""
+
+    def __init__(self, model: LoadedModel, seed: int, rewinds: bool = True) -> None:
+        self.rng = random.Random(seed)
+        self.runner = Runner(model, rewinds=rewinds)
+        lengths = [1, 2, *(self.rng.randint(3, 60) for _ in range(4))]
+        self.ids = [prompt(n, seed=seed + i) for i, n in enumerate(lengths)]
+        self.rows = [self.runner.open(ids) for ids in self.ids]
+
+    def step(self) -> list[tuple[list[int], Draft, Tensor]]:
+        """One pass; the ids, the draft and the logits of each row that gave some."""
+        places = self.rng.sample(range(len(self.rows)), self.rng.randint(1, len(self.rows)))
+        rows, drafts, take = [self.rows[i] for i in places], [], []
+        for row in rows:
+            take.append(self.rng.randint(1, len(row.pending)))
+            whole = take[-1] == len(row.pending)
+            shape = self.rng.choice(["tree", "chain", "plain"])
+            drafts.append(random_draft(self.rng, shape if whole else "plain"))
+        outputs = self.runner.forward(rows, drafts, take)
+        found, paths, tokens = [], [], []
+        for place, row, draft, output in zip(places, rows, drafts, outputs, strict=True):
+            path, emitted = accept(self.rng, draft) if not row.is_chunk else ([], [])
+            if row.is_chunk:
+                assert output.logits.shape == (0, VOCAB)
+            else:
+                found.append((self.ids[place], draft, output.logits))
+            self.ids[place] = self.ids[place] + emitted
+            paths.append(path)
+            tokens.append(emitted)
+        self.runner.commit(rows, paths, tokens)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_row_is_as_it_is_alone(name: str, seed: int) -> None:
+    """In float64 to its rounding, whatever shares the pass."""
+    packing(name)
+    live = build(name).double()
+    if hasattr(live, "set_experts_implementation"):
+        live.set_experts_implementation("eager")  # the other one knows no float64
+    model = load(live)
+    assert model.capabilities.packed
+    mixture, compared = Mixture(model, seed), 0
+    for _ in range(12):
+        for ids, draft, logits in mixture.step():
+            for node in range(-1, len(draft)):
+                alone = fresh(model.model, ids + [draft.tokens[i] for i in path_to(draft, node)])
+                assert (logits[1 + node] - alone).norm() <= 1e-10 * alone.norm()
+                compared += 1
+    assert compared > 60
+    for row, ids in zip(mixture.rows, mixture.ids, strict=True):
+        check_cache(mixture.runner, row, ids)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "mistral"])
+def test_rows_that_forget_what_their_windows_left_behind(name: str) -> None:
+    mixture = Mixture(packing(name), seed=5, rewinds=False)
+    for _ in range(25):
+        for ids, draft, logits in mixture.step():
+            for node in range(-1, len(draft)):
+                path = ids + [draft.tokens[i] for i in path_to(draft, node)]
+                alone = fresh(mixture.runner.loaded.model, path)
+                torch.testing.assert_close(logits[1 + node], alone, rtol=0, atol=1e-5)
+        for row, ids in zip(mixture.rows, mixture.ids, strict=True):
+            check_cache(mixture.runner, row, ids)
+
+
+def test_who_stays_padded_and_who_has_no_rows() -> None:
+    for name in ("falcon", "bloom", "gpt_neo", "llama4_text", "qwen3_next", "lfm2", "mamba"):
+        found = loaded(name).capabilities
+        assert not found.packed, name
+        assert found.reasons
+    assert loaded("falcon").capabilities.batch
+    assert isinstance(Runner(loaded("llama"))._memory, PackedMemory)
+    assert not isinstance(Runner(padded(loaded("llama")))._memory, PackedMemory)
+
+
+def test_positions_computed_per_batch_are_found_out() -> None:
+    """A model that takes a pass's first position for its lowest: right for padded rows only."""
+    model = build("llama")
+
+    def clamp(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = kwargs["position_ids"]
+        return args, kwargs | {"position_ids": given.clamp_min(given[:, :1])}
+
+    model.model.register_forward_pre_hook(clamp, with_kwargs=True)
+    found = load(model).capabilities
+    assert (found.shape, found.batch, found.packed) == ("tree", True, False)
+    assert found.reasons[-1].startswith("several rows without padding: logits differ")
+    assert any("padded" in line for line in found.explain())
+
+
+def test_a_model_that_makes_its_own_mask_does_not_pack() -> None:
+    """It would be as wide and as long as all rows together."""
+    model = build("llama")
+
+    def remake(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = kwargs["attention_mask"]
+        wide = kwargs["input_ids"].shape[1]
+        if mask is not None and wide > 1 and mask.shape[-1] == 1:
+            mask = torch.ones((1, 1, wide, wide), dtype=torch.bool).tril_()
+        return args, kwargs | {"attention_mask": mask}
+
+    model.model.register_forward_pre_hook(remake, with_kwargs=True)
+    found = load(model).capabilities
+    assert (found.batch, found.packed) == (True, False)
+    assert "makes masks of its own" in found.reasons[-1]
+
+
+# --- what is computed -----------------------------------------------------------------------------
+
+
+@contextmanager
+def head_of(model: Any) -> Iterator[list[int]]:
+    """Positions that the head projects, pass by pass."""
+    seen: list[int] = []
+
+    def note(_: Any, args: tuple[Tensor]) -> None:
+        seen.append(args[0].shape[1])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(note)
+    yield seen
+    handle.remove()
+
+
+def started(runner: Runner, *lengths: int) -> list[Any]:
+    rows = [runner.open(prompt(n, seed=n)) for n in lengths]
+    for row in rows:
+        runner.prefill(row)
+    return rows
+
+
+@pytest.mark.parametrize("picks", [True, False])
+def test_the_head_projects_only_what_is_needed(picks: bool) -> None:
+    model = load(build("llama"))
+    assert model.forward._picks
+    model.forward._picks = picks  # False: as models whose `logits_to_keep` is a number only
+    runner = Runner(model)
+    rows = [*started(runner, 9, 30), runner.open(prompt(50))]
+    drafts = [Draft.chain([5, 6, 7], "test"), EMPTY, EMPTY]
+    with head_of(model.model) as seen:
+        outputs = runner.forward(rows, drafts, [1, 1, 40])
+        assert [len(output.logits) for output in outputs] == [4, 1, 0]
+        turned = runner.forward(rows[::-1], drafts[::-1], [40, 1, 1])
+        runner.forward(rows[2:], drafts[2:], [40])
+    assert seen == ([5, 5, 1] if picks else [45, 5, 1])
+    for one, other in zip(outputs, turned[::-1], strict=True):
+        torch.testing.assert_close(one.logits, other.logits, rtol=0, atol=1e-5)
+
+
+def test_no_mask_is_larger_than_a_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the tokens that the model computes are those that there are."""
+    model = load(build("gemma3_text"))
+    shapes: list[list[tuple[int, ...] | None]] = []
+    own = PackedPass.update
+
+    def update(self: Any, keys: Tensor, values: Tensor, layer: int, *rest: Any) -> Any:
+        found = own(self, keys, values, layer, *rest)
+        masks = found[0].packed.masks  # type: ignore[attr-defined]
+        shapes.append([None if mask is None else tuple(mask.shape) for mask in masks])
+        return found
+
+    monkeypatch.setattr(PackedPass, "update", update)
+    given: list[Any] = []
+
+    def note(_: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        masks = kwargs["attention_mask"]
+        given.append((kwargs["input_ids"].shape, {mask.shape for mask in masks.values()}))
+
+    runner = Runner(model)
+    rows = [*started(runner, 40, 12, 5), runner.open(prompt(30))]
+    model.model.model.register_forward_pre_hook(note, with_kwargs=True)
+    shapes.clear()
+    runner.forward(rows, [Draft.chain([5, 6], "test"), EMPTY, EMPTY, EMPTY], [1, 1, 1, 20])
+    one = torch.Size((1, 1, 1, 1))
+    assert given == [((1, 25), {one})]
+    sliding, full = [(1, 1, 3, 10), None, None, (1, 1, 20, 20)], [(1, 1, 3, 42), None, None, None]
+    assert shapes == [sliding, full]
+
+
+def spans(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Widths of the spans of every pass."""
+    seen: list[list[int]] = []
+    own = PackedPass.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        own(self, *args, **options)
+        seen.append(self._widths)
+
+    monkeypatch.setattr(PackedPass, "__init__", init)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma2", "gpt_oss"])
+def test_rows_of_equal_length_are_attended_to_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as they are; and each is as it is alone."""
+    model = packing(name)
+    runner, rng = Runner(model), random.Random(name)
+    ids = {i: prompt(20, seed=i) for i in range(10)}
+    rows = {i: runner.open(own) for i, own in ids.items()}
+    for row in rows.values():
+        runner.prefill(row)
+    seen = spans(monkeypatch)
+    nothing = dict.fromkeys(rows, EMPTY)
+    for expected in ([8, 2], [8, 2]):
+        check_step(runner, rng, rows, ids, nothing)
+        assert seen.pop(0) == expected
+        seen.clear()  # those of what it was compared with
+    check_step(runner, rng, rows, ids, nothing | {3: Draft.chain([5], "test")})
+    assert seen.pop(0) == [3, 2, 4, 2]
+    runner.close(rows.pop(5))
+    del ids[5], nothing[5]
+    seen.clear()
+    check_step(runner, rng, rows, ids, nothing)
+    assert 5 in accumulate(seen[0]), "between rows 4 and 6 there is a gap now"
+    assert sum(seen[0]) == 9
+
+
+def test_rows_on_either_side_of_a_rotary_boundary_take_two_passes() -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    scaling = {"type": "longrope"} | factors
+    model = load(build("phi3", original_max_position_embeddings=32, rope_scaling=scaling))
+    assert model.capabilities.packed
+    runner = Runner(model)
+    rows = started(runner, 40, 9, 37, 12)
+    assert not runner.splits(rows[0])
+    with head_of(model.model) as passes:
+        runner.forward(rows, [EMPTY] * 4)
+    assert passes == [2, 2]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def tensor_bytes() -> int:
+    gc.collect()
+    tensors = (one for one in gc.get_objects() if issubclass(type(one), Tensor))
+    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def test_rows_that_come_and_go_leave_nothing() -> None:
+    model = packing("gemma3_text")
+    runner, rng = Runner(model, rewinds=False), random.Random(0)
+    memory: Any = runner._memory
+    rows: list[Any] = []
+    before = tensor_bytes()
+    for opened in range(200):
+        rows.append(runner.open(prompt(rng.randint(1, 90), seed=opened)))
+        runner.prefill(rows[-1])
+        drafts = [random_draft(rng, rng.choice(["tree", "plain"])) for _ in rows]
+        runner.forward(rows, drafts)
+        accepted = [accept(rng, draft) for draft in drafts]
+        runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
+        del drafts, accepted
+        while len(rows) > rng.randint(0, 8):
+            runner.close(rows.pop(rng.randrange(len(rows))))
+    while rows:
+        runner.close(rows.pop())
+    assert memory.held() == 0
+    assert not memory._rows
+    assert tensor_bytes() <= before
+
+
+def test_closing_a_row_moves_no_other() -> None:
+    runner = Runner(packing("llama"))
+    rows = started(runner, 20, 20, 31)
+    runner.forward(rows, [EMPTY] * 3)
+    places = [[s.keys.data_ptr() for s in row.state] for row in rows[1:]]
+    runner.close(rows[0])
+    assert places == [[s.keys.data_ptr() for s in row.state] for row in rows[1:]]
+
+
+@pytest.mark.parametrize("chunk", [512, 16])
+def test_rows_of_very_different_lengths_take_what_they_need(chunk: int) -> None:
+    """At most a tenth more than their tokens, and 64 slots a row, while they draft and grow."""
+    runner, rng = Runner(packing("llama"), chunk=chunk), random.Random(1)
+    memory: Any = runner._memory
+    rows = started(runner, 1, 2, 9, 30, 77, 120, 160, 190)
+    position = 2 * 2 * 2 * 16 * 4  # two layers of two heads' keys and values of 16 floats
+    for _ in range(25):
+        drafts = [random_draft(rng, "tree", most=12) for _ in rows]
+        runner.forward(rows, drafts)
+        accepted = [accept(rng, draft) for draft in drafts]
+        runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
+        tokens = sum(len(row.ids) + len(row.pending) for row in rows)
+        assert memory.held() <= position * (1.1 * tokens + 64 * len(rows))
+
+
+def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
+    model, bad = load(build("llama")), 5
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[bad] = torch.nan
+    runner, rng = Runner(model), random.Random(2)
+    lengths = 20, 33, 20
+    ids = {i: [6 if t == bad else t for t in prompt(n, seed=i)] for i, n in enumerate(lengths)}
+    rows = {i: runner.open(own) for i, own in ids.items()}
+    for row in rows.values():
+        runner.prefill(row)
+    here = list(rows.values())
+    outputs = runner.forward(here, [EMPTY, Draft.chain([7, bad, 8], "test"), Draft.chain([9], "t")])
+    assert [output.finite for output in outputs] == [True, False, True]
+    check_step(runner, rng, rows, ids, dict.fromkeys(rows, Draft.chain([7, 8, 9], "test")))
