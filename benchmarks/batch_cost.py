@@ -72,7 +72,8 @@ def main() -> None:
                 promise = "reported" if most is None else f"at most {most:g}"
                 times = f"{1e3 * found.a_seconds:.2f} / {1e3 * found.b_seconds:.2f} ms"
                 print(
-                    f"{'ok ' if fits else 'BAD'} {where:18} {what:44} {found}  {times}  ({promise})",
+                    f"{'ok ' if fits else 'BAD'} {where:18} {what:44} {found}  {times}  "
+                    f"({promise})",
                     flush=True,
                 )
                 return not fits

@@ -87,8 +87,8 @@ class PassTaps:
         self,
         needs: Sequence[Needs],
         blocks: ModuleList,
-        chunks: Container[int],
-        firsts: Callable[[int, int], tuple[int, ...]] | None,
+        chunks: Container[int] = (),
+        firsts: Callable[[int, int], tuple[int, ...]] | None = None,
     ) -> None:
         """`chunks`: spans whose attention is wanted of the last position alone.
 
