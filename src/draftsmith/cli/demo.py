@@ -1,9 +1,8 @@
-"""`draftsmith demo`: one edit, decoded plainly and with drafts, side by side."""
+"""`draftsmith demo`: a few requests, answered plainly and with drafts, side by side."""
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,114 +10,101 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.doctor import DTYPES, by_threads
-from draftsmith.cli.loading import busy, own_threads, quiet, resolve, waiting
+from draftsmith.cli.loading import busy, load_engine, own_threads, short, waiting
+from draftsmith.cli.options import ModelOptions
 from draftsmith.cli.render import TARGET, dtype_of, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
-from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftsmith.core.drafter import Drafter
     from draftsmith.core.stats import Stats
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.result import GenerationResult
 
+Messages = list[dict[str, str]]
+
 FILE = "shop.py"
+LIMIT = 160
+"""Most tokens of an answer; the edited file may be as long as it must."""
+_WARM_UP = 24
 _REFRESH_SECONDS = 0.08
 _COPIED = "bold green"
-_PANEL_LINES = 22
+_PANEL_LINES = 12
 
 
 def demo(
-    drafter: Annotated[
-        str, typer.Option("--drafter", "-d", metavar="NAME", help="Who guesses.")
-    ] = "copyspec",
+    model: ModelOptions,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", show_default="the file and a bit", help="Longest answer."),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", show_default="the cheaper here", help="Of the weights."),
+        int | None, typer.Option(metavar="N", min=1, help="Longest answer.", show_default="160")
     ] = None,
 ) -> None:
-    """Watch the built-in model edit a file: plainly, then with drafts, to the same result.
+    """Watch a model do a few short jobs: plainly, then with drafts, to the same answers.
 
-    Needs no network. The exit code is 1 if the two outputs differ in float32.
+    A small real model does them where it is installed; the built-in one edits a file. Needs no
+    network. The exit code is 1 if two answers differ in float32.
 
     [bold]Examples[/bold]
 
     draftsmith demo
 
-    draftsmith demo --drafter auto --dtype bfloat16
+    draftsmith demo --drafter copyspec --dtype float32
     """
-    from draftsmith.drafters.registry import parse
-
-    guesser = parse(drafter)
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise OptionError(f"max_new_tokens={max_new_tokens} cannot work; it must be at least 1")
-    before, message = builtin.demo()
     with own_threads():
-        console = stdout()
-        engine = prepare(console, dtype)
-        say(console, "Task", f"edit {FILE}: ", (message, "italic"))
-        limit = max_new_tokens or room_for_edit(engine, before)
-        lanes = [Lane("plain decoding", "none"), Lane(f"with {label(guesser)}", guesser)]
-        prompt = builtin.edit_messages(FILE, message, before)
-        plain, drafted = race(console, engine, prompt, limit, lanes)
-        console.print()
-        same = compare(console, engine, plain, drafted)
-        show_speeds(console, lanes, (plain.stats, drafted.stats))
-        show_diff(console, before, drafted)
-    if not same and dtype_of(engine.model) == "float32":
-        raise typer.Exit(FAILED)
+        console, disturbed = stdout(), busy()
+        if disturbed and model.threads is None:  # threads would wait for each other
+            model = replace(model, threads=1)
+        engine = load_engine(model, {})
+        introduce(console, engine, disturbed)
+        ours = builtin.is_ours(engine.model.name)
+        limit = max_new_tokens or (room_for_edit(engine, builtin.demo()[0]) if ours else LIMIT)
+        table = plain_table(
+            "", "tokens", "plainly", "with drafts", "", "tokens/pass", "guessed from", header=True
+        )
+        same = True
+        for talk in talks(ours):
+            asked: Messages = []
+            for title, message in talk:
+                asked.append({"role": "user", "content": message})
+                console.print("", Text(f"“{title}”", "bold italic"), sep="\n")
+                plain, drafted = race(console, engine, asked, limit)
+                same = compare(console, engine, plain, drafted) and same
+                table.add_row(title, *figures(plain, drafted))
+                asked.append({"role": "assistant", "content": plain.text})
+        console.print("", table, sep="\n")
+        if not same and dtype_of(engine.model) == "float32":
+            raise typer.Exit(FAILED)
 
 
-def prepare(console: Console, dtype: str | None) -> Engine:
-    """The engine in the dtype and threads that are cheapest here; `dtype` decides if given.
+def talks(ours: bool) -> list[list[tuple[str, str]]]:
+    """What is asked: turns of title and message; a model of ours can only edit."""
+    if not ours:
+        return builtin.talks()
+    before, message = builtin.demo()
+    return [[(f"{message} in {FILE}", builtin.edit_messages(FILE, message, before)[0]["content"])]]
 
-    Plain and wide passes count alike, so that neither run is at its worst. Sets torch's thread
-    count, and says what it found.
-    """
+
+def introduce(console: Console, engine: Engine, disturbed: str | None) -> None:
+    """Say what is run, and where."""
     import torch
 
-    disturbed = busy()
-    with waiting("loading and measuring …"), quiet():
-        from draftsmith.engine.engine import Engine
-        from draftsmith.model.measure import WIDE, cheapest
+    from draftsmith.model.measure import parameters_of, processor
 
-        engines = {
-            name: Engine.from_pretrained(resolve(None), dtype=name)
-            for name in (DTYPES if dtype is None else (dtype,))
-        }
-        costs = {
-            (name, threads): seconds
-            for name, engine in engines.items()
-            for threads, seconds in by_threads(engine.model).items()
-        }
-    best = cheapest(costs, {way for way in costs if way[0] == "float32"})
-    torch.set_num_threads(best[1])
-    engine = engines[best[0]]
-    size = sum(p.numel() for p in engine.model.model.parameters()) / 1e6
-    say(console, "Model", f"{builtin.DEFAULT}, {size:.1f} million parameters")
-    took = " and ".join(f"{1000 * seconds:.1f}" for seconds in costs[best].values())
-    passes = f"a plain pass and one over {WIDE} tokens take {took} ms"
-    least = f", the least of {len(costs)} ways" if len(costs) > 1 else ""
-    say(console, "Run", f"{best[0]} with {plural(best[1], 'thread')}: {passes}{least}")
+    model = engine.model
+    size = f"{parameters_of(model) / 1e6:.1f} million parameters in {dtype_of(model)}"
+    where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
+    say(console, "Model", f"{short(model.name)}, {size}")
+    say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
     if disturbed:
         say(console, "Note", disturbed)
-    return engine
 
 
 def say(console: Console, name: str, *parts: str | tuple[str, str]) -> None:
     """One line that begins with a name in bold."""
-    console.print(Text.assemble((f"{name:7}", "bold"), *parts))
+    console.print(Text.assemble((f"{name:8}", "bold"), *parts))
 
 
 @dataclass(slots=True)
@@ -126,7 +112,8 @@ class Lane:
     """One of the two runs: its text so far, coloured, and its counters."""
 
     title: str
-    drafter: str | Drafter
+    drafter: str | None
+    """None: the engine's own."""
     text: Text = field(default_factory=Text)
     counters: str = "waiting"
 
@@ -136,14 +123,14 @@ class Lane:
 
 
 def race(
-    console: Console, engine: Engine, prompt: list[dict[str, str]], limit: int, lanes: list[Lane]
-) -> list[GenerationResult]:
-    """Decode in one lane after the other, live in a terminal, after a short warm-up."""
+    console: Console, engine: Engine, asked: Messages, limit: int
+) -> tuple[GenerationResult, GenerationResult]:
+    """Answer plainly and then with drafts, live in a terminal, after a short warm-up."""
+    lanes = [Lane("plain decoding", "none"), Lane(f"with {label(engine.drafter)}", None)]
     with waiting("warming up …"):
         for lane in lanes:
-            engine.generate(
-                prompt, drafter=lane.drafter, max_new_tokens=min(limit, 24), temperature=0.0
-            )
+            few = min(limit, _WARM_UP)
+            engine.generate(asked, drafter=lane.drafter, max_new_tokens=few, temperature=0.0)
     results = []
     # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
     # part of the times shown.
@@ -151,7 +138,7 @@ def race(
         for lane in lanes:
             drawn = 0.0
             with engine.stream(
-                prompt, drafter=lane.drafter, max_new_tokens=limit, temperature=0.0
+                asked, drafter=lane.drafter, max_new_tokens=limit, temperature=0.0
             ) as stream:
                 for piece in stream:
                     style = "" if piece.source == TARGET else _COPIED
@@ -164,18 +151,17 @@ def race(
             lane.count(stream.result.stats)
             if console.is_terminal:
                 live.update(view(console, lanes), refresh=True)
-    return results
+    return results[0], results[1]
 
 
 def view(console: Console, lanes: list[Lane]) -> Group:
     """The last lines of both texts, side by side."""
-    lines = max(3, min(_PANEL_LINES, console.height - 6))
+    most, width = max(3, min(_PANEL_LINES, console.height - 8)), console.width // 2 - 4
     both = Table.grid(expand=True)
     panels = []
     for lane in lanes:
-        last = list(lane.text.split("\n", allow_blank=True))[-lines:]
-        tail = Text("\n", no_wrap=True, overflow="ellipsis").join(last)
-        panels.append(Panel(tail, title=lane.title, subtitle=lane.counters, height=lines + 2))
+        tail = Text("\n").join(lane.text.wrap(console, width)[-most:])
+        panels.append(Panel(tail, title=lane.title, subtitle=lane.counters, height=most + 2))
         both.add_column(ratio=1)
     both.add_row(*panels)
     legend = Text.assemble(
@@ -196,39 +182,35 @@ def compare(
     if at is None:
         say(console, "Output", ("identical", "bold green"), f", all {plural(count, 'token')}")
         return True
+    exact = dtype_of(engine.model) == "float32"
+    why = "" if exact else ": plain and wide passes round differently; not so with --dtype float32"
     gap = top_two_gap(engine.model, [*plain.prompt_tokens, *plain.tokens[:at]])
     next_tokens = (result.tokens[at : at + 1] for result in (plain, drafted))
     ours, theirs = (repr(decode(engine.model.tokenizer, ids)) for ids in next_tokens)
     say(
         console,
         "Output",
-        (f"differs from token {at + 1} of {count} on", "bold red"),
+        (f"differs from token {at + 1} of {count} on", "bold red" if exact else "yellow"),
         f": {ours} against {theirs}. The model's two best logits are {gap:.2g} apart there, "
-        f"in {dtype_of(engine.model)} (plain and block passes round differently)",
+        f"in {dtype_of(engine.model)}{why}",
     )
     return False
 
 
-def show_speeds(console: Console, lanes: list[Lane], found: tuple[Stats, Stats]) -> None:
-    """How the times compare, and the counts behind them."""
-    table = plain_table("", "tokens", "passes", "tokens/pass", "tok/s", "seconds", header=True)
-    for lane, s in zip(lanes, found, strict=True):
-        numbers = (str(s.tokens), str(s.passes), f"{s.tokens_per_pass:.2f}")
-        table.add_row(lane.title, *numbers, f"{s.tokens_per_second:.0f}", f"{s.seconds.total:.2f}")
-    plain, drafted = (s.seconds.total for s in found)
-    ratio = plain / drafted
-    verdict = f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times slower"
-    say(console, "Speed", (verdict, "bold green" if ratio > 1 else ""))
-    console.print("", table, sep="\n")
-
-
-def show_diff(console: Console, before: str, result: GenerationResult) -> None:
-    """The edit that was made, as a unified diff; not if the answer is only a part of the file."""
-    if result.finish_reason == "length":
-        cut = plural(result.stats.tokens, "token")
-        console.print(f"\nThe answer was cut after {cut}; no edit to show.")
-        return
-    old, new = before.splitlines(), result.text.splitlines()
-    lines = list(difflib.unified_diff(old, new, FILE, f"{FILE} (edited)", lineterm="", n=2))
-    shown = Syntax("\n".join(lines), "diff", theme="ansi_dark", background_color="default")
-    console.print("", shown if lines else "The model left the file as it was.", sep="\n")
+def figures(plain: GenerationResult, drafted: GenerationResult) -> tuple[str, ...]:
+    """How the times compare, and where the guesses that held were copied from."""
+    before, after = (result.stats for result in (plain, drafted))
+    ratio = after.tokens_per_second / before.tokens_per_second
+    guessed = [source != TARGET for source in drafted.sources]
+    copied = [origin for origin in drafted.origins if origin is not None]
+    prompt = sum(origin < len(drafted.prompt_tokens) for origin in copied)
+    places = {"prompt": prompt, "answer": len(copied) - prompt, "drafter": sum(guessed)}
+    places["drafter"] -= len(copied)
+    return (
+        str(after.tokens),
+        f"{before.seconds.total:.2f} s",
+        f"{after.seconds.total:.2f} s",
+        f"{ratio:.2f} times as fast",
+        f"{after.tokens_per_pass:.2f}",
+        ", ".join(f"{place} {count}" for place, count in places.items() if count) or "nothing",
+    )

@@ -6,34 +6,29 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
-from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument
+from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument, Prepack
 from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
-from draftsmith.errors import DraftsmithError, first_line
 
 if TYPE_CHECKING:
+    from draftsmith.model.choice import Measured
     from draftsmith.model.loaded import LoadedModel
 
-DTYPES = {"float32": 4, "bfloat16": 2}
-"""Bytes per parameter."""
-_MEMORY_SHARE = 0.5
-"""Loading in another type is only tried where it leaves half of the memory free."""
-
 _PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
-
-Costs = dict[str, dict[int, float]]
 
 
 def doctor(
     named: ModelArgument = None,
     model: Model = None,
     device: Device = None,
+    prepack: Prepack = True,
     as_json: Json = False,
 ) -> None:
     """Examine a model on this machine: what works, why not more, what a pass costs.
@@ -44,7 +39,7 @@ def doctor(
 
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    loaded = load_model(model, MachineOptions(device=device), named)
+    loaded = load_model(model, MachineOptions(device=device, prepack=prepack), named)
     with waiting("measuring …"), quiet():
         record = examine(loaded)
     if as_json:
@@ -57,6 +52,8 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
     import torch
 
+    from draftsmith.model.measure import compare_dtypes
+
     capabilities, model = loaded.capabilities, describe(loaded)
     record: dict[str, Any] = {
         "busy": busy(),
@@ -64,6 +61,7 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         "machine": machine(loaded),
         "model": model,
         "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
+        "linear_layers": loaded.prepacked.explain() if loaded.prepacked else None,
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
     record["versions"]["python"] = platform.python_version()
@@ -72,30 +70,35 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         advice = about_threads(threads)
         if advice:
             torch.set_num_threads(1)
-        costs, skipped = measure(loaded, model, record["machine"]["memory_bytes"])
+        measured, _ = compare_dtypes(loaded, partial(_again, loaded), thorough=True)
         record["measured_on_threads"] = torch.get_num_threads()
     record["plain_pass_by_threads"] = {count: seconds[1] for count, seconds in threads.items()}
-    record["pass_seconds"], record["not_measured"] = costs, skipped
-    record["recommendation"] = recommend(costs, capabilities.shape, model["dtype"])
+    record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out
+    record["recommendation"] = recommend(measured, capabilities.shape)
     record["recommendation"]["explained"] += advice
     return record
+
+
+def _again(loaded: LoadedModel, dtype: str) -> LoadedModel:
+    """The same model in another dtype, laid out alike."""
+    from draftsmith.model.load import load
+
+    packed = loaded.prepacked is not None
+    return load(loaded.name, dtype=dtype, device=loaded.device, prepack=packed)
 
 
 def machine(loaded: LoadedModel) -> dict[str, Any]:
     """Where the model runs."""
     import torch
 
-    name, memory = platform.processor() or platform.machine(), None
-    if loaded.device.type == "cuda":
-        properties = torch.cuda.get_device_properties(loaded.device)
-        name, memory = properties.name, properties.total_memory
-    elif hasattr(os, "sysconf"):  # not on Windows
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    from draftsmith.model.measure import memory_bytes, processor
+
+    on_gpu = loaded.device.type == "cuda"
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(loaded.device),
-        "name": name,
-        "memory_bytes": memory,
+        "name": torch.cuda.get_device_name(loaded.device) if on_gpu else processor(),
+        "memory_bytes": memory_bytes(loaded.device),
         "torch_threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
     }
@@ -103,10 +106,12 @@ def machine(loaded: LoadedModel) -> dict[str, Any]:
 
 def describe(loaded: LoadedModel) -> dict[str, Any]:
     """The model in numbers."""
+    from draftsmith.model.measure import parameters_of
+
     return {
         "name": loaded.name,
         "type": loaded.config.model_type,
-        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parameters": parameters_of(loaded),
         "dtype": dtype_of(loaded),
         "context_length": loaded.context_length,
         "vocab_size": loaded.vocab_size,
@@ -116,37 +121,12 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def measure(
-    loaded: LoadedModel, model: dict[str, Any], memory: int | None
-) -> tuple[Costs, dict[str, str]]:
-    """Seconds of a pass by dtype and width; and the dtypes left out, with the reason."""
-    from draftsmith.model.load import load
-    from draftsmith.model.measure import pass_cost
-
-    costs, skipped = {model["dtype"]: pass_cost(loaded)}, {}
-    for name, size in DTYPES.items():
-        needed = model["parameters"] * size
-        if name in costs:
-            continue
-        if model["quantized"]:
-            skipped[name] = "the model is quantized"
-        elif memory is not None and needed > _MEMORY_SHARE * memory:
-            skipped[name] = f"its weights alone would take {needed / 1e9:.1f} GB"
-        else:
-            try:
-                packed = loaded.prepacked is not None
-                other = load(loaded.name, dtype=name, device=loaded.device, prepack=packed)
-                costs[name] = pass_cost(other)
-            except (DraftsmithError, RuntimeError) as error:
-                skipped[name] = first_line(error)
-    return costs, skipped
-
-
 def by_threads(loaded: LoadedModel) -> dict[int, dict[int, float]]:
     """Seconds of a plain and a wide pass with torch's number of threads and with one."""
     import torch
 
-    from draftsmith.model.measure import WIDE, pass_cost
+    from draftsmith.model.choice import WIDE
+    from draftsmith.model.measure import pass_cost
 
     seconds = {}
     with own_threads() as usual:
@@ -158,7 +138,7 @@ def by_threads(loaded: LoadedModel) -> dict[int, dict[int, float]]:
 
 def about_threads(seconds: dict[int, dict[int, float]]) -> list[str]:
     """Advice where more threads only get in each other's way."""
-    from draftsmith.model.measure import cheapest
+    from draftsmith.model.choice import cheapest
 
     usual = max(seconds, default=1)
     if usual == 1 or cheapest(seconds, {usual}) == usual:
@@ -170,38 +150,22 @@ def about_threads(seconds: dict[int, dict[int, float]]) -> list[str]:
     ]
 
 
-def recommend(costs: Costs, shape: str, own: str) -> dict[str, Any]:
+def recommend(measured: Measured, shape: str) -> dict[str, Any]:
     """Which dtype, and whether drafts pay, in numbers and in sentences."""
-    from draftsmith.model.measure import cheapest
-
-    dtype = cheapest(costs, {"float32"})
-    relative = {width: seconds / costs[dtype][1] for width, seconds in costs[dtype].items()}
-    said = [_about_dtype(dtype, own, costs), _about_drafts(relative, shape)]
-    return {"dtype": dtype, "relative_cost": relative, "explained": said}
-
-
-def _about_dtype(dtype: str, own: str, costs: Costs) -> str:
-    if len(costs) == 1:
-        return f"Use {dtype}, the only type measured."
-    from draftsmith.model.measure import WIDE
-
-    own_costs = costs[dtype]
-    wide = max(width for width in own_costs if width <= WIDE)
-    others = ", ".join(
-        f"{seconds[1] / own_costs[1]:.2f} and {seconds[wide] / own_costs[wide]:.2f} times in {name}"
-        for name, seconds in costs.items()
-        if name != dtype
-    )
-    option = "" if dtype == own else f" (--dtype {dtype}; the checkpoint is {own})"
+    dtype = measured.best
+    costs = measured.seconds[dtype]
+    relative = {width: seconds / costs[1] for width, seconds in costs.items()}
     exact = (
-        "its answers are the same token for token with any drafter"
+        "answers are the same token for token with any drafter"
         if dtype == "float32"
         else "near-ties may fall differently with drafts than without"
     )
-    return (
-        f"Use {dtype}{option}: a plain pass and one over {plural(wide, 'token')} cost {others} "
-        f"what they cost in {dtype}; {exact}."
-    )
+    said = [f"--dtype measured takes {measured.explain()}; {exact}."]
+    return {
+        "dtype": dtype,
+        "relative_cost": relative,
+        "explained": [*said, _about_drafts(relative, shape)],
+    }
 
 
 def _about_drafts(relative: dict[int, float], shape: str) -> str:
@@ -231,6 +195,8 @@ def show(record: dict[str, Any]) -> None:
     )
     threads = plural(record["measured_on_threads"], "thread")
     on = f" (on {threads})" if record["plain_pass_by_threads"] else ""
+    if record["linear_layers"]:
+        console.print(f"- {record['linear_layers']}.")
     console.print(f"\n[bold]Milliseconds of a pass, by how many tokens it covers{on}")
     costs = record["pass_seconds"]
     table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)

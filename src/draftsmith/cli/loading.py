@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def resolve(model: str | None) -> str:
-    """The folder or hub id that `--model` means; no value is the built-in model."""
-    return str(builtin.path()) if model is None else builtin.resolve(model)
+    """The folder, file or hub id that `--model` means."""
+    return builtin.resolve(builtin.default() if model is None else model)
 
 
 def short(source: str) -> str:
@@ -48,12 +48,16 @@ def load_engine(options: ModelOptions, sampling: Given) -> Engine:
             budget=checked_budget(options.budget),
             dtype=options.dtype,
             device=options.device,
+            prepack=options.prepack,
         )
-    if options.model is None:
+    if options.model is None and builtin.is_ours(source):
         note(
-            f"note: answered by the built-in toy model {short(source)}, which can only rename "
-            "words in small files; choose a real one with --model, e.g. -m Qwen/Qwen3-0.6B"
+            f"note: answered by {short(source)}, a small model that ships with this package and "
+            f"renames words in files; for one that answers: {builtin.GET_SMOLLM2}"
         )
+    measured = engine.model.measured
+    if measured is not None and (measured.seconds or measured.left_out):
+        note(f"note: {measured.explain()} (--dtype decides)")
     return engine
 
 
@@ -66,7 +70,7 @@ def load_model(model: str | None, machine: MachineOptions, named: str | None = N
         from draftsmith.model.load import load
 
         set_threads(machine.threads)
-        return load(source, dtype=machine.dtype, device=machine.device, prepack=True)
+        return load(source, None, machine.dtype, machine.device, prepack=machine.prepack)
 
 
 def load_tokenizer(model: str | None) -> Any:

@@ -103,20 +103,19 @@ def _given(**values: Any) -> Given:
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model", "-m", metavar="MODEL", show_default="built-in",
-        help="A Hugging Face hub id or a folder.",
+        "--model", "-m", metavar="MODEL", show_default="smollm2 if installed, else edit-7m",
+        help="A Hugging Face hub id, a folder, a GGUF file, or a name such as smollm2.",
     ),
 ]  # fmt: skip
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", show_default="built-in", help="The same as --model."),
+    typer.Argument(metavar="MODEL", show_default=False, help="The same as --model."),
 ]
+_DTYPES = "float32, bfloat16, float16, or measured: the cheapest here that loses nothing."
 Dtype = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DTYPE", show_default="the checkpoint's", help="float32, bfloat16 or float16."
-    ),
+    str | None, typer.Option(metavar="DTYPE", show_default="the checkpoint's", help=_DTYPES)
 ]
+MeasuredDtype = Annotated[str, typer.Option(metavar="DTYPE", help=_DTYPES)]
 Device = Annotated[
     str | None,
     typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, cuda:1, mps, …"),
@@ -133,6 +132,12 @@ COST = typer.Option(
     help="What a pass costs by its width: what `draftsmith bench cost` saved; or a number, the "
     "price of a further position in plain passes.",
 )  # fmt: skip
+Prepack = Annotated[
+    bool,
+    typer.Option(
+        "--prepack/--no-prepack", help="Lay the linear layers out for this CPU, where that works."
+    ),
+]
 Budget = Annotated[
     str,
     typer.Option(
@@ -158,10 +163,18 @@ class MachineOptions:
     dtype: Dtype = None
     device: Device = None
     threads: Threads = None
+    prepack: Prepack = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(MachineOptions):
+class MeasuringOptions(MachineOptions):
+    """The same, in the dtype that is measured to be the cheapest."""
+
+    dtype: MeasuredDtype = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(MeasuringOptions):
     """Which model answers, and who guesses for it."""
 
     panel: ClassVar[str] = "Model"

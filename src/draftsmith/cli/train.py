@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from draftsmith import builtin
 from draftsmith.cli.loading import bar, progress, quiet, resolve, set_threads
-from draftsmith.cli.options import Fields, Given, Json, Model, NewFolder, Threads
+from draftsmith.cli.options import Fields, Given, Json, NewFolder, Threads
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
 
@@ -54,7 +57,9 @@ def sdsat(
     output: NewFolder,
     recipe: RecipeOptions,
     options: RunOptions,
-    model: Model = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="A hub id, a folder or a name.")
+    ] = builtin.DEFAULT,
     threads: Threads = None,
     json_: Json = False,
 ) -> None:

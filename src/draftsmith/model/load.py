@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_li
 from draftsmith.model import gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.choice import MEASURED
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.measure import compare_dtypes
 from draftsmith.model.probe import probe
 
 _UNTESTED = Capabilities("plain", "eager", "none", batch=False)
@@ -40,12 +43,17 @@ def load(
 
     `model` is a hub id, a folder, a GGUF file (see `model.gguf`), a built-in model's name, or a
     live model, which is used as it is (adapters, quantized modules, device map) and not changed.
-    `dtype` defaults to the checkpoint's; no weights are read but safetensors and GGUF. With
-    `prepack` a model that is read here has its linear layers laid out for this CPU
-    (`model.prepack`). Raises LoadError if something is missing, UnsupportedError if the model
-    cannot generate text left to right, OptionError for options that do not apply to a live model.
+    `dtype` defaults to the checkpoint's; `measured` is the cheapest on this CPU of those that lose
+    nothing (`measure.compare_dtypes`). No weights are read but safetensors and GGUF. With `prepack`
+    a model that is read here has its linear layers laid out for this CPU (`model.prepack`). Raises
+    LoadError if something is missing, UnsupportedError if the model cannot generate text left to
+    right, OptionError for options that do not apply to a live model.
     """
     packed = None
+    if dtype == MEASURED and isinstance(model, str | Path):
+        return _load_measured(
+            model, tokenizer, device, device_map, trust_remote_code, revision, prepack
+        )
     if isinstance(model, str | Path):
         source = folder_of(str(model))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
@@ -68,6 +76,20 @@ def load(
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
     return LoadedModel(live, tokenizer, probe(loaded), name, packed)
+
+
+def _load_measured(model: str | Path, tokenizer: Any | None, *how: Any) -> LoadedModel:
+    """The model in the dtype whose passes cost least on this CPU; elsewhere in its own."""
+    source = folder_of(str(model))  # once: a GGUF file is read for its name
+
+    def load_in(dtype: str | None) -> LoadedModel:
+        return replace(load(source, tokenizer, dtype, *how), name=str(model))
+
+    own = load_in(None)
+    if own.device.type != "cpu":
+        return own
+    measured, models = compare_dtypes(own, load_in)
+    return replace(models[measured.best], measured=measured)
 
 
 def folder_of(model: str) -> str:
@@ -213,7 +235,9 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     # torch also has integer types by name: no weights are loaded as those.
     real = isinstance(found, torch.dtype) and found.is_floating_point
     if dtype != "auto" and not real:
-        raise OptionError(f"unknown dtype {dtype!r}; use 'float32', 'bfloat16' or 'float16'")
+        raise OptionError(
+            f"unknown dtype {dtype!r}; use 'float32', 'bfloat16', 'float16' or 'measured'"
+        )
     return "auto" if dtype == "auto" else found  # type: ignore[return-value]
 
 

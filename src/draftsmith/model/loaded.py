@@ -11,6 +11,7 @@ import torch
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.choice import Measured
 from draftsmith.model.forward import Forward
 from draftsmith.model.prepack import Prepacked
 from draftsmith.text.vocab import fingerprint
@@ -28,6 +29,8 @@ class LoadedModel:
     """What the user called it: hub id, folder, or the class of a live model."""
     prepacked: Prepacked | None = None
     """Which linear layers are laid out for this CPU; None where that was not asked for."""
+    measured: Measured | None = None
+    """Why it has its dtype, where that was to be measured."""
 
     @cached_property
     def forward(self) -> Forward:

@@ -6,36 +6,47 @@ What a running engine learns from its own passes is `core/budget.py:CostCurve`.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
+from draftsmith import builtin
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
-from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.errors import (
+    DraftsmithError,
+    LoadError,
+    OptionError,
+    UnsupportedError,
+    first_line,
+)
+from draftsmith.model.choice import WIDE, Measured
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 from draftsmith.storage import parse_json, reading, write_text
 
 FORMAT = 1
-WIDE = 16
-"""A pass over so many tokens stands for all that verify drafts."""
-CLEARLY_CHEAPER = 0.9
-"""Less than this of another one's time is no accident of measuring."""
-
-Way = TypeVar("Way")
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+"""Tokens of the passes that make a curve."""
+DTYPES = {"float32": 4, "bfloat16": 2}
+"""Those that are compared: bytes per parameter."""
+_MOST_PARAMETERS = 2e9
+"""A larger model is not loaded twice only to choose its dtype."""
+_MEMORY_SHARE = 0.5
+"""Loading in another dtype is only tried where it leaves half of the memory free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +181,11 @@ def linear_layers(model: LoadedModel) -> str:
 def machine() -> str:
     """Processor and system, as far as Python knows."""
     system = f"{platform.system()} {platform.release()}"
-    return f"{_processor()}, {system}, Python {platform.python_version()}"
+    return f"{processor()}, {system}, Python {platform.python_version()}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The CPU's name, as far as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
@@ -212,7 +224,7 @@ class Grid:
 
 def pass_cost(
     loaded: LoadedModel,
-    widths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    widths: Sequence[int] = WIDTHS,
     context: int = 256,
     repeats: int = 7,
 ) -> dict[int, float]:
@@ -230,20 +242,64 @@ def pass_cost(
     return {width: statistics.median(times) for width, times in seconds.items()}
 
 
-def cheapest(ways: Mapping[Way, Mapping[int, float]], usual: Container[Way]) -> Way:
-    """The way to compute whose plain pass and wide pass take the least time together.
+def compare_dtypes(
+    own: LoadedModel, load_in: Callable[[str], LoadedModel], thorough: bool = False
+) -> tuple[Measured, dict[str, LoadedModel]]:
+    """Time passes of a model in its own dtype, and as `load_in` loads it in others.
 
-    `ways` are seconds by width, as `pass_cost` gives them: of a dtype, or a number of threads. One
-    of the `usual` ways is chosen unless another one is clearly cheaper.
+    Those others are the ones that lose nothing, with a plain and a wide pass; if `thorough` all,
+    with whole curves, however long it takes. Returns what they cost, and the models by dtype.
     """
-    seconds = {way: _both(costs) for way, costs in ways.items()}
-    best = min(seconds, key=lambda way: seconds[way])
-    kept = min((way for way in ways if way in usual), key=lambda way: seconds[way], default=best)
-    return kept if seconds[best] > CLEARLY_CHEAPER * seconds[kept] else best
+    name = _name(own.dtype)
+    # Blocks of a few bits are rounded by more than bfloat16 rounds what they stand for.
+    faithful = frozenset({name, "float32"} | ({"bfloat16"} if builtin.is_gguf(own.name) else set()))
+    others = [other for other in DTYPES if other != name and (thorough or other in faithful)]
+    found = {other: _too_much(own, other, thorough) for other in others}
+    left_out = {other: reason for other, reason in found.items() if reason is not None}
+    models, seconds = {name: own}, {}
+    how: dict[str, Any] = {} if thorough else {"widths": (1, WIDE), "repeats": 2}
+    if thorough or len(left_out) < len(others):
+        seconds[name] = pass_cost(own, **how)
+        for other in others:
+            if other in left_out:
+                continue
+            try:
+                models[other] = load_in(other)
+                seconds[other] = pass_cost(models[other], **how)
+            except (DraftsmithError, RuntimeError) as error:
+                left_out[other] = first_line(error)
+    return Measured(name, seconds, left_out, faithful), models
 
 
-def _both(costs: Mapping[int, float]) -> float:
-    return costs[1] + costs[max(width for width in costs if width <= WIDE)]
+def _too_much(own: LoadedModel, dtype: str, thorough: bool) -> str | None:
+    """Why a model is not to be loaded in another dtype."""
+    parameters, memory = parameters_of(own), memory_bytes(own.device)
+    needed = parameters * DTYPES[dtype]
+    if getattr(own.model, "is_quantized", False):
+        return "the model is quantized"
+    if memory is not None and needed > _MEMORY_SHARE * memory:
+        return f"its weights alone would take {needed / 1e9:.1f} GB"
+    if parameters > _MOST_PARAMETERS and not thorough:
+        return f"with {parameters / 1e9:.1f} billion parameters that would take long"
+    return None
+
+
+def parameters_of(loaded: LoadedModel) -> int:
+    """How many numbers its weights are."""
+    return sum(p.numel() for p in loaded.model.parameters())
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """All the memory there is where a model runs; None where nobody tells."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if hasattr(os, "sysconf"):  # not on Windows
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def measure_cost(
@@ -277,7 +333,7 @@ def measure_cost(
     return CostTable(
         model=loaded.name,
         device=str(loaded.device),
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        dtype=_name(loaded.dtype),
         threads=torch.get_num_threads(),
         machine=machine(),
         versions={name: version(name) for name in ("draftsmith", "torch", "transformers")},
