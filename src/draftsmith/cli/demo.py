@@ -98,6 +98,8 @@ def introduce(console: Console, engine: Engine, disturbed: str | None) -> None:
     where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
     say(console, "Model", f"{short(model.name)}, {size}")
     say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
+    if model.measured is not None:
+        say(console, "Dtype", model.measured.explain())
     if disturbed:
         say(console, "Note", disturbed)
 
@@ -127,10 +129,7 @@ def race(
 ) -> tuple[GenerationResult, GenerationResult]:
     """Answer plainly and then with drafts, live in a terminal, after a short warm-up."""
     lanes = [Lane("plain decoding", "none"), Lane(f"with {label(engine.drafter)}", None)]
-    with waiting("warming up …"):
-        for lane in lanes:
-            few = min(limit, _WARM_UP)
-            engine.generate(asked, drafter=lane.drafter, max_new_tokens=few, temperature=0.0)
+    warm_up(engine, asked)
     results = []
     # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
     # part of the times shown.
@@ -152,6 +151,13 @@ def race(
             if console.is_terminal:
                 live.update(view(console, lanes), refresh=True)
     return results[0], results[1]
+
+
+def warm_up(engine: Engine, asked: Messages) -> None:
+    """Begin an answer in both ways, so that neither is timed on a cold machine."""
+    with waiting("warming up …"):
+        for drafter in ("none", None):
+            engine.generate(asked, drafter=drafter, max_new_tokens=_WARM_UP, temperature=0.0)
 
 
 def view(console: Console, lanes: list[Lane]) -> Group:

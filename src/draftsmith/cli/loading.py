@@ -35,7 +35,8 @@ def short(source: str) -> str:
 def load_engine(options: ModelOptions, sampling: Given) -> Engine:
     """The engine for these options; bad options are refused before anything is loaded."""
     source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
-    with waiting(f"loading {short(source)} …"), quiet():
+    doing = "loading and measuring" if options.dtype == "measured" else "loading"
+    with waiting(f"{doing} {short(source)} …"), quiet():
         from draftsmith.core.sampling import SamplingParams
         from draftsmith.engine.engine import Engine
         from draftsmith.engine.request import checked_budget
@@ -55,9 +56,6 @@ def load_engine(options: ModelOptions, sampling: Given) -> Engine:
             f"note: answered by {short(source)}, a small model that ships with this package and "
             f"renames words in files; for one that answers: {builtin.GET_SMOLLM2}"
         )
-    measured = engine.model.measured
-    if measured is not None and (measured.seconds or measured.left_out):
-        note(f"note: {measured.explain()} (--dtype decides)")
     return engine
 
 

@@ -27,7 +27,7 @@ COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
 LOOP_TOKENS = 48
 """So many tokens at the end, the same passage again and again, are a loop."""
 LOST_SHARE = 0.1
-"""An edit that drops more of a file's lines than this is worth a look."""
+"""An edit that drops or repeats more of a file's lines than this is worth a look."""
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -82,7 +82,7 @@ class AnswerPrinter:
             stderr().print(Text("   ").join(parts))
 
 
-def show_stats(results: list[GenerationResult]) -> None:
+def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
     """Print the stats of one answer, or the sum over several, on stderr."""
     from draftsmith.core.stats import total
 
@@ -90,7 +90,7 @@ def show_stats(results: list[GenerationResult]) -> None:
         return
     stats = results[0].stats if len(results) == 1 else total([r.stats for r in results])
     reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
-    s, console = stats.seconds, stderr()
+    s, measured, console = stats.seconds, engine.model.measured, stderr()
     facts = {
         "answer": f"{plural(stats.tokens, 'token')}, ended by {reasons}",
         "prompt": f"{plural(stats.prompt_tokens, 'token')}, {stats.reused_tokens} of them "
@@ -102,6 +102,7 @@ def show_stats(results: list[GenerationResult]) -> None:
         "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
         f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
         "first token": f"after {stats.first_token_seconds:.3f} s",
+        "weights": measured.explain() if measured else dtype_of(engine.model),
     }
     console.print(facts_table(facts))
     if stats.by_source:
@@ -170,7 +171,7 @@ def say_notices(engine: Engine) -> None:
 
 
 def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
-    """Tell if the answer was cut short, and if it lacks lines of the file that it is to edit."""
+    """Tell if the answer was cut short, and if it lacks or repeats lines of an edited file."""
     tokens, room = len(result.tokens), engine.model.context_length
     if result.finish_reason == "length":
         passage = looping(result.tokens)
@@ -185,8 +186,11 @@ def say_end(engine: Engine, result: GenerationResult, before: str | None = None)
             note(f"note: cut after {plural(tokens, 'token')}; --max-new-tokens sets this")
     if before is not None and result.finish_reason != "cancelled":
         lost, had = lost_lines(before, result.text), len(before.splitlines())
+        again = repeated_lines(before, result.text)
         if lost > LOST_SHARE * had:
             note(f"note: {lost} of the file's {had} lines are gone; compare before you use it")
+        elif again > LOST_SHARE * had:
+            note(f"note: {again} lines are there again and again; compare before you use it")
 
 
 def looping(tokens: Sequence[int]) -> int:
@@ -203,3 +207,9 @@ def lost_lines(before: str, after: str) -> int:
     compared = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     spans = ((i2 - i1, j2 - j1) for _, i1, i2, j1, j2 in compared.get_opcodes())
     return sum(max(0, old - new) for old, new in spans)
+
+
+def repeated_lines(before: str, after: str) -> int:
+    """Lines of a text, but for empty ones, that another one has more often, counted each time."""
+    lines, more = Counter(before.splitlines()), Counter(after.splitlines())
+    return sum(max(0, more[line] - count) for line, count in lines.items() if line.strip())

@@ -148,14 +148,14 @@ def run(
 ) -> None:
     """Answer one prompt; the text goes to standard output as it comes.
 
-    Notes on standard error tell of an answer that was cut or loops, and of an edit that lost lines
-    of the file; the exit code is 0 all the same.
+    Notes on standard error tell of an answer that was cut or loops, and of an edit that lost or
+    repeats lines of the file; the exit code is 0 all the same.
 
     [bold]Examples[/bold]
 
     draftsmith run "What is a list comprehension?"
 
-    draftsmith run --edit app.py "rename load to read_config" > new.py
+    draftsmith run -m edit-7m --edit app.py "rename load to read_config" > new.py
 
     git diff | draftsmith run -m Qwen/Qwen3-0.6B "Write a commit message" -f - --stats
 
@@ -224,7 +224,7 @@ def run(
         if not late:
             printer.legend([source for result in results for source in result.sources])
         if output.stats:
-            show_stats(results)
+            show_stats(engine, results)
 
 
 def room_for_edit(engine: Engine, before: str) -> int:

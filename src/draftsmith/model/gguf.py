@@ -28,7 +28,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftsmith.errors import LoadError, first_line
+from draftsmith.errors import LoadError, WriteError, first_line
 from draftsmith.storage import cache_folder, reading, write_text
 
 _VERSIONS = (2, 3)
@@ -75,8 +75,8 @@ def converted(path: Path) -> Path:
     """The folder with the dequantized weights and the tokenizer of a GGUF file, made if need be.
 
     Weights are kept in float32, exactly as `gguf` dequantizes them, in `storage.cache_folder`.
-    Raises LoadError for a file that is damaged or that transformers cannot read, and where the
-    folder cannot be written.
+    Raises LoadError for a file that is damaged or that transformers cannot read, WriteError where
+    the folder cannot be written.
     """
     header = read_header(path)
     folder = cache_folder() / "gguf" / f"{path.stem}-{_sha256(path)[:32]}"
@@ -223,7 +223,7 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
         raise _unwritable(parent, error) from error
     try:
         if free < needed:
-            raise LoadError(
+            raise WriteError(
                 f"{path.name} needs {needed / 1e6:,.1f} MB in {parent}, where {free / 1e6:,.1f} MB "
                 "are free; set DRAFTSMITH_CACHE to a folder with more room"
             )
@@ -239,8 +239,8 @@ def _convert(path: Path, header: Header, folder: Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _unwritable(folder: Path, error: Exception) -> LoadError:
-    return LoadError(
+def _unwritable(folder: Path, error: Exception) -> WriteError:
+    return WriteError(
         f"the converted weights cannot be written to {folder} "
         f"({getattr(error, 'strerror', None) or error}); set DRAFTSMITH_CACHE to a folder that can "
         "be written"
