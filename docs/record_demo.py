@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from datetime import date
 from html import escape
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from draftsmith import builtin
 from draftsmith.cli.demo import LIMIT, Messages, warm_up
 from draftsmith.cli.loading import load_engine
 from draftsmith.cli.options import ModelOptions
+from draftsmith.cli.render import plural
 from draftsmith.core.stats import TARGET
 from draftsmith.engine.engine import Engine
 from draftsmith.model.measure import processor
@@ -103,7 +103,7 @@ def panel(x: int, lane: Lane) -> list[str]:
         if row >= ROWS:
             out.append(
                 '<animateTransform attributeName="transform" type="translate" fill="freeze" '
-                f'to="0 {-(row - ROWS + 1) * LINE}" begin="{seconds:.2f}s" dur="0.01s"/>'
+                f'to="0 {-(row - ROWS + 1) * LINE - 4}" begin="{seconds:.2f}s" dur="0.01s"/>'
             )
     out.append("</g></svg></g>")
     return out
@@ -125,12 +125,12 @@ def main() -> None:
     told = "the same answers" if same else "NOT the same answers"
     width, height = 2 * PANEL + 36, ROWS * LINE + 106
     speed = plain.seconds / drafted.seconds
-    where = f"{processor()}, {torch.get_num_threads()} threads, float32, {date.today()}"
+    where = f"{processor()[:40]}, {plural(torch.get_num_threads(), 'thread')}, float32"
     svg = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="11">',
         f'<rect width="{width}" height="{height}" rx="10" fill="#0b0e13"/>',
-        f'<text x="14" y="28" fill="{INK}" font-size="13">SmolLM2-135M-Instruct: {told}, '
+        f'<text x="14" y="28" fill="{INK}" font-size="12">SmolLM2-135M: {told}, '
         f'<tspan fill="{COPIED}">{speed:.1f} times as fast</tspan> '
         f'<tspan fill="{FADED}">({escape(where)}, in real time; '
         f'<tspan fill="{COPIED}">copied</tspan>)</tspan></text>',
