@@ -64,8 +64,20 @@ def check_taps(model: LoadedModel, runner: Runner, row: Any, ids: list[int], nee
             torch.testing.assert_close(found, wanted[:, positions], rtol=0, atol=TOLERANCE)
 
 
+SEVERAL_STATES = "gemma3n_text"
+"""Its blocks hand on more than one state for a position."""
+
+
 def needs_for(name: str) -> Needs:
-    return Needs(hidden_layer=1, attention_heads=HEADS if name in CAN_ATTEND else ())
+    layer = None if name == SEVERAL_STATES else 1
+    return Needs(hidden_layer=layer, attention_heads=HEADS if name in CAN_ATTEND else ())
+
+
+def test_blocks_with_several_states_for_a_position_are_refused() -> None:
+    runner = Runner(loaded(SEVERAL_STATES))
+    row = runner.open(prompt(9), Needs(hidden_layer=1))
+    with pytest.raises(UnsupportedError, match="Gemma3nTextDecoderLayer gives several states"):
+        runner.prefill(row)
 
 
 def step(

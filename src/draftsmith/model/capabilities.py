@@ -40,10 +40,10 @@ class Capabilities:
     cache: CacheKind
     batch: bool
     """Whether several sequences share a pass; otherwise a batch runs row by row."""
-    packed: bool = False
-    """Whether their tokens then are one sequence, without padding."""
     reasons: tuple[str, ...] = ()
     """Why not more, one sentence per refusal, in the order the self-test met them."""
+    packed: bool = False
+    """Whether the tokens of such a pass are one sequence, without padding."""
 
     def explain(self) -> list[str]:
         """The same in sentences for a person."""

@@ -114,7 +114,6 @@ class PackedPass(PassCache):
         rows: Sequence[SequenceRow],
         parts: Sequence[Span],
         windows: Sequence[Window | None],
-        device: torch.device,
         merge: bool,
     ) -> None:
         """`windows`: one for all layers, or one per layer. `merge`: whether to do the latter."""
@@ -122,15 +121,12 @@ class PackedPass(PassCache):
         self.longest = max(part.cached for part in parts)
         self._windows = windows
         runs = _runs(rows, parts, merge)
-        spans = [parts[first] for first, _ in runs]
+        spans = self._spans = [parts[first] for first, _ in runs]
         self._firsts = {
             window: [0 if window is None else window.first(span.cached) for span in spans]
             for window in set(windows)
         }
-        self._masks = {
-            window: [_mask(*both, window, device) for both in zip(spans, firsts, strict=True)]
-            for window, firsts in self._firsts.items()
-        }
+        self._masks: dict[Any, list[Tensor | None]] = {}
         self._widths = [span.width * count for span, (_, count) in zip(spans, runs, strict=True)]
         self._several = [i for i, (_, count) in enumerate(runs) if count > 1]
         self._new = {i: rows[first] for i, (first, _) in enumerate(runs) if not spans[i].cached}
@@ -157,6 +153,15 @@ class PackedPass(PassCache):
     def _window(self, layer_idx: int) -> Window | None:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
 
+    def _masks_of(self, window: Window | None, device: torch.device) -> list[Tensor | None]:
+        """By span; made once for all layers of a window, and of a device if they lie on several."""
+        if (window, device) not in self._masks:
+            both = zip(self._spans, self._firsts[window], strict=True)
+            self._masks[window, device] = [
+                _mask(span, first, window, device) for span, first in both
+            ]
+        return self._masks[window, device]
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
@@ -176,7 +181,8 @@ class PackedPass(PassCache):
             for i in self._several:  # one position of each row
                 states[i] = states[i].transpose(0, 2)
             torch._foreach_copy_(to, states)
-        packed = Packed(self._widths, self._masks[window], views[2], views[3])
+        masks = self._masks_of(window, key_states.device)
+        packed = Packed(self._widths, masks, views[2], views[3])
         key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
 
@@ -300,7 +306,7 @@ class PackedMemory(Memory):
         ]
         self._reserve(rows, spans)
         looked = any(row.taps is not None for row in rows)  # then into each row's own span
-        cache = PackedPass(rows, spans, self._windows, self._forward.device, merge=not looked)
+        cache = PackedPass(rows, spans, self._windows, merge=not looked)
         tokens, positions, needed = [], [], []
         for row, span in zip(rows, spans, strict=True):
             tokens += [*row.pending[: row.taken], *span.draft.tokens]

@@ -130,6 +130,12 @@ class PassTaps:
                 f"layer {min(missing)} of {block} runs without calling its hooks, as compiled "
                 "parts of a model do, so nothing can be recorded; pass the model uncompiled"
             )
+        for layer, states in self.hidden.items():
+            if states.dim() != 3:
+                raise UnsupportedError(
+                    f"layer {layer} of {block} gives several states for every position (their shape "
+                    f"is {tuple(states.shape)}), so none is recorded; rank by attention instead"
+                )
 
     def _hook(self, layer: int) -> Any:
         thread = threading.get_ident()
