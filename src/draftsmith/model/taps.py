@@ -133,8 +133,8 @@ class PassTaps:
         for layer, states in self.hidden.items():
             if states.dim() != 3:
                 raise UnsupportedError(
-                    f"layer {layer} of {block} gives several states for every position (their shape "
-                    f"is {tuple(states.shape)}), so none is recorded; rank by attention instead"
+                    f"layer {layer} of {block} gives several states for every position (their "
+                    f"shape is {tuple(states.shape)}), so rank by attention instead"
                 )
 
     def _hook(self, layer: int) -> Any:
