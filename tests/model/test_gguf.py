@@ -145,6 +145,15 @@ def test_damaged_files_are_refused(file: Path, change: Any, words: str, cache: P
     assert not cache.exists() or not list(cache.iterdir())
 
 
+@pytest.mark.parametrize("package", ["gguf", "accelerate"])
+def test_a_package_that_is_missing_is_named(
+    file: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(LoadError, match=rf"gguf and accelerate \(.*{package}.*draftsmith\[gguf\]"):
+        load(file)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"there is no file .*nothing\.gguf"):
         load(tmp_path / "nothing.gguf")

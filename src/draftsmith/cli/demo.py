@@ -61,9 +61,8 @@ def demo(
         introduce(console, engine, disturbed)
         ours = builtin.is_ours(engine.model.name)
         limit = max_new_tokens or (room_for_edit(engine, builtin.demo()[0]) if ours else LIMIT)
-        table = plain_table(
-            "", "tokens", "plainly", "with drafts", "", "tokens/pass", "guessed from", header=True
-        )
+        columns = ("", "plain", "drafts", "faster", "per pass", "guessed from")
+        table = plain_table(*columns, header=True)
         same = True
         for talk in talks(ours):
             asked: Messages = []
@@ -213,10 +212,9 @@ def figures(plain: GenerationResult, drafted: GenerationResult) -> tuple[str, ..
     places = {"prompt": prompt, "answer": len(copied) - prompt, "drafter": sum(guessed)}
     places["drafter"] -= len(copied)
     return (
-        str(after.tokens),
         f"{before.seconds.total:.2f} s",
         f"{after.seconds.total:.2f} s",
-        f"{ratio:.2f} times as fast",
+        f"{ratio:.2f}×",
         f"{after.tokens_per_pass:.2f}",
         ", ".join(f"{place} {count}" for place, count in places.items() if count) or "nothing",
     )

@@ -161,11 +161,8 @@ def recommend(measured: Measured, shape: str) -> dict[str, Any]:
         else "near-ties may fall differently with drafts than without"
     )
     said = [f"--dtype measured takes {measured.explain()}; {exact}."]
-    return {
-        "dtype": dtype,
-        "relative_cost": relative,
-        "explained": [*said, _about_drafts(relative, shape)],
-    }
+    said.append(_about_drafts(relative, shape))
+    return {"dtype": dtype, "relative_cost": relative, "explained": said}
 
 
 def _about_drafts(relative: dict[int, float], shape: str) -> str:
@@ -205,8 +202,6 @@ def show(record: dict[str, Any]) -> None:
         relative = (f"{s / seconds[1]:.2f}×" for s in seconds.values())
         table.add_row("  relative", *relative, style="dim")
     console.print(table)
-    for name, reason in record["not_measured"].items():
-        console.print(Text(f"{name} not measured: {reason}"))
     if record["busy"]:
         console.print(f"({record['busy']})")
     console.print("\n[bold]Recommendation")

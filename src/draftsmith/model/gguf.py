@@ -202,11 +202,13 @@ def _tensor_bytes(gguf: Any, tensor: TensorInfo, path: Path) -> int:
 
 def _package() -> Any:
     try:
+        import accelerate  # noqa: F401  transformers asks for it
         import gguf
         import gguf.quants
     except ImportError as error:
         raise LoadError(
-            "GGUF files need the gguf package: pip install 'draftsmith[gguf]'"
+            f"GGUF files need the packages gguf and accelerate ({first_line(error)}): "
+            "pip install 'draftsmith[gguf]'"
         ) from error
     return gguf
 
