@@ -121,8 +121,9 @@ def test_one_interrupted_pass_is_no_news() -> None:
 
 def test_batch_sizes_have_their_own_curves() -> None:
     cost = curve(0.5)
-    cost.rows = 4
-    assert not cost.knows_plain
+    assert not cost.at(4).knows_plain
+    cost.at(4).record(0, 1.0)
+    assert cost.at(4).knows_plain
 
 
 def test_drafting_time_counts() -> None:
@@ -145,5 +146,4 @@ def test_drafting_time_counts() -> None:
 
     assert max(widths("quick")) == 8
     assert max(widths("slow")) == 1
-    cost.rows = 2
-    assert cost.drafting("slow", 4) == 0  # another batch size, other costs
+    assert cost.at(2).drafting("slow", 4) == 0  # another batch size, other costs

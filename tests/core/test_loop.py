@@ -176,8 +176,10 @@ def test_a_distribution_leaves_the_logits_as_they_are() -> None:
 class Overflowing(ToyTarget):
     """Computes nothing right in a pass that carries id 2 as a draft."""
 
-    def forward(self, rows: Sequence[ToyRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        outputs = super().forward(rows, drafts)
+    def forward(
+        self, rows: Sequence[ToyRow], drafts: Sequence[Draft], take: Sequence[int] | None = None
+    ) -> list[RowOutput]:
+        outputs = super().forward(rows, drafts, take)
         return [
             RowOutput(torch.full_like(output.logits, torch.nan), finite=False)
             if 2 in draft.tokens

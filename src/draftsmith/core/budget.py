@@ -7,6 +7,7 @@ drafts. It weighs what passes and drafts have cost against what has been accepte
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -34,10 +35,18 @@ class CostCurve:
         self.prior_slope = prior_slope
         self.smoothing = smoothing
         self.rows = 1
-        """Sequences per pass; every batch size has its own curve."""
+        """Sequences per pass; every batch size has its own curve (`at`)."""
         self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
         self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
         self._opening: dict[Hashable, float] = {}
+
+    def at(self, rows: int) -> CostCurve:
+        """What is known of passes over so many sequences; it learns for all that share this."""
+        if rows == self.rows:
+            return self
+        curve = copy(self)
+        curve.rows = rows
+        return curve
 
     @property
     def knows_plain(self) -> bool:
@@ -45,7 +54,7 @@ class CostCurve:
         return (self.rows, 0) in self._seconds
 
     def record(self, width: int, seconds: float) -> None:
-        """One pass whose widest draft had `width` nodes took `seconds`."""
+        """One pass whose drafts had `width` nodes together took `seconds`."""
         key = (self.rows, next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1]))
         self._seconds[key] = self._learn(self._seconds.get(key), seconds)
 
@@ -145,8 +154,8 @@ def _on_curve(
 class Budget(Protocol):
     """Decides the width of each step for one sequence, and learns what it brought."""
 
-    def next(self) -> int:
-        """Nodes the next step may spend."""
+    def next(self, rows: int = 1) -> int:
+        """Nodes the next step may spend, in a pass over so many sequences."""
 
     def record(self, depth: int, accepted: int) -> None:
         """A step drafted down to `depth`, and `accepted` tokens of it held.
@@ -161,7 +170,7 @@ class FixedBudget:
     def __init__(self, width: int) -> None:
         self.width = width
 
-    def next(self) -> int:
+    def next(self, rows: int = 1) -> int:  # noqa: ARG002
         return self.width
 
     def record(self, depth: int, accepted: int) -> None:
@@ -175,8 +184,8 @@ class OpenBudget(FixedBudget):
         super().__init__(width)
         self.cost = cost
 
-    def next(self) -> int:
-        return self.width if self.cost.knows_plain else 0
+    def next(self, rows: int = 1) -> int:
+        return self.width if self.cost.at(rows).knows_plain else 0
 
 
 class AutoBudget:
@@ -209,7 +218,8 @@ class AutoBudget:
         self._pause_length = 1
         self._probed = False
 
-    def next(self) -> int:
+    def next(self, rows: int = 1) -> int:
+        self.cost = self.cost.at(rows)
         if not self.cost.knows_plain:
             return 0
         if self._pause > 0:
