@@ -151,9 +151,7 @@ def propose(
     return [drafts.get(session, EMPTY) for session in sessions]
 
 
-def ask(
-    drafter: Drafter, members: Sequence[Session], target: Target[Any]
-) -> dict[Session, Draft]:
+def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> dict[Session, Draft]:
     """One drafter's drafts. Where it fails it is asked for each alone; who fails again goes on
     plainly."""
     states = [session.state for session in members if session.state is not None]

@@ -1,0 +1,221 @@
+"""One model, one runner, any number of callers: every pass serves whoever is there.
+
+A request's life: `add` puts it in line, `_admit` gives it a row, `_chunks` reads its prompt part by
+part, passes give it tokens, `_retire` frees its row. Nobody has a thread of his own: callers take
+turns at driving (`_advance`), and whoever drives makes a step for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+
+from draftsmith.core.budget import CostCurve
+from draftsmith.core.loop import LEAST_CHUNK, start, step, unread
+from draftsmith.engine.jobs import Job, Piece
+from draftsmith.engine.prefixes import Prefixes
+from draftsmith.errors import OptionError
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.rows import SequenceRow
+from draftsmith.model.runner import Runner
+
+CHUNK, CHUNK_ACCELERATOR = 512, 2048
+"""Prompt tokens in a pass that nobody else waits for, on a CPU and elsewhere."""
+
+PATIENCE = 2.0
+"""What a pass may cost that carries a part of a prompt, in passes of the rows that decode."""
+
+
+class Scheduler:
+    """Sessions of one model, driven together by those who wait for them."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cost: CostCurve,
+        max_batch: int,
+        memory: int | None = None,
+        prefixes: int = 0,
+    ) -> None:
+        """`max_batch`: most rows at a time. `memory`: most bytes of keys and values, if limited.
+
+        `prefixes`: finished rows that are kept for requests that begin like them.
+        """
+        self.model, self.cost, self.max_batch, self.memory = model, cost, max_batch, memory
+        self.runner = Runner(model, rewinds=False)
+        self.prefixes = Prefixes(self.runner, prefixes)
+        """Rows of ended jobs."""
+        self._jobs: list[Job] = []
+        """In the order of arrival; those admitted have a row."""
+        self._turn = threading.Condition()
+        self._driver: int | None = None
+        """The thread that makes a step at the moment."""
+        self._passes = 0
+
+    # --- for callers ----------------------------------------------------------------------------
+
+    @property
+    def here(self) -> Scheduler:
+        """This one; for a callback from within its own pass another one, of the same model."""
+        if self._driver != threading.get_ident():
+            return self
+        return Scheduler(self.model, self.cost, self.max_batch, self.memory)
+
+    def add(self, job: Job) -> None:
+        """Put a job in line; never waits for a pass. Raises OptionError for a job too large."""
+        most, need = self.memory, self._need(job)
+        if most is not None and need > most:
+            raise OptionError(
+                f"this request needs {need:,} bytes of keys and values for {job.positions} tokens, "
+                f"but memory={most:,} is all there may be; shorten the prompt, lower "
+                "max_new_tokens, or raise memory"
+            )
+        job.done = job.session.finished
+        if not job.done:
+            with self._turn:
+                self._jobs.append(job)
+
+    def drive(self, jobs: Sequence[Job]) -> Generator[Piece]:
+        """Add jobs; their pieces, one job after the other, until all are done. Closing it aborts.
+
+        What other callers wait for is done by the way, and they do the same for these.
+        """
+        try:
+            for job in jobs:
+                self.add(job)
+            for job in jobs:
+                while not job.done:
+                    while job.pieces:
+                        yield job.pieces.popleft()
+                    self._advance(job)
+                yield from job.pieces
+        finally:
+            self.abort(jobs)
+
+    def abort(self, jobs: Sequence[Job]) -> None:
+        """End jobs that are not done; their rows are freed at once, or after the running pass."""
+        for job in jobs:
+            job.aborted = True
+        with self._turn:
+            if self._driver is None:
+                self._retire()
+
+    # --- one step -------------------------------------------------------------------------------
+
+    def _advance(self, job: Job) -> None:
+        """Make a step, or wait for the end of the one that somebody else is making."""
+        me = threading.get_ident()
+        try:
+            with self._turn:
+                if self._driver is not None:
+                    self._turn.wait()
+                    return
+                if job.done or job.pieces:
+                    return
+                self._driver = me
+            self._step()
+        finally:
+            if self._driver == me:
+                with self._turn:
+                    self._retire()
+                    self._driver = None
+                    self._turn.notify_all()
+
+    def _step(self) -> None:
+        """One pass for all jobs of one autocast mode; the modes take turns."""
+        self._admit()
+        modes = list(dict.fromkeys(job.mode for job in self._active))
+        if not modes:
+            return
+        mode = modes[self._passes % len(modes)]
+        self._passes += 1
+        jobs = [job for job in self._active if job.mode == mode]
+        takes = {id(job): len(job.session.row.pending) for job in jobs}
+        takes |= self._chunks(jobs)
+        jobs = [job for job in jobs if takes[id(job)]]
+        sessions = [job.session for job in jobs]
+        with mode.entered():
+            step(sessions, self.runner, self.cost, [takes[id(job)] for job in jobs])
+        for job in jobs:
+            job.book()
+
+    @property
+    def _active(self) -> list[Job]:
+        """Jobs that have a row, the oldest first."""
+        return [job for job in self._jobs if job.session.row is not None and not job.over]
+
+    def _admit(self) -> None:
+        """Give rows to the next in line, while there is memory for their whole answers."""
+        active = self._active
+        reserved = sum(map(self._need, active))
+        for job in self._jobs:
+            if job.over or job in active:
+                continue
+            need = self._need(job)
+            if len(active) >= self.max_batch:
+                return
+            if self.memory is not None and not self.prefixes.leave(self.memory - reserved - need):
+                return
+            try:
+                start(job.session, self.runner)
+            except Exception as error:  # a drafter's needs that the model cannot fulfil
+                job.session.fail(error)
+                continue
+            row: SequenceRow = job.session.row
+            row.rewinds = job.rewinds
+            self.prefixes.label(job)
+            active.append(job)
+            reserved += need
+
+    def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
+        """How much of each waiting prompt the pass takes: whose turn is longest ago comes first.
+
+        So ten tokens that came behind thirty thousand begin with the next pass or the one after.
+        """
+        reading = [job for job in jobs if job.session.reading]
+        waiting = [job for job in reading if unread(job.session, self.runner)]
+        room = self._room(len(jobs) - len(waiting))
+        takes = dict.fromkeys(map(id, waiting), 0)
+        for job in sorted(reading, key=lambda job: job.turn):
+            session = job.session
+            if not session.row.cached:
+                if self.prefixes.coming(job, waiting):
+                    continue
+                self.prefixes.borrow(job, jobs)
+            left = unread(session, self.runner)
+            take = min(room, left) if left else len(session.row.pending)  # a rest rides anyway
+            if left and take:
+                room, job.turn = room - take, self._passes
+            takes[id(job)] = take
+        return takes
+
+    def _room(self, decoding: int) -> int:
+        """Prompt tokens that a pass may take beside so many rows that decode."""
+        most = CHUNK if self.model.device.type == "cpu" else CHUNK_ACCELERATOR
+        if not decoding:
+            return most
+        cost = self.cost.at(decoding)
+        while most > LEAST_CHUNK and cost.relative(most) > PATIENCE:
+            most //= 2
+        return most
+
+    def _need(self, job: Job) -> int:
+        """Bytes that a job's row may come to hold."""
+        return job.positions * self.model.bytes_per_token
+
+    def _retire(self) -> None:
+        """Free the rows of jobs that have ended; only while nobody drives."""
+        for job in self._jobs:
+            if not job.over or job.done:
+                continue
+            job.book()
+            session = job.session
+            if session.row is not None:
+                self.prefixes.keep(job)
+            if not job.keeps_drafter:
+                session.close_drafter()
+            job.done = True
+        self._jobs = [job for job in self._jobs if not job.done]
+        if not self._jobs and not self.model.capabilities.packed and not self.prefixes:
+            # Padded rows share buffers, which otherwise stay as large as they ever were.
+            self.runner = self.prefixes.runner = Runner(self.model, rewinds=False)
