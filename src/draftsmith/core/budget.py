@@ -6,7 +6,7 @@ drafts. It weighs what passes and drafts have cost against what has been accepte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Protocol
 
@@ -67,6 +67,13 @@ class CostCurve:
         """The first drafts of sequences with so many tokens in all took `seconds`."""
         old, rate = self._opening.get(drafter), seconds / tokens
         self._opening[drafter] = rate if old is None else (old + rate) / 2
+
+    def forget(self, drafters: Collection[Hashable]) -> None:
+        """Forget what these took, and with it these."""
+        for key in [key for key in self._drafting if key[0] in drafters]:
+            self._drafting.pop(key, None)
+        for drafter in drafters:
+            self._opening.pop(drafter, None)
 
     def opening(self, drafter: Hashable, tokens: int) -> float:
         """Cost of a sequence's first draft, in plain passes; 0 where unmeasured.

@@ -22,6 +22,9 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import as_batch
 
+_CALLED = 4
+"""Drafters of calls that stay bound for the next call, beside the engine's own."""
+
 
 class Engine:
     """A loaded model with its drafter; every method may be called again and again."""
@@ -46,8 +49,11 @@ class Engine:
         self.model = model
         self.budget = request.checked_budget(budget)
         self.cost = cost or CostCurve()
-        self._drafting: dict[Drafter, Drafting] = {}
-        self.drafter = self.drafting(drafter).drafter
+        own = self._bound(parse(drafter))
+        self.drafter = own.drafter
+        self._own = {parse(drafter): own, self.drafter: own}
+        self._called: dict[Drafter, Drafting] = {}
+        """Drafters of calls, the latest last."""
         if max_batch < 1:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
         for name, value in (("memory", memory), ("prefixes", prefixes)):
@@ -166,9 +172,16 @@ class Engine:
         self, drafter: str | Drafter | None = None, budget: BudgetSpec | None = None
     ) -> Drafting:
         """How a call drafts; a configuration is bound once, since it may load a model."""
-        config = self.drafter if drafter is None else parse(drafter)
-        if config not in self._drafting:
-            made = Drafting.of(self.model, config, self.budget, self.cost)
-            self._drafting[config] = self._drafting[made.drafter] = made
-        made = self._drafting[config]
+        if drafter is None or (config := parse(drafter)) in self._own:
+            made = self._own[self.drafter]
+        else:
+            made = self._called.get(config) or self._bound(config)
+            self._called.pop(config, made)
+            self._called[config] = made
+            for oldest in list(self._called)[:-_CALLED]:
+                old = self._called.pop(oldest, made).drafter
+                self.cost.forget((old, *getattr(old, "drafters", ())))
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
+
+    def _bound(self, config: Drafter) -> Drafting:
+        return Drafting.of(self.model, config, self.budget, self.cost)

@@ -96,7 +96,8 @@ class Prefixes:
         return free >= 0
 
     def _bytes(self) -> int:
-        return sum(k.row.cached for k in self._kept) * self.runner.loaded.bytes_per_token
+        tokens: int = sum(kept.row.cached for kept in self._kept)
+        return tokens * self.runner.loaded.bytes_per_token
 
     def _drop(self, kept: Kept) -> None:
         self._kept.remove(kept)
@@ -107,4 +108,5 @@ def common_tokens(row: Any, job: Job, *, computed: bool = False) -> int:
     """How many of a row's tokens a job begins with, but for its last; `computed`: those cached."""
     ids: list[int] = row.ids if computed else [*row.ids, *row.pending]
     wanted: list[int] = job.session.ids
-    return min(common_prefix(ids, wanted), len(wanted) - 1)
+    common: int = min(common_prefix(ids, wanted), len(wanted) - 1)
+    return common

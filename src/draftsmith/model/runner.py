@@ -205,7 +205,7 @@ class Runner:
         """At least the last token stays pending, even where the cache has it. Raises as `open`."""
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
-        new, root = list(ids), len(ids) - 1
+        new, root = ids if isinstance(ids, list) else list(ids), len(ids) - 1
         common = min(common_prefix(row.ids, new), root)
         if row.taps is None or row.taps.needs != needs:
             row.taps = self._new_taps(needs)
@@ -218,7 +218,8 @@ class Runner:
         kept = self._memory.truncate(row, common)
         if row.taps is not None:
             row.taps.truncate(kept)
-        row.ids, row.pending = new[:kept], new[kept:]
+        del row.ids[kept:]  # not a copy: this is asked for every draft of a model
+        row.pending = new[kept:]
         return kept
 
     @property

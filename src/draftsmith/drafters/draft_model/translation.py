@@ -89,7 +89,7 @@ class After:
     lock: threading.RLock
     """Held while the runner is used."""
     row: Row
-    ids: Ids
+    ids: Sequence[int]
     """The text as the drafter model read it."""
 
     def logits(self, before: Ids, branches: Sequence[Ids]) -> dict[Ids, Tensor]:
