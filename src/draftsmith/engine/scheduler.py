@@ -2,7 +2,7 @@
 
 A request's life: `add` puts it in line, `_admit` gives it a row, `_chunks` reads its prompt part by
 part, passes give it tokens, `_retire` frees its row. Nobody has a thread of his own: callers take
-turns at driving (`_advance`), and whoever drives makes a step for all.
+turns at driving (`step`), and whoever drives makes a step for all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator, Sequence
 
 from draftsmith.core.budget import CostCurve
-from draftsmith.core.loop import LEAST_CHUNK, start, step, unread
+from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.prefixes import Prefixes
 from draftsmith.errors import OptionError
@@ -87,7 +87,7 @@ class Scheduler:
                 while not job.done:
                     while job.pieces:
                         yield job.pieces.popleft()
-                    self._advance(job)
+                    self.step(job)
                 yield from job.pieces
         finally:
             self.abort(jobs)
@@ -100,20 +100,20 @@ class Scheduler:
             if self._driver is None:
                 self._retire()
 
-    # --- one step -------------------------------------------------------------------------------
-
-    def _advance(self, job: Job) -> None:
-        """Make a step, or wait for the end of the one that somebody else is making."""
+    def step(self, job: Job | None = None) -> None:
+        """Make a step, unless `job` has news; or wait for the one that somebody else is making."""
         me = threading.get_ident()
+        if self._driver == me:
+            raise OptionError("an answer cannot wait for another one of the same pass")
         try:
             with self._turn:
                 if self._driver is not None:
                     self._turn.wait()
                     return
-                if job.done or job.pieces:
+                if job is not None and (job.done or job.pieces):
                     return
                 self._driver = me
-            self._step()
+            self._pass()
         finally:
             if self._driver == me:
                 with self._turn:
@@ -121,7 +121,9 @@ class Scheduler:
                     self._driver = None
                     self._turn.notify_all()
 
-    def _step(self) -> None:
+    # --- one step -------------------------------------------------------------------------------
+
+    def _pass(self) -> None:
         """One pass for all jobs of one autocast mode; the modes take turns."""
         self._admit()
         modes = list(dict.fromkeys(job.mode for job in self._active))
@@ -130,6 +132,8 @@ class Scheduler:
         mode = modes[self._passes % len(modes)]
         self._passes += 1
         jobs = [job for job in self._active if job.mode == mode]
+        for job in jobs:
+            mend(job.session, self.runner)
         takes = {id(job): len(job.session.row.pending) for job in jobs}
         takes |= self._chunks(jobs)
         jobs = [job for job in jobs if takes[id(job)]]
