@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from typing import Any
@@ -49,7 +50,10 @@ DRAFTERS: list[Any] = [
 
 @cache
 def loaded(name: str) -> Any:
-    return load(build(name).double())
+    model = build(name).double()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped product knows no float64
+    return load(model)
 
 
 def engine_of(name: str, **options: Any) -> Engine:
@@ -349,10 +353,8 @@ def test_no_row_leaks(requests: int) -> None:
                 scheduler.abort(rng.sample(running, 1))
         running = [job for job in running if not job.done]
     while scheduler._jobs:
-        try:
+        with suppress(KeyboardInterrupt):
             scheduler.step()
-        except KeyboardInterrupt:
-            pass
     rows = scheduler.runner._memory._rows  # type: ignore[attr-defined]
     assert len(rows) == len(scheduler.prefixes) <= 8
 
@@ -431,11 +433,11 @@ def test_a_callers_autocast_is_its_own() -> None:
 
 def test_memory_is_kept() -> None:
     model = loaded("llama")
-    memory = model.bytes_per_token * 400
+    memory = model.bytes_per_token * 300
     engine = engine_of("llama", memory=memory)
     with pytest.raises(OptionError, match=r"needs [\d,]+ bytes .* memory="):
         engine.generate(prompt(200), max_new_tokens=200)
-    jobs = [job_of(engine, prompt(100, n), max_new_tokens=30) for n in range(5)]
+    jobs = [job_of(engine, prompt(60, n), max_new_tokens=20) for n in range(5)]
     for job in jobs:
         engine.scheduler.add(job)
     while not all(job.done for job in jobs):

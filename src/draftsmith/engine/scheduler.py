@@ -178,18 +178,18 @@ class Scheduler:
         """
         reading = [job for job in jobs if job.session.reading]
         waiting = [job for job in reading if unread(job.session, self.runner)]
-        room = self._room(len(jobs) - len(waiting))
-        takes = dict.fromkeys(map(id, waiting), 0)
+        room = self._room(len(jobs) - len(reading))
+        takes = dict.fromkeys(map(id, reading), 0)
         for job in sorted(reading, key=lambda job: job.turn):
             session = job.session
             if not session.row.cached:
                 if self.prefixes.coming(job, waiting):
                     continue
                 self.prefixes.borrow(job, jobs)
-            left = unread(session, self.runner)
-            take = min(room, left) if left else len(session.row.pending)  # a rest rides anyway
-            if left and take:
-                room, job.turn = room - take, self._passes
+            left = unread(session, self.runner) or len(session.row.pending)
+            take = min(room, left) if self.runner.splits(session.row) else left
+            if take:
+                room, job.turn = max(0, room - take), self._passes
             takes[id(job)] = take
         return takes
 
