@@ -172,7 +172,8 @@ class Scheduler:
             reserved += need
 
     def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
-        """How much of each waiting prompt the pass takes: whose turn is longest ago comes first.
+        """How much of each waiting prompt the pass takes: whose turn is longest ago comes first,
+        of new ones the shortest.
 
         So ten tokens that came behind thirty thousand begin with the next pass or the one after.
         """
@@ -180,7 +181,7 @@ class Scheduler:
         waiting = [job for job in reading if unread(job.session, self.runner)]
         room = self._room(len(jobs) - len(reading))
         takes = dict.fromkeys(map(id, reading), 0)
-        for job in sorted(reading, key=lambda job: job.turn):
+        for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
             session = job.session
             if not session.row.cached:
                 if self.prefixes.coming(job, waiting):
