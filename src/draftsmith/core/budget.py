@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -226,24 +227,24 @@ class AutoBudget:
         self._probed = False
 
     def next(self, rows: int = 1) -> int:
+        return self.best_width() or self.retry if self.awake(rows) else 0
+
+    def awake(self, rows: int) -> bool:
+        """Whether it drafts in the next pass, over so many sequences; counts pauses down."""
         self.cost = self.cost.at(rows)
-        if not self.cost.knows_plain:
-            return 0
-        if self._pause > 0:
+        if self.cost.knows_plain and self._pause > 0:
             self._pause -= 1
-            return 0
-        return self.best_width() or min(RETRY_WIDTH, self.ceiling)
+            return False
+        return self.cost.knows_plain
+
+    @property
+    def retry(self) -> int:
+        """Nodes to find out with whether drafting pays again."""
+        return min(RETRY_WIDTH, self.ceiling)
 
     def best_width(self) -> int:
         """The ladder width with the most expected tokens per unit of cost; 0 if plain is best."""
-        best, best_rate = 0, 1.0
-        for rung in LADDER:
-            width = min(rung, self.ceiling)
-            cost = self.cost.relative(width) + self.cost.drafting(self.drafter, width)
-            rate = (1 + self.expected(self.reach(width))) / cost
-            if rate > best_rate * 1.01:
-                best, best_rate = width, rate
-        return best
+        return _widest_that_pays({0: self}, self.cost, 0).get(0, 0)
 
     def expected(self, depth: int) -> float:
         """Expected accepted tokens of a draft `depth` deep."""
@@ -279,3 +280,56 @@ class AutoBudget:
             self._pause = self._pause_length
             self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
         self._probed = probed
+
+
+def share(budgets: Sequence[Budget]) -> list[int]:
+    """Nodes for each sequence of a pass, the automatic ones decided together.
+
+    Alone it is what the budget says by itself (`AutoBudget.next`).
+    """
+    rows = len(budgets)
+    autos = {i: b for i, b in enumerate(budgets) if isinstance(b, AutoBudget) and b.awake(rows)}
+    widths = [0 if isinstance(b, AutoBudget) else b.next(rows) for b in budgets]
+    if autos:
+        cost = next(iter(autos.values())).cost
+        best = _widest_that_pays(autos, cost, sum(widths))
+        for i, budget in autos.items():
+            widths[i] = best.get(i, 0) or budget.retry
+    return widths
+
+
+def _widest_that_pays(
+    budgets: Mapping[int, AutoBudget], cost: CostCurve, spent: int
+) -> dict[int, int]:
+    """Ladder widths with the most expected tokens per unit of cost of the pass; empty: none pay.
+
+    Rung by rung, where a node more promises most; `spent` nodes are in the pass in any case, which
+    gives each of its sequences a token. A drafter drafts for all its sequences at once.
+    """
+    taken = dict.fromkeys(budgets, 0)
+    best: dict[int, int] = {}
+    drafting: dict[Hashable, float] = {}
+    tokens = float(cost.rows)
+    best_rate = tokens / cost.relative(spent)
+    ladder = [_rung(i, budget, 0) for i, budget in budgets.items()]
+    heapify(ladder)
+    while ladder:
+        _, i, number, width, gain = heappop(ladder)
+        budget = budgets[i]
+        taken[i], spent, tokens = width, spent + width - taken[i], tokens + gain
+        asked = max(width, *(w for j, w in taken.items() if budgets[j].drafter == budget.drafter))
+        drafting[budget.drafter] = cost.drafting(budget.drafter, asked)
+        rate = tokens / (cost.relative(spent) + sum(drafting.values()))
+        if rate > best_rate * 1.01:
+            best, best_rate = dict(taken), rate
+        if width < budget.ceiling and number + 1 < len(LADDER):
+            heappush(ladder, _rung(i, budget, number + 1))
+    return best
+
+
+def _rung(i: int, budget: AutoBudget, number: int) -> tuple[float, int, int, int, float]:
+    """The next step of a sequence up the ladder; in order, the most promising one is first."""
+    before = min(LADDER[number - 1], budget.ceiling) if number else 0
+    width = min(LADDER[number], budget.ceiling)
+    gain = budget.expected(budget.reach(width)) - budget.expected(budget.reach(before))
+    return -gain / max(1, width - before), i, number, width, gain

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.budget import CostCurve, FixedBudget, share
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
@@ -130,15 +130,19 @@ def propose(
     decoding: Sequence[Session], sessions: Sequence[Session], target: Target[Any]
 ) -> list[Draft]:
     """Ask each drafter once for all of its sequences; fit the drafts to what the target takes."""
+    able = []
     for session in decoding:
         context = session.context
         # The last of `limit` tokens is the target's own, so drafts end one before it.
         context.depth = min(session.limit - session.generated - 1, target.room(session.row))
         drafts_fit = context.depth > 0 and target.shape != "plain"
-        context.budget = session.budget.next(len(decoding)) if drafts_fit else 0
+        able.append(session.budget if drafts_fit else FixedBudget(0))
+    for session, width in zip(decoding, share(able), strict=True):
+        context = session.context
+        context.budget = width
         if context.cost is not None:
             context.cost = context.cost.at(len(decoding))
-        if session.needs.taps and context.budget:  # some are computed only when asked for
+        if session.needs.taps and width:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention
     groups: dict[int, list[Session]] = {}
