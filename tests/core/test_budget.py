@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from draftsmith.core.budget import LADDER, RETRY_WIDTH, AutoBudget, CostCurve, FixedBudget, share
+from draftsmith.core.budget import (
+    LADDER,
+    RETRY_WIDTH,
+    AutoBudget,
+    CostCurve,
+    FixedBudget,
+    likeliest,
+    share,
+)
 
 
 def learn(budget: AutoBudget, accepted: float, steps: int) -> list[int]:
@@ -227,3 +237,23 @@ def test_what_is_fixed_stays_fixed() -> None:
     cost = recorded(0.02, 2)
     assert share([FixedBudget(7), FixedBudget(0)]) == [7, 0]
     assert share([FixedBudget(7), taught(cost, 8)])[0] == 7
+
+
+def test_the_likeliest_nodes_of_all_drafts_stay() -> None:
+    """The best of all prefixes, found by trying every set of nodes that keeps parents."""
+    rng = random.Random(3)
+    for _ in range(40):
+        cost = curve(rng.choice([0.02, 0.1, 0.3]))
+        reaches = {
+            i: sorted((rng.random() for _ in range(rng.randrange(1, 5))), reverse=True)
+            for i in range(3)
+        }
+        kept = likeliest(reaches, cost, 3.0, 2)
+        assert all(nodes == list(range(len(nodes))) for nodes in kept.values())
+
+        def rate(counts: Sequence[int], cost: CostCurve = cost, own: Any = reaches) -> float:
+            tokens = 3 + sum(sum(own[i][:n]) for i, n in enumerate(counts))
+            return tokens / cost.relative(2 + sum(counts))
+
+        best = max(map(rate, itertools.product(*(range(len(own) + 1) for own in reaches.values()))))
+        assert rate([len(kept[i]) for i in range(3)]) == pytest.approx(best)

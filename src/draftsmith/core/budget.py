@@ -333,3 +333,24 @@ def _rung(i: int, budget: AutoBudget, number: int) -> tuple[float, int, int, int
     width = min(LADDER[number], budget.ceiling)
     gain = budget.expected(budget.reach(width)) - budget.expected(budget.reach(before))
     return -gain / max(1, width - before), i, number, width, gain
+
+
+def likeliest(
+    reaches: Mapping[int, Sequence[float]], cost: CostCurve, tokens: float, spent: int
+) -> dict[int, list[int]]:
+    """Of each draft the nodes with which the pass gives most tokens per unit of cost.
+
+    `reaches`: by draft, how probable each node is to be accepted, parents before and no less than
+    their children. The pass gives `tokens` and has `spent` nodes in any case.
+    """
+    nodes = sorted((-reach, i, n) for i, one in reaches.items() for n, reach in enumerate(one))
+    best, best_rate = 0, tokens / cost.relative(spent)
+    for count, (reach, _, _) in enumerate(nodes, 1):
+        tokens -= reach
+        rate = tokens / cost.relative(spent + count)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    kept: dict[int, list[int]] = {i: [] for i in reaches}
+    for _, i, n in sorted(nodes[:best], key=lambda node: node[2]):
+        kept[i].append(n)
+    return kept

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import CostCurve, FixedBudget, share
+from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
@@ -152,7 +152,30 @@ def propose(
     drafts: dict[Session, Draft] = {}
     for members in groups.values():
         drafts |= ask(members[0].drafter, members, target)
+    trim(drafts, len(decoding))
     return [drafts.get(session, EMPTY) for session in sessions]
+
+
+def trim(drafts: dict[Session, Draft], rows: int) -> None:
+    """Leave out the guesses that do not pay in this pass, where drafters say how likely they are.
+
+    Never sampled ones: whether a token stays must not depend on what was drawn.
+    """
+    told, fixed, tokens = dict[int, Session](), 0, float(rows)
+    for i, (session, draft) in enumerate(drafts.items()):
+        if not isinstance(session.budget, AutoBudget) or not draft.size:
+            fixed += len(draft)
+        elif draft.chances is None or draft.proposals or draft.probes:
+            fixed += len(draft)
+            tokens += session.budget.expected(draft.depth)
+        else:
+            told[i] = session
+    if not told:
+        return
+    budgets = [s.budget for s in told.values() if isinstance(s.budget, AutoBudget)]
+    reaches = {i: drafts[session].reaches() for i, session in told.items()}
+    for i, nodes in likeliest(reaches, budgets[0].cost.at(rows), tokens, fixed).items():
+        drafts[told[i]] = drafts[told[i]].select(nodes)
 
 
 def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> dict[Session, Draft]:
