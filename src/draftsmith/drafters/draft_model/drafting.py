@@ -185,7 +185,7 @@ class _Sequence(DrafterState):
         else:
             runner.extend(self.row, ids)
         runner.prefill(self.row)
-        self.translation.after = After(runner, self.drafter.lock, self.row, ids)
+        self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
         return True
 
     def _window(self, ids: Sequence[int]) -> Sequence[int]:
