@@ -278,7 +278,7 @@ def nan_from(length: int) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("whose", ["own", "neighbour's"])
-@pytest.mark.parametrize("when", [1, 5])
+@pytest.mark.parametrize("when", [1, 5, 16])
 def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when: int) -> None:
     """It may strike while somebody else's tokens are settled: these go on, too."""
     engine = engine_of("llama", max_batch=8)
@@ -286,7 +286,9 @@ def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when
              for n in range(8)]  # fmt: skip
     jobs = batch_of_eight(engine, {})
     struck = jobs[2 if whose == "own" else 5]
-    struck.session.stop_rules += (Raises(KeyboardInterrupt(), when),)
+    asked: list[int] = []
+    last = lambda session, _: asked.append(session.generated)  # noqa: E731
+    struck.session.stop_rules += (Raises(KeyboardInterrupt(), when), last)
     for job in jobs:
         if job is not jobs[2]:
             engine.scheduler.add(job)
@@ -303,6 +305,8 @@ def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when
         if number != 2:
             assert job.result().tokens == alone[number]
             assert job.session.stats.tokens == len(job.result().sources) == 16
+    if whose != "own":
+        assert asked == list(range(1, 17)), "every rule was asked about every token, once"
 
 
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

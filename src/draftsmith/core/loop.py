@@ -108,13 +108,24 @@ def step(
 
 
 def mend(session: Session, target: Target[Any]) -> None:
-    """Give a session a new row where an interrupt came while the old one was being settled."""
-    if not session.settling:
+    """Put a session right where an interrupt came while it was being settled.
+
+    What was emitted stays, and the stop rules have their say; a new row is given for the old one,
+    of which nobody knows what it holds.
+    """
+    if not session.settling or session.finished:
+        return
+    lost = session.book()
+    session.stats.passes += bool(lost)
+    session.stats.tokens += lost
+    try:
+        if session.generated and session.conclude():
+            return
+    except Exception as error:
+        session.fail(error)
         return
     target.close(session.row)
     session.row = target.open(session.ids, session.needs)
-    session.stats.passes += 1
-    session.stats.tokens += session.book()
     session.reading, session.settling = True, False
 
 
@@ -307,7 +318,8 @@ def settle(
         target.commit([row], [verdict.path], [verdict.tokens[-1 - len(verdict.path) :]])
     except Exception as error:
         session.fail(error)
-        session.settling = False
+        session.stats.passes += 1
+        session.stats.tokens += session.book()
         return perf_counter() - begin
     session.reading = False
     learn(session, draft, output, verdict)

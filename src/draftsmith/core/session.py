@@ -64,6 +64,8 @@ class Session:
         self.needs = needs
         """What the target records for the drafter: its `needs_of` this target's model."""
         self.stop_rules = tuple(stop_rules)
+        self._asked = len(self.stop_rules)
+        """How many of them were asked about the last token."""
         self.device = torch.device(device)
         self.row: Any = None
         """Its place in the target, of the target's own kind."""
@@ -159,8 +161,14 @@ class Session:
         self.ids.append(token)
         if self.logprobs is not None and scores is not None:
             self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
-        reasons = (rule(self, scores) for rule in self.stop_rules)
-        self.finish_reason = next(filter(None, reasons), None)
+        self._asked = 0
+        return self.conclude(scores)
+
+    def conclude(self, scores: Tensor | None = None) -> bool:
+        """Ask the stop rules that were not asked about the last token; True if it is the end."""
+        while self.finish_reason is None and self._asked < len(self.stop_rules):
+            self._asked += 1  # before it is asked: none is asked twice, whatever interrupts it
+            self.finish_reason = self.stop_rules[self._asked - 1](self, scores) or None
         if self.finish_reason is None and self.generated >= self.limit:
             self.finish_reason = "length"
         return self.finished

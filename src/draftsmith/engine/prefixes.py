@@ -80,7 +80,7 @@ class Prefixes:
     def keep(self, job: Job) -> None:
         """Keep an ended job's row, or close it."""
         row, job.session.row = job.session.row, None
-        sound = not job.session.settling and job.session.error is None
+        sound = not job.session.settling
         if not self.most or not sound or row.cached < LEAST or job.key is None:
             self.runner.close(row)
             return

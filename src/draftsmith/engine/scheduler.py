@@ -134,6 +134,7 @@ class Scheduler:
         jobs = [job for job in self._active if job.mode == mode]
         for job in jobs:
             mend(job.session, self.runner)
+        jobs = [job for job in jobs if not job.over]
         takes = {id(job): len(job.session.row.pending) for job in jobs}
         takes |= self._chunks(jobs)
         jobs = [job for job in jobs if takes[id(job)]]
