@@ -15,6 +15,7 @@ from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingPara
 from draftsmith.core.stats import TARGET, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
+from draftsmith.errors import OptionError, UnsupportedError
 
 StopRule = Callable[["Session", Tensor | None], "str | None"]
 """Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
@@ -113,10 +114,15 @@ class Session:
         self.error, self.finish_reason = error, "error"
 
     def open_drafter(self) -> None:
-        """Open the drafter's state, unless it is open; an error puts the drafter aside."""
+        """Open the drafter's state, unless it is open; an error puts the drafter aside.
+
+        But one about its options is the caller's to mend, and ends the session.
+        """
         if self.state is None and self.drafter_error is None:
             try:
                 self.state = self.drafter.open(self.context)
+            except (OptionError, UnsupportedError) as error:
+                self.fail(error)
             except Exception as error:
                 self.put_aside(error)
 
