@@ -21,6 +21,9 @@ LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
 
 
+Points = list[tuple[int, float]]
+"""Widths, rising, each with its cost."""
+
 SETTLING = 8
 """Passes of a width of which the fastest counts; later ones are averaged."""
 
@@ -98,12 +101,15 @@ class CostCurve:
 
     def relative(self, width: int) -> float:
         """Cost of a pass with `width` draft nodes, in plain passes; rises with the width."""
+        return _on_curve(self.widths(), width, self.prior_slope)
+
+    def widths(self) -> Points:
+        """What was measured: draft nodes of a pass, its cost in plain passes."""
         if not self.knows_plain:
-            return 1 + self.prior_slope * width
+            return [(0, 1.0)]
         plain = self._seconds[self.rows, 0][0]
         known = ((rung, self._seconds.get((self.rows, rung))) for rung in LADDER)
-        points = [(0, 1.0), *((rung, found[0] / plain) for rung, found in known if found)]
-        return _on_curve(points, width, least_slope=self.prior_slope)
+        return [(0, 1.0), *((rung, found[0] / plain) for rung, found in known if found)]
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -111,11 +117,15 @@ class CostCurve:
         Wider than measured it is thought to cost no more: trying corrects that. A first draft says
         nothing, because a draft model reads the prompt for it.
         """
-        times = self._drafting.get((drafter, self.rows), {})
+        return _on_curve(self.drafts(drafter), width)
+
+    def drafts(self, drafter: Hashable) -> Points:
+        """What was measured: nodes that it was allowed, the cost of drafting in plain passes."""
         if not self.knows_plain:
-            return 0.0
-        known = [(allowed, seconds) for allowed, (seconds, count) in times.items() if count > 1]
-        return _on_curve([(0, 0.0), *sorted(known)], width) / self._seconds[self.rows, 0][0]
+            return [(0, 0.0)]
+        plain = self._seconds[self.rows, 0][0]
+        times = sorted(self._drafting.get((drafter, self.rows), {}).items())
+        return [(0, 0.0), *((allowed, s / plain) for allowed, (s, count) in times if count > 1)]
 
 
 class RecordedCost(CostCurve):
@@ -306,33 +316,34 @@ def _widest_that_pays(
     Rung by rung, where a node more promises most; `spent` nodes are in the pass in any case, which
     gives each of its sequences a token. A drafter drafts for all its sequences at once.
     """
+    widths, slope = cost.widths(), cost.prior_slope
+    drafts = {budget.drafter: cost.drafts(budget.drafter) for budget in budgets.values()}
+    asked = dict.fromkeys(drafts, 0)
     taken = dict.fromkeys(budgets, 0)
     best: dict[int, int] = {}
-    drafting: dict[Hashable, float] = {}
     tokens = float(cost.rows)
-    best_rate = tokens / cost.relative(spent)
-    ladder = [_rung(i, budget, 0) for i, budget in budgets.items()]
+    best_rate = tokens / _on_curve(widths, spent, slope)
+    ladder = [_rung(i, budget, 0, 0) for i, budget in budgets.items()]
     heapify(ladder)
     while ladder:
         _, i, number, width, gain = heappop(ladder)
         budget = budgets[i]
-        taken[i], spent, tokens = width, spent + width - taken[i], tokens + gain
-        asked = max(width, *(w for j, w in taken.items() if budgets[j].drafter == budget.drafter))
-        drafting[budget.drafter] = cost.drafting(budget.drafter, asked)
-        rate = tokens / (cost.relative(spent) + sum(drafting.values()))
+        spent, tokens = spent + width - taken[i], tokens + gain
+        taken[i], asked[budget.drafter] = width, max(width, asked[budget.drafter])
+        drafting = sum(_on_curve(drafts[drafter], most) for drafter, most in asked.items())
+        rate = tokens / (_on_curve(widths, spent, slope) + drafting)
         if rate > best_rate * 1.01:
             best, best_rate = dict(taken), rate
         if width < budget.ceiling and number + 1 < len(LADDER):
-            heappush(ladder, _rung(i, budget, number + 1))
+            heappush(ladder, _rung(i, budget, number + 1, width))
     return best
 
 
-def _rung(i: int, budget: AutoBudget, number: int) -> tuple[float, int, int, int, float]:
-    """The next step of a sequence up the ladder; in order, the most promising one is first."""
-    before = min(LADDER[number - 1], budget.ceiling) if number else 0
+def _rung(i: int, budget: AutoBudget, number: int, now: int) -> tuple[float, int, int, int, float]:
+    """A sequence's next step up the ladder, from `now`; in order, the most promising is first."""
     width = min(LADDER[number], budget.ceiling)
-    gain = budget.expected(budget.reach(width)) - budget.expected(budget.reach(before))
-    return -gain / max(1, width - before), i, number, width, gain
+    gain = budget.expected(budget.reach(width)) - budget.expected(budget.reach(now))
+    return -gain / max(1, width - now), i, number, width, gain
 
 
 def likeliest(
@@ -344,10 +355,11 @@ def likeliest(
     their children. The pass gives `tokens` and has `spent` nodes in any case.
     """
     nodes = sorted((-reach, i, n) for i, one in reaches.items() for n, reach in enumerate(one))
-    best, best_rate = 0, tokens / cost.relative(spent)
+    widths, slope = cost.widths(), cost.prior_slope
+    best, best_rate = 0, tokens / _on_curve(widths, spent, slope)
     for count, (reach, _, _) in enumerate(nodes, 1):
         tokens -= reach
-        rate = tokens / cost.relative(spent + count)
+        rate = tokens / _on_curve(widths, spent + count, slope)
         if rate > best_rate:
             best, best_rate = count, rate
     kept: dict[int, list[int]] = {i: [] for i in reaches}
