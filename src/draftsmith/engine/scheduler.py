@@ -125,13 +125,13 @@ class Scheduler:
 
     def _pass(self) -> None:
         """One pass for all jobs of one autocast mode; the modes take turns."""
-        self._admit()
-        modes = list(dict.fromkeys(job.mode for job in self._active))
+        active = self._admit()
+        modes = list(dict.fromkeys(job.mode for job in active))
         if not modes:
             return
         mode = modes[self._passes % len(modes)]
         self._passes += 1
-        jobs = [job for job in self._active if job.mode == mode]
+        jobs = [job for job in active if job.mode == mode]
         for job in jobs:
             mend(job.session, self.runner)
         jobs = [job for job in jobs if not job.over]
@@ -149,18 +149,23 @@ class Scheduler:
         """Jobs that have a row, the oldest first."""
         return [job for job in self._jobs if job.session.row is not None and not job.over]
 
-    def _admit(self) -> None:
-        """Give rows to the next in line, while there is memory for their whole answers."""
+    def _admit(self) -> list[Job]:
+        """Give rows to the next in line, while there is memory for their whole answers.
+
+        Returns all jobs that have a row, the oldest first.
+        """
         active = self._active
+        if len(active) == len(self._jobs):
+            return active
         reserved = sum(map(self._need, active))
         for job in self._jobs:
             if job.over or job in active:
                 continue
             need = self._need(job)
             if len(active) >= self.max_batch:
-                return
+                break
             if self.memory is not None and not self.prefixes.leave(self.memory - reserved - need):
-                return
+                break
             try:
                 start(job.session, self.runner)
             except Exception as error:  # a drafter's needs that the model cannot fulfil
@@ -171,6 +176,7 @@ class Scheduler:
             self.prefixes.label(job)
             active.append(job)
             reserved += need
+        return active
 
     def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
         """How much of each waiting prompt the pass takes: whose turn is longest ago comes first,
@@ -179,6 +185,8 @@ class Scheduler:
         So ten tokens that came behind thirty thousand begin with the next pass or the one after.
         """
         reading = [job for job in jobs if job.session.reading]
+        if not reading:
+            return {}
         waiting = [job for job in reading if unread(job.session, self.runner)]
         room = self._room(len(jobs) - len(reading))
         takes = dict.fromkeys(map(id, reading), 0)
