@@ -22,7 +22,6 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
-from draftsmith.engine import scheduler as scheduling
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job
 from draftsmith.engine.scheduler import Scheduler
@@ -81,14 +80,12 @@ def asked(rng: random.Random, longest: int) -> tuple[list[int], dict[str, Any]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("requests", [14, pytest.param(64, marks=pytest.mark.slow)])
-def test_each_answer_is_the_one_it_has_alone(
-    name: str, requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_answer_is_the_one_it_has_alone(name: str, requests: int) -> None:
     """Random arrivals and aborts, eight drafters at once, prompts in chunks."""
-    monkeypatch.setattr(scheduling, "CHUNK", 32)
     rng = random.Random(name)
     engine, alone = engine_of(name, max_batch=6), engine_of(name, prefixes=0)
     scheduler, running, done = engine.scheduler, list[Job](), list[Job]()
+    scheduler.runner.chunk = 32
     expected: dict[int, list[int]] = {}
     leaving: dict[int, int] = {}
     steps = 0
@@ -311,8 +308,8 @@ def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when
 
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is made again without drafts, then with smaller chunks, then without the newest."""
-    monkeypatch.setattr(scheduling, "CHUNK", 128)
     engine, alone = engine_of("llama"), engine_of("llama")
+    engine.scheduler.runner.chunk = 128
     runner, forward = engine.scheduler.runner, engine.scheduler.runner.forward
     most = 40
 
@@ -366,9 +363,9 @@ def test_no_row_leaks(requests: int) -> None:
 # --- whose turn it is -----------------------------------------------------------------------------
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "CHUNK", 16)
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     engine = engine_of("llama")
+    engine.scheduler.runner.chunk = 16
     long, middle, short = (job_of(engine, prompt(n, n), max_new_tokens=4) for n in (220, 100, 10))
     engine.scheduler.add(long)
     engine.scheduler.step()
@@ -388,7 +385,7 @@ def test_chunks_beside_rows_that_decode_are_bounded() -> None:
     for width in (0, 64):
         cost.at(2).record(width, 1 + width / 50)
     scheduler = Scheduler(loaded("llama"), cost, 4)
-    assert scheduler._room(0) == scheduling.CHUNK
+    assert scheduler._room(0) == 512
     assert scheduler._room(2) == 32  # 1 + 32/50 passes
     cost.at(3).record(0, 1.0)
     cost.at(3).record(64, 100.0)

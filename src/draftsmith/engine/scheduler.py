@@ -19,9 +19,6 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 
-CHUNK, CHUNK_ACCELERATOR = 512, 2048
-"""Prompt tokens in a pass that nobody else waits for, on a CPU and elsewhere."""
-
 PATIENCE = 2.0
 """What a pass may cost that carries a part of a prompt, in passes of the rows that decode."""
 
@@ -205,7 +202,7 @@ class Scheduler:
 
     def _room(self, decoding: int) -> int:
         """Prompt tokens that a pass may take beside so many rows that decode."""
-        most = CHUNK if self.model.device.type == "cpu" else CHUNK_ACCELERATOR
+        most = self.runner.chunk
         if not decoding:
             return most
         cost = self.cost.at(decoding)

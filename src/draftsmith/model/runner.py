@@ -29,9 +29,6 @@ _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
 """A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
 
-REST = 64
-"""A prompt's end that may share the first step's pass: hardly costlier than that pass alone."""
-
 _WIDEST = 256
 """Slots that no pass is expected to exceed, its pending tokens included."""
 
@@ -57,7 +54,7 @@ class Runner:
         self._boundary = rope_boundary(loaded.config)
         self._step = scaled_by_slot(loaded.config)
         on_cpu = loaded.device.type == "cpu"
-        self._chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
+        self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         # Only trees and batches have masks for a pass of several pending tokens and a draft.
         self._rest = rest if self._abilities.shape == "tree" else 1
         self._rewinds = rewinds
@@ -136,7 +133,7 @@ class Runner:
             return
         # The first draft needs taps of the whole prompt, its rest included.
         while len(row.pending) > (self._rest if row.taps is None else 1):
-            self.forward([row], [EMPTY], [min(self._chunk, len(row.pending) - 1)])
+            self.forward([row], [EMPTY], [min(self.chunk, len(row.pending) - 1)])
             self.commit([row], [()], [()])
 
     def room(self, row: SequenceRow) -> int:
