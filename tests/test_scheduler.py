@@ -26,6 +26,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import GenerationInterrupted, OptionError
+from draftsmith.integrations.transformers import accelerate
 from draftsmith.model.load import load
 from draftsmith.testing import (
     Enumerated,
@@ -332,6 +333,38 @@ def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> No
         engine.generate([5, 6, 7], max_new_tokens=8)
     most = 1000
     assert engine.generate(prompts[0], max_new_tokens=8).tokens == expected[0]
+
+
+def test_an_accelerated_model_serves_threads_and_raises_what_callbacks_raise() -> None:
+    model = build("llama").double()
+    inputs = [torch.tensor([[5 + n, 6, 7, 5 + n, 6]]) for n in range(4)]
+    wanted = [model.generate(ids, max_new_tokens=12).tolist() for ids in inputs]
+    found: dict[int, Any] = {}
+
+    class Fails:
+        def put(self, _tokens: Tensor) -> None:
+            self.puts = getattr(self, "puts", 0) + 1
+            if self.puts == 5:
+                raise ZeroDivisionError("the streamer's own")
+
+        def end(self) -> None:
+            pass
+
+    def ask(number: int) -> None:
+        streamer = Fails() if number == 2 else None
+        try:
+            found[number] = model.generate(inputs[number], max_new_tokens=12, streamer=streamer)
+        except ZeroDivisionError as error:
+            found[number] = error
+
+    with accelerate(model, "copyspec(gamma=1)"):
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert isinstance(found[2], ZeroDivisionError)
+    assert [found[n].tolist() for n in (0, 1, 3)] == [wanted[n] for n in (0, 1, 3)]
 
 
 @pytest.mark.parametrize("requests", [150, pytest.param(2000, marks=pytest.mark.slow)])

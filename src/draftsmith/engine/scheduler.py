@@ -227,6 +227,8 @@ class Scheduler:
                 session.close_drafter()
             job.done = True
         self._jobs = [job for job in self._jobs if not job.done]
-        if not self._jobs and not self.model.capabilities.packed and not self.prefixes:
-            # Padded rows share buffers, which otherwise stay as large as they ever were.
+        lasting = self.model.capabilities.packed and self.prefixes.most
+        if not (self._jobs or self.prefixes or lasting):
+            # Padded rows share buffers, which otherwise stay as large as they ever were; and who
+            # keeps nothing (`accelerate`) may have changed the model before its next call.
             self.runner = self.prefixes.runner = Runner(self.model, rewinds=False)
