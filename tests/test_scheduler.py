@@ -235,7 +235,8 @@ def test_who_fails_fails_alone(how: str, when: int) -> None:
     elif how == "drafter":
         options = {"drafter": failing_drafter(when)}
     elif how == "nan":
-        options = {"processors": [nan_from(5 + when)], "temperature": 1.0}
+        own = {"temperature": 1.0, "seed": 3, "min_new_tokens": 16}
+        options = {"processors": [nan_from(5 + when)], **own}
     jobs = batch_of_eight(engine, options)
     broken = jobs[2].session
     if how == "stop rule":
