@@ -87,6 +87,7 @@ def started(
         **options,
     )
     start(session, target)
+    target.prefill(session.row)
     return session
 
 

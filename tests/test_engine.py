@@ -17,7 +17,6 @@ from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import Options, end_ids, sampling
 from draftsmith.errors import (
-    DrafterError,
     GenerationInterrupted,
     LoadError,
     OptionError,
@@ -324,14 +323,16 @@ def test_a_cancelled_turn_leaves_a_usable_chat(engine: Engine) -> None:
 
 
 def test_a_failed_turn_leaves_a_usable_chat(engine: Engine) -> None:
-    def fails(ctx: Context) -> Draft:
-        if len(ctx.ids) > ctx.prompt_length + 5:
+    def fails(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] > length + 5:
             raise RuntimeError("out of ideas")
-        return Draft()
+        return scores
 
     chat = engine.chat(max_new_tokens=30)
+    hello = [{"role": "user", "content": "hello world"}]
+    length = len(engine.generate(hello, max_new_tokens=1).prompt_tokens)
     with pytest.raises(GenerationInterrupted, match="out of ideas") as caught:
-        chat.send("hello world", drafter=Scripted(fails), budget=4)
+        chat.send("hello world", processors=fails)
     assert len(caught.value.partial[0].tokens) >= 5
     history = [*chat.messages, {"role": "user", "content": "and now"}]
     assert chat.send("and now").tokens == engine.generate(history, max_new_tokens=30).tokens
@@ -498,11 +499,12 @@ def test_a_lying_drafter_is_named_and_nothing_is_lost(engine: Engine) -> None:
             return Draft()
         return Draft.chain([0] * (ctx.budget + 1), "scripted")
 
-    with pytest.raises(GenerationInterrupted, match="exceeds the budget") as caught:
-        engine.generate(IDS, drafter=Scripted(wide), budget=4)
-    assert isinstance(caught.value.__cause__, DrafterError)
-    plain = engine.generate(IDS, drafter="none").tokens
-    assert caught.value.partial[0].tokens == plain[:4]
+    found = engine.generate(IDS, drafter=Scripted(wide), budget=4)
+    assert found.tokens == engine.generate(IDS, drafter="none").tokens
+    assert found.stats.drafter_failures == 1
+    (said,) = (notice for notice in found.notices if "the drafter failed" in notice)
+    assert "DrafterError" in said
+    assert "exceeds the budget" in said
 
 
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:

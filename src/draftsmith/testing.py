@@ -72,6 +72,8 @@ class ToyTarget:
         self._seed = seed
         self._distribution = distribution or self._random
         self._distributions: dict[Ids, Tensor] = {}
+        self.refused: AssertionError | None = None
+        """Why a pass could not be computed."""
 
     @property
     def facts(self) -> ModelFacts:
@@ -114,15 +116,20 @@ class ToyTarget:
             row.taken = count
         return [self._forward(row, draft) for row, draft in zip(rows, drafts, strict=True)]
 
+    def _refuse(self, what: str) -> AssertionError:
+        """An error that is kept: the loop would go on without the draft."""
+        self.refused = AssertionError(what)
+        return self.refused
+
     def _forward(self, row: ToyRow, draft: Draft) -> RowOutput:
         if row.taken < len(row.pending):
             if draft:
-                raise AssertionError("a chunk has no draft")
+                raise self._refuse("a chunk has no draft")
             return RowOutput(torch.empty((0, self.vocab_size), dtype=torch.float64))
         prefixes = [[*row.ids, *row.pending]]
         for token, origin in zip(draft.tokens, draft.origins or (), strict=False):
             if origin >= 0 and prefixes[0][origin] != token:
-                raise AssertionError(f"{token} is said to be a copy of position {origin}")
+                raise self._refuse(f"{token} is said to be a copy of position {origin}")
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             prefixes.append([*prefixes[parent + 1], token])
         return RowOutput(torch.stack([self.logits(prefix) for prefix in prefixes]))
@@ -290,7 +297,8 @@ def decode(
 ) -> Session:
     """A finished session of `drafter`, which is bound here, on the toy target.
 
-    With `sampler` all draws are its own, the drafter's, too.
+    With `sampler` all draws are its own, the drafter's, too. Raises what failed, the drafter's
+    errors included.
     """
     drafter = drafter.bind(target.facts)
     session = Session(
@@ -311,6 +319,9 @@ def decode(
     start(session, target)
     while not session.finished:
         step([session], target)
+    for error in (target.refused, session.error, session.drafter_error):
+        if error is not None:
+            raise error
     return session
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from draftsmith.core.budget import LADDER, AutoBudget, CostCurve
+from draftsmith.core.budget import (
+    LADDER,
+    RETRY_WIDTH,
+    AutoBudget,
+    CostCurve,
+    FixedBudget,
+    likeliest,
+    share,
+)
 
 
 def learn(budget: AutoBudget, accepted: float, steps: int) -> list[int]:
@@ -121,8 +132,9 @@ def test_one_interrupted_pass_is_no_news() -> None:
 
 def test_batch_sizes_have_their_own_curves() -> None:
     cost = curve(0.5)
-    cost.rows = 4
-    assert not cost.knows_plain
+    assert not cost.at(4).knows_plain
+    cost.at(4).record(0, 1.0)
+    assert cost.at(4).knows_plain
 
 
 def test_drafting_time_counts() -> None:
@@ -145,5 +157,103 @@ def test_drafting_time_counts() -> None:
 
     assert max(widths("quick")) == 8
     assert max(widths("slow")) == 1
-    cost.rows = 2
-    assert cost.drafting("slow", 4) == 0  # another batch size, other costs
+    assert cost.at(2).drafting("slow", 4) == 0  # another batch size, other costs
+
+
+# --- one decision for a pass over several sequences -----------------------------------------------
+
+
+def recorded(slope: float, rows: int) -> CostCurve:
+    cost = CostCurve().at(rows)
+    for width in (0, *LADDER):
+        cost.record(width, 1 + slope * width)
+    return cost
+
+
+def taught(cost: CostCurve, accepted: int, steps: int = 12) -> AutoBudget:
+    """A budget whose drafts of eight nodes held to the depth `accepted`."""
+    budget = AutoBudget(cost)
+    for _ in range(steps):
+        budget.record(8, accepted)
+    budget._pause = 0
+    return budget
+
+
+def todays_width(budget: AutoBudget) -> int:
+    """What one sequence's budget decided before passes were decided as a whole."""
+    best, best_rate = 0, 1.0
+    for rung in LADDER:
+        width = min(rung, budget.ceiling)
+        cost = budget.cost.relative(width) + budget.cost.drafting(budget.drafter, width)
+        rate = (1 + budget.expected(budget.reach(width))) / cost
+        if rate > best_rate * 1.01:
+            best, best_rate = width, rate
+    return best
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.005, 0.02, 0.1, 0.5])
+@pytest.mark.parametrize("ceiling", [1, 5, 16, 64])
+def test_alone_a_pass_is_decided_as_its_sequence_decides(slope: float, ceiling: int) -> None:
+    """On recorded outcomes, step by step, also for trees and for a drafter that takes its time."""
+    rng = random.Random(1000 * slope + ceiling)
+    cost = curve(slope)
+    for width in (4, 16, 4, 16):
+        cost.record_draft("slow", width, 0.02 * width)
+    for reach in (int, lambda width: (width + 1) // 2):
+        one, other = (AutoBudget(cost, ceiling, reach=reach, drafter="slow") for _ in range(2))
+        for _ in range(80):
+            assert one.best_width() == todays_width(one)
+            [width] = share([one])
+            assert width == other.next()
+            if width:
+                accepted = rng.choice([0, 0, 1, reach(width) // 2, reach(width)])
+                one.record(reach(width), accepted)
+                other.record(reach(width), accepted)
+
+
+def test_nodes_go_where_they_hold() -> None:
+    """A sequence whose drafts hold gets more than one whose drafts rarely do."""
+    cost = recorded(0.02, 3)
+    good, fair, bad = taught(cost, 8), taught(cost, 2), taught(cost, 0)
+    widths = share([good, fair, bad])
+    assert widths[0] > widths[1] > 0
+    assert widths[2] == RETRY_WIDTH, "to find out again"
+
+
+def test_a_pass_that_others_fill_leaves_less() -> None:
+    """Costs that rise with all positions of a pass: eight that draft alike draft less each."""
+    kink = CostCurve()
+    for rows in (1, 8):
+        for width in (0, *LADDER):
+            kink.at(rows).record(width, 1 + 0.01 * width + 0.2 * max(0, width - 16))
+    alone = share([taught(kink, 8)])
+    together = share([taught(kink.at(8), 8) for _ in range(8)])
+    assert alone == [16]
+    assert max(together) <= 4
+    assert share([taught(kink.at(8), 8), *[FixedBudget(0)] * 7])[0] >= 8
+
+
+def test_what_is_fixed_stays_fixed() -> None:
+    cost = recorded(0.02, 2)
+    assert share([FixedBudget(7), FixedBudget(0)]) == [7, 0]
+    assert share([FixedBudget(7), taught(cost, 8)])[0] == 7
+
+
+def test_the_likeliest_nodes_of_all_drafts_stay() -> None:
+    """The best of all prefixes, found by trying every set of nodes that keeps parents."""
+    rng = random.Random(3)
+    for _ in range(40):
+        cost = curve(rng.choice([0.02, 0.1, 0.3]))
+        reaches = {
+            i: sorted((rng.random() for _ in range(rng.randrange(1, 5))), reverse=True)
+            for i in range(3)
+        }
+        kept = likeliest(reaches, cost, 3.0, 2)
+        assert all(nodes == list(range(len(nodes))) for nodes in kept.values())
+
+        def rate(counts: Sequence[int], cost: CostCurve = cost, own: Any = reaches) -> float:
+            tokens = 3 + sum(sum(own[i][:n]) for i, n in enumerate(counts))
+            return tokens / cost.relative(2 + sum(counts))
+
+        best = max(map(rate, itertools.product(*(range(len(own) + 1) for own in reaches.values()))))
+        assert rate([len(kept[i]) for i in range(3)]) == pytest.approx(best)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 import draftsmith.testing
-from draftsmith.core.budget import CostCurve, FixedBudget
+from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.loop import start, step
+from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import RowOutput
@@ -176,8 +177,10 @@ def test_a_distribution_leaves_the_logits_as_they_are() -> None:
 class Overflowing(ToyTarget):
     """Computes nothing right in a pass that carries id 2 as a draft."""
 
-    def forward(self, rows: Sequence[ToyRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        outputs = super().forward(rows, drafts)
+    def forward(
+        self, rows: Sequence[ToyRow], drafts: Sequence[Draft], take: Sequence[int] | None = None
+    ) -> list[RowOutput]:
+        outputs = super().forward(rows, drafts, take)
         return [
             RowOutput(torch.full_like(output.logits, torch.nan), finite=False)
             if 2 in draft.tokens
@@ -217,3 +220,30 @@ def test_guesses_that_overflow_are_followed_one_by_one() -> None:
             stats = session.stats
             wasted = stats.passes + stats.accepted - stats.tokens
             assert 0 < wasted < 60, "what it cost is counted"
+
+
+def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> None:
+    """Where a drafter says how likely its nodes are, and the budget is automatic."""
+    cost = CostCurve()
+    for width in (0, 64):
+        cost.record(width, 1 + 0.1 * width)
+    chances = (0.9, 0.8, 0.1, 0.05)
+    q = torch.full((11,), 1 / 11, dtype=torch.float64)
+    seen: list[int] = []
+    for distributions in (None, [q] * 4):
+        guess = Draft.chain([1, 2, 3, 4], "told", distributions)
+        told = Scripted(lambda ctx, guess=guess: replace(guess, chances=chances).clip(ctx.budget))
+        session = Session(
+            [1], drafter=told, budget=AutoBudget(cost, 4),
+            distribution=Distribution((), greedy=distributions is None),
+            sampler=TorchSampler.seeded(0), vocab_size=11, limit=20,
+        )  # fmt: skip
+        session.budget.survival = [0.9] * 4  # type: ignore[attr-defined]
+        target = ToyTarget(11)
+        start(session, target)
+        session.open_drafter()
+        [draft] = propose([session], [session], target)
+        seen.append(len(draft))
+    assert seen == [2, 4]
+    with pytest.raises(DrafterError, match="chances must be 4 probabilities"):
+        replace(guess, chances=(0.5,)).check(11, 4)

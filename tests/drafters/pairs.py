@@ -156,6 +156,8 @@ def decoded(
     start(session, target)
     while not session.finished:
         step([session], target)
+    if session.drafter_error is not None:
+        raise session.drafter_error
     return session
 
 

@@ -220,9 +220,10 @@ def test_each_member_has_an_automatic_budget_of_its_own() -> None:
         sampler=TorchSampler.seeded(0), vocab_size=11, limit=300,
     )  # fmt: skip
     start(session, target)
+    session.open_drafter()
     members: Any = session.state
     while not session.finished:
-        draft = propose([session], target)[0]
+        draft = propose([session], [session], target)[0]
         if members.speaker is not None:
             widths[members.speaker].append(len(draft))
         step([session], target)
@@ -346,7 +347,9 @@ def test_a_draft_models_cache_stays_right_whoever_drafted(greedy: bool) -> None:
         start(session, target)
     drafted: set[str] = set()
     while left := [session for session in running if not session.finished]:
-        drafts = propose(left, target)
+        for session in left:
+            session.open_drafter()
+        drafts = propose(left, left, target)
         for session, draft in zip(left, drafts, strict=True):
             drafted |= set(draft.source)
             if greedy and "draft_model" in draft.source:

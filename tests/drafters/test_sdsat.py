@@ -108,6 +108,7 @@ def run(
         sampler=Enumerated([]), vocab_size=target.vocab_size, limit=limit,
     )  # fmt: skip
     start(session, target)
+    session.open_drafter()
     assert session.state is not None
     observe = session.state.observe
     session.state.observe = lambda ctx, outcome: (  # type: ignore[method-assign]

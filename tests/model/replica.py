@@ -94,7 +94,7 @@ def check_cache(runner: Runner, row: Any, ids: list[int]) -> None:
     for index, (mine, new) in enumerate(zip(ours, theirs, strict=True)):
         kept = mine[0].shape[1]
         if kept < row.cached:
-            assert not runner._memory._rewinds  # type: ignore[attr-defined]
+            assert not row.rewinds
             window = windows[index % len(windows)]
             assert window is not None
             assert row.cached - kept <= window.first(row.cached)

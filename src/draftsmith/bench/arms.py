@@ -13,7 +13,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.drafters import registry
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import BudgetSpec, checked_budget
-from draftsmith.errors import OptionError, UnknownName
+from draftsmith.errors import DrafterError, OptionError, UnknownName
 from draftsmith.model.loaded import LoadedModel
 
 
@@ -61,7 +61,7 @@ class Ours:
         assert spec.drafter is not None
         self.name, self.drafter = spec.name, str(spec.drafter)
         self.budget: BudgetSpec | None = spec.budget
-        self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget, cost=cost)
+        self.engine = Engine(model, drafter=spec.drafter, budget=spec.budget, cost=cost, prefixes=0)
         drafter = self.engine.drafter
         # Whether a seed gives the same tokens as with plain decoding.
         self.seeded = not (drafter.sampled or drafter.shares_noise)
@@ -71,6 +71,8 @@ class Ours:
         begin = perf_counter()
         result = self.engine.generate(list(ask.ids), max_new_tokens=ask.limit, **options)
         seconds = perf_counter() - begin
+        if result.stats.drafter_failures:  # the answer would be measured as this drafter's
+            raise DrafterError(result.notices[-1])
         stats = result.stats
         first, passes = stats.first_token_seconds, stats.passes
         return Answer(result.tokens, seconds, first, passes, result.finish_reason, stats)

@@ -193,8 +193,11 @@ def replay(
         stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )
     start(session, target)
+    target.prefill(session.row)
     while not session.finished:
         step([session], target)
+    if session.drafter_error is not None:
+        raise session.drafter_error
     if session.ids[session.prompt_length :] != list(answer):
         raise AssertionError("the replay did not reproduce the recording")
     return Replay(session.stats, target.passes)

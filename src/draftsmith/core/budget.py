@@ -6,7 +6,9 @@ drafts. It weighs what passes and drafts have cost against what has been accepte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -18,6 +20,9 @@ RETRY_WIDTH = 4
 LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
 
+
+Points = list[tuple[int, float]]
+"""Widths, rising, each with its cost."""
 
 SETTLING = 8
 """Passes of a width of which the fastest counts; later ones are averaged."""
@@ -34,10 +39,18 @@ class CostCurve:
         self.prior_slope = prior_slope
         self.smoothing = smoothing
         self.rows = 1
-        """Sequences per pass; every batch size has its own curve."""
+        """Sequences per pass; every batch size has its own curve (`at`)."""
         self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
         self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
         self._opening: dict[Hashable, float] = {}
+
+    def at(self, rows: int) -> CostCurve:
+        """What is known of passes over so many sequences; it learns for all that share this."""
+        if rows == self.rows:
+            return self
+        curve = copy(self)
+        curve.rows = rows
+        return curve
 
     @property
     def knows_plain(self) -> bool:
@@ -45,7 +58,7 @@ class CostCurve:
         return (self.rows, 0) in self._seconds
 
     def record(self, width: int, seconds: float) -> None:
-        """One pass whose widest draft had `width` nodes took `seconds`."""
+        """One pass whose drafts had `width` nodes together took `seconds`."""
         key = (self.rows, next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1]))
         self._seconds[key] = self._learn(self._seconds.get(key), seconds)
 
@@ -58,6 +71,13 @@ class CostCurve:
         """The first drafts of sequences with so many tokens in all took `seconds`."""
         old, rate = self._opening.get(drafter), seconds / tokens
         self._opening[drafter] = rate if old is None else (old + rate) / 2
+
+    def forget(self, drafters: Collection[Hashable]) -> None:
+        """Forget what these took, and with it these."""
+        for key in [key for key in self._drafting if key[0] in drafters]:
+            self._drafting.pop(key, None)
+        for drafter in drafters:
+            self._opening.pop(drafter, None)
 
     def opening(self, drafter: Hashable, tokens: int) -> float:
         """Cost of a sequence's first draft, in plain passes; 0 where unmeasured.
@@ -81,12 +101,15 @@ class CostCurve:
 
     def relative(self, width: int) -> float:
         """Cost of a pass with `width` draft nodes, in plain passes; rises with the width."""
+        return _on_curve(self.widths(), width, self.prior_slope)
+
+    def widths(self) -> Points:
+        """What was measured: draft nodes of a pass, its cost in plain passes."""
         if not self.knows_plain:
-            return 1 + self.prior_slope * width
+            return [(0, 1.0)]
         plain = self._seconds[self.rows, 0][0]
         known = ((rung, self._seconds.get((self.rows, rung))) for rung in LADDER)
-        points = [(0, 1.0), *((rung, found[0] / plain) for rung, found in known if found)]
-        return _on_curve(points, width, least_slope=self.prior_slope)
+        return [(0, 1.0), *((rung, found[0] / plain) for rung, found in known if found)]
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -94,11 +117,15 @@ class CostCurve:
         Wider than measured it is thought to cost no more: trying corrects that. A first draft says
         nothing, because a draft model reads the prompt for it.
         """
-        times = self._drafting.get((drafter, self.rows), {})
+        return _on_curve(self.drafts(drafter), width)
+
+    def drafts(self, drafter: Hashable) -> Points:
+        """What was measured: nodes that it was allowed, the cost of drafting in plain passes."""
         if not self.knows_plain:
-            return 0.0
-        known = [(allowed, seconds) for allowed, (seconds, count) in times.items() if count > 1]
-        return _on_curve([(0, 0.0), *sorted(known)], width) / self._seconds[self.rows, 0][0]
+            return [(0, 0.0)]
+        plain = self._seconds[self.rows, 0][0]
+        times = sorted(self._drafting.get((drafter, self.rows), {}).items())
+        return [(0, 0.0), *((allowed, s / plain) for allowed, (s, count) in times if count > 1)]
 
 
 class RecordedCost(CostCurve):
@@ -145,8 +172,8 @@ def _on_curve(
 class Budget(Protocol):
     """Decides the width of each step for one sequence, and learns what it brought."""
 
-    def next(self) -> int:
-        """Nodes the next step may spend."""
+    def next(self, rows: int = 1) -> int:
+        """Nodes the next step may spend, in a pass over so many sequences."""
 
     def record(self, depth: int, accepted: int) -> None:
         """A step drafted down to `depth`, and `accepted` tokens of it held.
@@ -161,7 +188,7 @@ class FixedBudget:
     def __init__(self, width: int) -> None:
         self.width = width
 
-    def next(self) -> int:
+    def next(self, rows: int = 1) -> int:  # noqa: ARG002
         return self.width
 
     def record(self, depth: int, accepted: int) -> None:
@@ -175,8 +202,8 @@ class OpenBudget(FixedBudget):
         super().__init__(width)
         self.cost = cost
 
-    def next(self) -> int:
-        return self.width if self.cost.knows_plain else 0
+    def next(self, rows: int = 1) -> int:
+        return self.width if self.cost.at(rows).knows_plain else 0
 
 
 class AutoBudget:
@@ -209,24 +236,25 @@ class AutoBudget:
         self._pause_length = 1
         self._probed = False
 
-    def next(self) -> int:
-        if not self.cost.knows_plain:
-            return 0
-        if self._pause > 0:
+    def next(self, rows: int = 1) -> int:
+        return self.best_width() or self.retry if self.awake(rows) else 0
+
+    def awake(self, rows: int) -> bool:
+        """Whether it drafts in the next pass, over so many sequences; counts pauses down."""
+        self.cost = self.cost.at(rows)
+        if self.cost.knows_plain and self._pause > 0:
             self._pause -= 1
-            return 0
-        return self.best_width() or min(RETRY_WIDTH, self.ceiling)
+            return False
+        return self.cost.knows_plain
+
+    @property
+    def retry(self) -> int:
+        """Nodes to find out with whether drafting pays again."""
+        return min(RETRY_WIDTH, self.ceiling)
 
     def best_width(self) -> int:
         """The ladder width with the most expected tokens per unit of cost; 0 if plain is best."""
-        best, best_rate = 0, 1.0
-        for rung in LADDER:
-            width = min(rung, self.ceiling)
-            cost = self.cost.relative(width) + self.cost.drafting(self.drafter, width)
-            rate = (1 + self.expected(self.reach(width))) / cost
-            if rate > best_rate * 1.01:
-                best, best_rate = width, rate
-        return best
+        return _widest_that_pays({0: self}, self.cost, 0).get(0, 0)
 
     def expected(self, depth: int) -> float:
         """Expected accepted tokens of a draft `depth` deep."""
@@ -262,3 +290,79 @@ class AutoBudget:
             self._pause = self._pause_length
             self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
         self._probed = probed
+
+
+def share(budgets: Sequence[Budget]) -> list[int]:
+    """Nodes for each sequence of a pass, the automatic ones decided together.
+
+    Alone it is what the budget says by itself (`AutoBudget.next`).
+    """
+    rows = len(budgets)
+    autos = {i: b for i, b in enumerate(budgets) if isinstance(b, AutoBudget) and b.awake(rows)}
+    widths = [0 if isinstance(b, AutoBudget) else b.next(rows) for b in budgets]
+    if autos:
+        cost = next(iter(autos.values())).cost
+        best = _widest_that_pays(autos, cost, sum(widths))
+        for i, budget in autos.items():
+            widths[i] = best.get(i, 0) or budget.retry
+    return widths
+
+
+def _widest_that_pays(
+    budgets: Mapping[int, AutoBudget], cost: CostCurve, spent: int
+) -> dict[int, int]:
+    """Ladder widths with the most expected tokens per unit of cost of the pass; empty: none pay.
+
+    Rung by rung, where a node more promises most; `spent` nodes are in the pass in any case, which
+    gives each of its sequences a token. A drafter drafts for all its sequences at once.
+    """
+    widths, slope = cost.widths(), cost.prior_slope
+    drafts = {budget.drafter: cost.drafts(budget.drafter) for budget in budgets.values()}
+    asked = dict.fromkeys(drafts, 0)
+    taken = dict.fromkeys(budgets, 0)
+    best: dict[int, int] = {}
+    tokens = float(cost.rows)
+    best_rate = tokens / _on_curve(widths, spent, slope)
+    ladder = [_rung(i, budget, 0, 0) for i, budget in budgets.items()]
+    heapify(ladder)
+    while ladder:
+        _, i, number, width, gain = heappop(ladder)
+        budget = budgets[i]
+        spent, tokens = spent + width - taken[i], tokens + gain
+        taken[i], asked[budget.drafter] = width, max(width, asked[budget.drafter])
+        drafting = sum(_on_curve(drafts[drafter], most) for drafter, most in asked.items())
+        rate = tokens / (_on_curve(widths, spent, slope) + drafting)
+        if rate > best_rate * 1.01:
+            best, best_rate = dict(taken), rate
+        if width < budget.ceiling and number + 1 < len(LADDER):
+            heappush(ladder, _rung(i, budget, number + 1, width))
+    return best
+
+
+def _rung(i: int, budget: AutoBudget, number: int, now: int) -> tuple[float, int, int, int, float]:
+    """A sequence's next step up the ladder, from `now`; in order, the most promising is first."""
+    width = min(LADDER[number], budget.ceiling)
+    gain = budget.expected(budget.reach(width)) - budget.expected(budget.reach(now))
+    return -gain / max(1, width - now), i, number, width, gain
+
+
+def likeliest(
+    reaches: Mapping[int, Sequence[float]], cost: CostCurve, tokens: float, spent: int
+) -> dict[int, list[int]]:
+    """Of each draft the nodes with which the pass gives most tokens per unit of cost.
+
+    `reaches`: by draft, how probable each node is to be accepted, parents before and no less than
+    their children. The pass gives `tokens` and has `spent` nodes in any case.
+    """
+    nodes = sorted((-reach, i, n) for i, one in reaches.items() for n, reach in enumerate(one))
+    widths, slope = cost.widths(), cost.prior_slope
+    best, best_rate = 0, tokens / _on_curve(widths, spent, slope)
+    for count, (reach, _, _) in enumerate(nodes, 1):
+        tokens -= reach
+        rate = tokens / _on_curve(widths, spent + count, slope)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    kept: dict[int, list[int]] = {i: [] for i in reaches}
+    for _, i, n in sorted(nodes[:best], key=lambda node: node[2]):
+        kept[i].append(n)
+    return kept

@@ -69,6 +69,11 @@ class Draft:
 
     -1 for a node that was not: invented, say, or copied from a `prediction` found nowhere in there.
     """
+    chances: tuple[float, ...] | None = None
+    """(n+m,) how probable it is that each node is accepted where its parent was; None: unknown.
+
+    Guesses are trimmed by it to what pays in the pass; sampled nodes never are.
+    """
 
     @classmethod
     def chain(
@@ -153,6 +158,13 @@ class Draft:
             keep.append(child)
             node = child
 
+    def reaches(self) -> list[float]:
+        """(n+m,) how probable it is that each node is accepted, from `chances`."""
+        found: list[float] = []
+        for chance, parent in zip(self.chances or (), self.parents, strict=True):
+            found.append(chance if parent == ROOT else chance * found[parent])
+        return found
+
     def clip(self, depth: int) -> Draft:
         """Without the nodes deeper than `depth`, and without the proposals that would lie there.
 
@@ -188,6 +200,7 @@ class Draft:
             proposals,
             sum(i >= self.size for i in keep),
             origins=None if self.origins is None else tuple(self.origins[i] for i in keep),
+            chances=None if self.chances is None else tuple(self.chances[i] for i in keep),
         )
         if self.depths is None:
             return natural
@@ -213,6 +226,10 @@ class Draft:
             len(self.depths) != total or any(d < 1 for d in self.depths)
         ):
             raise DrafterError(f"{who}: depths must be {total} numbers of at least 1")
+        if self.chances is not None and (
+            len(self.chances) != total or not all(0 <= p <= 1 for p in self.chances)
+        ):
+            raise DrafterError(f"{who}: chances must be {total} probabilities")
         if self.origins is not None:
             if len(self.origins) != total:
                 raise DrafterError(f"{who}: {len(self.origins)} origins for {total} nodes")

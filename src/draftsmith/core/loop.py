@@ -1,90 +1,132 @@
 """THE loop: one step for one sequence or a batch, for every drafter and for none.
 
-    draft → one target pass → verify → commit → observe
+    draft → one target pass → for each sequence: verify → commit → observe
 
 Between steps a row's cache holds every committed token but its pending ones (normally just the
-last). That invariant is what makes a step restartable and a cancelled engine usable.
+last). That invariant is what makes a step restartable and a cancelled engine usable. Sequences are
+settled one by one, so that an error or an interrupt can concern one of them only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Outcome
+from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
 from draftsmith.core.stats import TARGET, Step
 from draftsmith.core.target import Row, RowOutput, Target
 from draftsmith.core.verify import Verdict, verify, verify_greedy
+from draftsmith.errors import DrafterError
+
+REST = 64
+"""A prompt's end that may share the first draft's pass: hardly costlier than that pass alone."""
+
+LEAST_CHUNK = 16
+"""Prompt tokens below which a chunk is not halved any more."""
+
+_OVERFLOW = RowOutput(torch.empty((0, 0)), finite=False)
 
 
 def start(session: Session, target: Target[Any]) -> None:
-    """Give a new session its row and drafter state, and compute its prompt."""
-    begin = perf_counter()
+    """Give a new session its row; nothing is computed yet."""
     if session.row is None:
         session.row = target.open(session.ids, session.needs)
     session.stats.reused_tokens = session.row.cached
-    target.prefill(session.row)
-    session.stats.seconds.prefill += perf_counter() - begin
-    if session.state is None:
-        session.state = session.drafter.open(session.context)
-    session.stats.seconds.total += perf_counter() - begin
+
+
+def unread(session: Session, target: Target[Any]) -> int:
+    """Pending tokens that must be taken by passes without a draft, in chunks; 0: it decodes.
+
+    A first draft needs the taps of the whole prompt, and masks of our own to see more than a root.
+    """
+    left = len(session.row.pending) - 1
+    riding = 0 if session.needs.taps or target.shape != "tree" else REST - 1
+    return left if session.reading and left > riding and target.splits(session.row) else 0
 
 
 def step(
-    sessions: Sequence[Session], target: Target[Any], cost: CostCurve | None = None
+    sessions: Sequence[Session],
+    target: Target[Any],
+    cost: CostCurve | None = None,
+    take: Sequence[int] | None = None,
 ) -> list[Step]:
-    """One target pass for all `sessions` (started, not finished); every one gains ≥ 1 token."""
+    """One target pass for all `sessions` (started, not finished).
+
+    `take`: how many of its pending tokens each one's row takes, at least 1; None: all at once.
+    Whose row has some left gains no token, every other at least one, unless its own processor,
+    stop rule or drafter's host fails: `Session.error`, `Session.drafter_error`. An error of the
+    model ends the last of the sessions, and more where that does not help. Raises nothing but what
+    is no Exception (KeyboardInterrupt); a step may then be made again.
+    """
     begin = perf_counter()
-    if cost is not None:
-        cost.rows = len(sessions)
-    rows = [session.row for session in sessions]
-    drafts = propose(sessions, target)
-    usual = all(len(row.pending) == 1 for row in rows)  # else the pass also carries a prompt
+    for session in sessions:
+        mend(session, target)
+    before = [session.generated for session in sessions]
+    takes = [unread(s, target) or len(s.row.pending) for s in sessions] if take is None else [*take]
+    decoding = [s for s, n in zip(sessions, takes, strict=True) if n == len(s.row.pending)]
+    usual = all(len(session.row.pending) == 1 for session in sessions)  # no prompt is in the pass
+    for session in decoding:
+        session.open_drafter()
+    opened = perf_counter()
+    drafts = propose(decoding, sessions, target)
     drafted = perf_counter()
-    outputs = target.forward(rows, drafts)
+    outputs = forward(sessions, drafts, takes, target)
     choices = greedy_choices(sessions, drafts, outputs)
     if None in choices:
         target.wait()  # the walk would wait anyway; so the pass is timed, not its launch
-    passed = perf_counter()
-    verdicts: list[Verdict] = []
+    passed, judging = perf_counter(), 0.0
     for i, session in enumerate(sessions):
-        if outputs[i].finite:
-            verdict = judge(session, drafts[i], outputs[i], choices[i])
-        else:
-            outputs[i], verdict = judge_plainly(session, drafts[i], rows[i], target)
-            drafts[i] = EMPTY
-        verdicts.append(verdict)
-    verified = perf_counter()
-    # Of a verdict without a path, all tokens but the last are committed already.
-    tokens = [v.tokens[-1 - len(v.path) :] for v in verdicts]
-    target.commit(rows, [v.path for v in verdicts], tokens)
-    for session, draft, output, verdict in zip(sessions, drafts, outputs, verdicts, strict=True):
-        learn(session, draft, output, verdict)
+        if session.error is None:
+            judging += settle(session, drafts[i], outputs[i], choices[i], takes[i], target)
     if cost is not None and usual:
-        cost.record(max(map(len, drafts)), passed - drafted)
-    if cost is not None:
-        _record_draft(sessions, cost, drafted - begin)
+        cost.at(len(sessions)).record(sum(map(len, drafts)), passed - drafted)
+        _record_draft(sessions, cost.at(len(sessions)), drafted - opened)
     end = perf_counter()
 
     for session in sessions:
         seconds = session.stats.seconds
-        seconds.draft += (drafted - begin) / len(sessions)
-        seconds.target += (passed - drafted) / len(sessions)
-        seconds.verify += (verified - passed) / len(sessions)
         seconds.total += (end - begin) / len(sessions)
+        if session.reading:
+            seconds.prefill += (end - begin) / len(sessions)
+        else:
+            seconds.draft += (drafted - opened) / len(sessions)
+            seconds.target += (passed - drafted) / len(sessions)
+            seconds.verify += judging / len(sessions)
+        session.book()
     return [
-        Step(verdict.tokens, sources(draft, verdict))
-        for draft, verdict in zip(drafts, verdicts, strict=True)
+        Step(tuple(s.ids[s.prompt_length + n :]), tuple(s.sources[n:]))
+        for s, n in zip(sessions, before, strict=True)
     ]
+
+
+def mend(session: Session, target: Target[Any]) -> None:
+    """Put a session right where an interrupt came while it was being settled.
+
+    What was emitted stays, and the stop rules have their say; a new row is given for the old one,
+    of which nobody knows what it holds.
+    """
+    if not session.settling or session.finished:
+        return
+    lost = session.book()
+    session.stats.passes += bool(lost)
+    session.stats.tokens += lost
+    try:
+        if session.generated and session.conclude():
+            return
+    except Exception as error:
+        session.fail(error)
+        return
+    target.close(session.row)
+    session.row = target.open(session.ids, session.needs)
+    session.reading, session.settling = True, False
 
 
 def _record_draft(sessions: Sequence[Session], cost: CostCurve, seconds: float) -> None:
@@ -95,26 +137,77 @@ def _record_draft(sessions: Sequence[Session], cost: CostCurve, seconds: float) 
         cost.record_draft(drafters.pop(), width, seconds)
 
 
-def propose(sessions: Sequence[Session], target: Target[Any]) -> list[Draft]:
+def propose(
+    decoding: Sequence[Session], sessions: Sequence[Session], target: Target[Any]
+) -> list[Draft]:
     """Ask each drafter once for all of its sequences; fit the drafts to what the target takes."""
-    for session in sessions:
+    able = []
+    for session in decoding:
         context = session.context
         # The last of `limit` tokens is the target's own, so drafts end one before it.
         context.depth = min(session.limit - session.generated - 1, target.room(session.row))
         drafts_fit = context.depth > 0 and target.shape != "plain"
-        context.budget = session.budget.next() if drafts_fit else 0
-        if session.needs.taps and context.budget:  # some are computed only when asked for
+        able.append(session.budget if drafts_fit else FixedBudget(0))
+    for session, width in zip(decoding, share(able), strict=True):
+        context = session.context
+        context.budget = width
+        if context.cost is not None:
+            context.cost = context.cost.at(len(decoding))
+        if session.needs.taps and width:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention
-    drafts = [EMPTY] * len(sessions)
-    wanting = [i for i, session in enumerate(sessions) if session.context.budget > 0]
-    for _, group in groupby(wanting, key=lambda i: id(sessions[i].drafter)):
-        indices = list(group)
-        members = [sessions[i] for i in indices]
-        states = [s.state for s in members if s.state is not None]
-        made = members[0].drafter.draft(states, [s.context for s in members])
-        for i, draft in zip(indices, made, strict=True):
-            drafts[i] = fit(draft, sessions[i], target)
+    groups: dict[int, list[Session]] = {}
+    for session in decoding:
+        if session.context.budget > 0 and session.state is not None:
+            groups.setdefault(id(session.drafter), []).append(session)
+    drafts: dict[Session, Draft] = {}
+    for members in groups.values():
+        drafts |= ask(members[0].drafter, members, target)
+    trim(drafts, len(decoding))
+    return [drafts.get(session, EMPTY) for session in sessions]
+
+
+def trim(drafts: dict[Session, Draft], rows: int) -> None:
+    """Leave out the guesses that do not pay in this pass, where drafters say how likely they are.
+
+    Never sampled ones: whether a token stays must not depend on what was drawn.
+    """
+    told, fixed, tokens = dict[int, Session](), 0, float(rows)
+    for i, (session, draft) in enumerate(drafts.items()):
+        if not isinstance(session.budget, AutoBudget) or not draft.size:
+            fixed += len(draft)
+        elif draft.chances is None or draft.proposals or draft.probes:
+            fixed += len(draft)
+            tokens += session.budget.expected(draft.depth)
+        else:
+            told[i] = session
+    if not told:
+        return
+    budgets = [s.budget for s in told.values() if isinstance(s.budget, AutoBudget)]
+    reaches = {i: drafts[session].reaches() for i, session in told.items()}
+    for i, nodes in likeliest(reaches, budgets[0].cost.at(rows), tokens, fixed).items():
+        drafts[told[i]] = drafts[told[i]].select(nodes)
+
+
+def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> dict[Session, Draft]:
+    """One drafter's drafts. Where it fails it is asked for each alone; who fails again goes on
+    plainly."""
+    states = [session.state for session in members if session.state is not None]
+    try:
+        made = drafter.draft(states, [session.context for session in members])
+        if len(made) != len(members):
+            raise DrafterError(f"{drafter} made {len(made)} drafts for {len(members)} sequences")
+    except Exception as error:
+        if len(members) == 1:
+            members[0].put_aside(error)
+            return {}
+        return {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
+    drafts = {}
+    for session, draft in zip(members, made, strict=True):
+        try:
+            drafts[session] = fit(draft, session, target)
+        except Exception as error:
+            session.put_aside(error)
     return drafts
 
 
@@ -129,6 +222,48 @@ def fit(draft: Draft, session: Session, target: Target[Any]) -> Draft:
     return draft.clip(context.depth)
 
 
+def forward(
+    sessions: Sequence[Session], drafts: list[Draft], takes: list[int], target: Target[Any]
+) -> list[RowOutput]:
+    """One pass. An error of the model is nobody's: then again with less, until it succeeds.
+
+    First without drafts, then with smaller chunks of prompts, then without the last session, which
+    ends with the error. Empties `drafts` that were given up; a sampled one is followed by plain
+    passes of its own, for whether it failed may depend on what was drawn.
+    """
+    outputs = [_OVERFLOW] * len(sessions)
+    members = list(range(len(sessions)))
+    while members:
+        rows = [sessions[i].row for i in members]
+        try:
+            found = target.forward(rows, [drafts[i] for i in members], [takes[i] for i in members])
+        except Exception as error:
+            if any(len(drafts[i]) for i in members):
+                members = [i for i in members if not drafts[i].proposals]
+                for i in members:
+                    drafts[i] = EMPTY
+            elif not _smaller(sessions, members, takes, target):
+                last = sessions[members.pop()]
+                last.fail(error)
+                target.close(last.row)
+                last.row = None
+            continue
+        for i, output in zip(members, found, strict=True):
+            outputs[i] = output
+        break
+    return outputs
+
+
+def _smaller(
+    sessions: Sequence[Session], members: Sequence[int], takes: list[int], target: Target[Any]
+) -> bool:
+    """Halve the chunks of a pass; False where none can be smaller."""
+    long = [i for i in members if takes[i] > LEAST_CHUNK and target.splits(sessions[i].row)]
+    for i in long:
+        takes[i] = max(LEAST_CHUNK, takes[i] // 2)
+    return bool(long)
+
+
 def greedy_choices(
     sessions: Sequence[Session], drafts: Sequence[Draft], outputs: Sequence[RowOutput]
 ) -> list[Sequence[int] | None]:
@@ -139,7 +274,7 @@ def greedy_choices(
     choices: list[Sequence[int] | None] = [None] * len(sessions)
     found: list[tuple[int, Tensor]] = []
     for i, (session, draft, output) in enumerate(zip(sessions, drafts, outputs, strict=True)):
-        if not session.distribution.greedy or session.distribution.lazy:
+        if not output.finite or not session.distribution.greedy or session.distribution.lazy:
             continue
         if output.choices is not None:
             choices[i] = output.choices
@@ -151,6 +286,45 @@ def greedy_choices(
         for i, chosen in found:
             choices[i], flat = flat[: len(chosen)], flat[len(chosen) :]
     return choices
+
+
+def settle(
+    session: Session,
+    draft: Draft,
+    output: RowOutput,
+    choices: Sequence[int] | None,
+    taken: int,
+    target: Target[Any],
+) -> float:
+    """Verify one sequence's draft, keep in its row what it was given, and learn from it.
+
+    Whatever fails is the sequence's own: the processors, stop rules and streamers are. Returns the
+    seconds that verifying took.
+    """
+    begin, row = perf_counter(), session.row
+    session.settling = True
+    try:
+        if taken < len(row.pending):
+            target.commit([row], [()], [()])
+            session.settling = False
+            return 0.0
+        if output.finite:
+            verdict = judge(session, draft, output, choices)
+        else:
+            output, verdict = judge_plainly(session, draft, row, target)
+            draft = EMPTY
+        seconds = perf_counter() - begin
+        # Of a verdict without a path, all tokens but the last are committed already.
+        target.commit([row], [verdict.path], [verdict.tokens[-1 - len(verdict.path) :]])
+    except Exception as error:
+        session.fail(error)
+        session.stats.passes += 1
+        session.stats.tokens += session.book()
+        return perf_counter() - begin
+    session.reading = False
+    learn(session, draft, output, verdict)
+    session.settling = False
+    return seconds
 
 
 def judge(
@@ -199,8 +373,12 @@ def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -
     session.trace(draft, verdict)
     if len(draft):  # probes alone cost time, too
         session.budget.record(draft.depth, len(verdict.path))
+    session.sources += sources(draft, verdict)
     if session.state is not None:
-        session.state.observe(session.context, Outcome(draft, verdict, output))
+        try:
+            session.state.observe(session.context, Outcome(draft, verdict, output))
+        except Exception as error:
+            session.put_aside(error)
 
 
 def sources(draft: Draft, verdict: Verdict) -> tuple[str, ...]:

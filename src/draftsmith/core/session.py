@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import Budget, OpenBudget
+from draftsmith.core.budget import Budget, FixedBudget, OpenBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingParams, TorchSampler
-from draftsmith.core.stats import Stats
+from draftsmith.core.stats import TARGET, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
+from draftsmith.errors import OptionError, UnsupportedError
 
 StopRule = Callable[["Session", Tensor | None], "str | None"]
 """Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
@@ -64,10 +65,22 @@ class Session:
         self.needs = needs
         """What the target records for the drafter: its `needs_of` this target's model."""
         self.stop_rules = tuple(stop_rules)
+        self._asked = len(self.stop_rules)
+        """How many of them were asked about the last token."""
         self.device = torch.device(device)
         self.row: Any = None
         """Its place in the target, of the target's own kind."""
+        self.reading = True
+        """Whether its row has to take more tokens before it gives one."""
+        self.settling = False
+        """While a pass is being settled: set for good where that was interrupted."""
         self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        """What ended it, where that was no stop rule."""
+        self.drafter_error: Exception | None = None
+        """Why its drafter was put aside."""
+        self.sources: list[str] = []
+        """Who guessed each new token."""
         self.logprobs: list[float] | None = None
         self.origins: dict[int, int] = {}
         """Position in `ids` of an accepted copy → the position it was copied from."""
@@ -96,6 +109,46 @@ class Session:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def fail(self, error: Exception) -> None:
+        """End with an error; what was emitted stays."""
+        self.error, self.finish_reason = error, "error"
+
+    def open_drafter(self) -> None:
+        """Open the drafter's state, unless it is open; an error puts the drafter aside.
+
+        But one about its options is the caller's to mend, and ends the session.
+        """
+        if self.state is None and self.drafter_error is None:
+            try:
+                self.state = self.drafter.open(self.context)
+            except (OptionError, UnsupportedError) as error:
+                self.fail(error)
+            except Exception as error:
+                self.put_aside(error)
+
+    def put_aside(self, error: Exception) -> None:
+        """Go on without the drafter, which failed."""
+        self.stats.drafter_failures += 1
+        self.drafter_error = error
+        self.budget = FixedBudget(0)
+        self.close_drafter()
+
+    def close_drafter(self) -> None:
+        """Close the drafter's state if there is one; a failure of that is counted."""
+        state, self.state = self.state, None
+        if state is not None:
+            try:
+                state.close()
+            except Exception as error:
+                self.stats.drafter_failures += 1
+                self.drafter_error = self.drafter_error or error
+
+    def book(self) -> int:
+        """Say of tokens that an interrupted or failed step emitted whose they are; how many."""
+        missing = self.generated - len(self.sources)
+        self.sources += [TARGET] * missing
+        return missing
+
     def prefix(self) -> Tensor:
         """(1, padding + T) ids as a tensor, for processors; a view that grows in place."""
         length = len(self.padding) + len(self.ids)
@@ -114,8 +167,14 @@ class Session:
         self.ids.append(token)
         if self.logprobs is not None and scores is not None:
             self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
-        reasons = (rule(self, scores) for rule in self.stop_rules)
-        self.finish_reason = next(filter(None, reasons), None)
+        self._asked = 0
+        return self.conclude(scores)
+
+    def conclude(self, scores: Tensor | None = None) -> bool:
+        """Ask the stop rules that were not asked about the last token; True if it is the end."""
+        while self.finish_reason is None and self._asked < len(self.stop_rules):
+            self._asked += 1  # before it is asked: none is asked twice, whatever interrupts it
+            self.finish_reason = self.stop_rules[self._asked - 1](self, scores) or None
         if self.finish_reason is None and self.generated >= self.limit:
             self.finish_reason = "length"
         return self.finished

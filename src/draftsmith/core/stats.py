@@ -65,6 +65,8 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     probes: int = 0
+    drafter_failures: int = 0
+    """Times that the drafter failed: at the first it is put aside."""
     drafted_by_depth: list[int] = field(default_factory=list)
     """Entry d: attempts whose draft reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)

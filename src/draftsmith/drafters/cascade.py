@@ -156,7 +156,7 @@ class _Members(DrafterState):
             self.missed[number] += 1
             if self.missed[number] <= ctx.cost.opening(self.config.drafters[number], len(ctx.ids)):
                 return replace(ctx, budget=0)
-        return replace(ctx, budget=min(ctx.budget, self.budgets[number].next()))
+        return replace(ctx, budget=min(ctx.budget, self.budgets[number].next(ctx.cost.rows)))
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         speaker, self.speaker = self.speaker, None

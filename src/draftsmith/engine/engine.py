@@ -12,15 +12,18 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.chat import Chat
-from draftsmith.engine.jobs import Stream, partial_results, run
+from draftsmith.engine.jobs import Stream, partial_results
 from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
 from draftsmith.engine.result import GenerationResult
+from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import OptionError
 from draftsmith.model import generation_config
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import REST, Runner
 from draftsmith.text.tokenizer import as_batch
+
+_CALLED = 4
+"""Drafters of calls that stay bound for the next call, beside the engine's own."""
 
 
 class Engine:
@@ -33,17 +36,30 @@ class Engine:
         drafter: str | Drafter = "auto",
         budget: BudgetSpec = "auto",
         max_batch: int = 16,
+        memory: int | None = None,
+        prefixes: int = 8,
         cost: CostCurve | None = None,
     ) -> None:
-        """`cost`: what passes cost, where that is not to be learnt from this engine's own ones."""
+        """`max_batch`: most sequences in a pass. `memory`: most bytes of keys and values.
+
+        `prefixes`: finished sequences that are kept in memory for prompts that begin like them.
+        `cost`: what passes cost, where that is not to be learnt from this engine's own ones. Raises
+        OptionError for values that cannot work.
+        """
         self.model = model
         self.budget = request.checked_budget(budget)
         self.cost = cost or CostCurve()
-        self._drafting: dict[Drafter, Drafting] = {}
-        self.drafter = self.drafting(drafter).drafter
+        own = self._bound(parse(drafter))
+        self.drafter = own.drafter
+        self._own = {parse(drafter): own, self.drafter: own}
+        self._called: dict[Drafter, Drafting] = {}
+        """Drafters of calls, the latest last."""
         if max_batch < 1:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
-        self.max_batch = max_batch
+        for name, value in (("memory", memory), ("prefixes", prefixes)):
+            if value is not None and value < 0:
+                raise OptionError(f"{name}={value!r} cannot work; it must not be negative")
+        self.scheduler = Scheduler(model, self.cost, max_batch, memory, prefixes)
 
     @classmethod
     def from_pretrained(
@@ -54,6 +70,8 @@ class Engine:
         drafter: str | Drafter = "auto",
         budget: BudgetSpec = "auto",
         max_batch: int = 16,
+        memory: int | None = None,
+        prefixes: int = 8,
         dtype: Any = None,
         device: Any = None,
         device_map: Any = None,
@@ -64,14 +82,21 @@ class Engine:
         """An engine for a hub id, a folder, a built-in model, or a model that is already loaded.
 
         `dtype` is the checkpoint's own by default. `prepack` lays the linear layers of a model that
-        is loaded here out for this CPU, once; `model.prepacked` tells which. Raises LoadError or
-        UnsupportedError.
+        is loaded here out for this CPU, once; `model.prepacked` tells which. The other options are
+        the constructor's. Raises LoadError or UnsupportedError.
         """
         drafter, budget = parse(drafter), request.checked_budget(budget)  # before it is loaded
         loaded = load(
             model, tokenizer, dtype, device, device_map, trust_remote_code, revision, prepack
         )
-        return cls(loaded, drafter=drafter, budget=budget, max_batch=max_batch)
+        return cls(
+            loaded,
+            drafter=drafter,
+            budget=budget,
+            max_batch=max_batch,
+            memory=memory,
+            prefixes=prefixes,
+        )
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -106,7 +131,8 @@ class Engine:
         A prompt is a text (continued as it is), token ids (a list, a tensor, an array, or what a
         tokenizer returns), or messages (the model's chat template is applied). Options: `drafter`
         and `budget` for this call; `prediction`, a text or ids that the answer is expected to
-        resemble; `chat_template_kwargs`; and the fields of `SamplingParams`, of which those not
+        resemble; `chat_template_kwargs`; `cache_salt`, a word without which nobody else's cached
+        prefixes serve; and the fields of `SamplingParams`, of which those not
         given come from the model's generation_config.
         Returns a `GenerationResult`; a list of them for a list of prompts; with n > 1 a list of n
         per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
@@ -116,10 +142,8 @@ class Engine:
             raise OptionError(f"n={n!r} cannot work; it must be at least 1")
         prompts, batched = as_batch(prompt)
         jobs = self.prepare(options).jobs(prompts, n)
-        # One at a time where the model cannot run several sequences in a pass.
-        together = self.max_batch if self.model.capabilities.batch else 1
         with partial_results(jobs):
-            for _ in run(jobs, Runner(self.model, rest=REST, rewinds=False), self.cost, together):
+            for _ in self.scheduler.here.drive(jobs):
                 pass
         results = [job.result() for job in jobs]
         if n > 1:
@@ -131,12 +155,12 @@ class Engine:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
         asked = self.prepare(options)
         job = asked.job(asked.encode(prompt), streaming=True)
-        return Stream(job, run([job], Runner(self.model, rest=REST, rewinds=False), self.cost))
+        return Stream(job, self.scheduler.here.drive([job]))
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""
         self.prepare(options)  # so that a bad option is told now, not at the first message
-        return Chat(self.model, self.prepare, system, options)
+        return Chat(self.scheduler, self.prepare, system, options)
 
     def prepare(self, options: Mapping[str, Any]) -> Request:
         """One call's choices, checked before anything runs."""
@@ -148,9 +172,16 @@ class Engine:
         self, drafter: str | Drafter | None = None, budget: BudgetSpec | None = None
     ) -> Drafting:
         """How a call drafts; a configuration is bound once, since it may load a model."""
-        config = self.drafter if drafter is None else parse(drafter)
-        if config not in self._drafting:
-            made = Drafting.of(self.model, config, self.budget, self.cost)
-            self._drafting[config] = self._drafting[made.drafter] = made
-        made = self._drafting[config]
+        if drafter is None or (config := parse(drafter)) in self._own:
+            made = self._own[self.drafter]
+        else:
+            made = self._called.get(config) or self._bound(config)
+            self._called.pop(config, made)
+            self._called[config] = made
+            for oldest in list(self._called)[:-_CALLED]:
+                old = self._called.pop(oldest, made).drafter
+                self.cost.forget((old, *getattr(old, "drafters", ())))
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
+
+    def _bound(self, config: Drafter) -> Drafting:
+        return Drafting.of(self.model, config, self.budget, self.cost)

@@ -1,20 +1,19 @@
-"""Jobs: sessions with their text, driven to their end by the loop, alone or in a ragged batch."""
+"""Jobs: sessions with their text, and what their callers are handed."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.budget import CostCurve
-from draftsmith.core.loop import start, step
+from draftsmith.core.budget import LADDER
 from draftsmith.core.session import Session
-from draftsmith.core.stats import TARGET, Step
+from draftsmith.engine.autocast import Mode
 from draftsmith.engine.result import GenerationResult
-from draftsmith.errors import DraftsmithError, GenerationInterrupted
-from draftsmith.model.runner import Runner
+from draftsmith.errors import DraftsmithError, GenerationInterrupted, first_line
 from draftsmith.text.tokenizer import TextStream, decode
 
 
@@ -29,9 +28,9 @@ class Piece:
     """Since the call."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Job:
-    """A session with what it takes to turn it into a result."""
+    """A session with what it takes to drive it and to turn it into a result."""
 
     session: Session
     tokenizer: Any
@@ -39,104 +38,96 @@ class Job:
     """Set where text is wanted while tokens come: for streaming and for stop strings."""
     notices: tuple[str, ...] = ()
     began: float = field(default_factory=perf_counter)
-    sources: list[str] = field(default_factory=list)
+    mode: Mode = field(default_factory=Mode)
+    """The caller's autocast mode."""
+    salt: str = ""
+    """Prefixes are shared with requests of the same salt only."""
+    rewinds: bool = False
+    """Whether the next request is expected to begin in the middle of this one's row."""
+    keeps_drafter: bool = False
+    """Whether its caller takes the drafter's state when it is done."""
+    pieces: deque[Piece] = field(default_factory=deque)
+    """Of its answer, not taken yet."""
     released: list[str] = field(default_factory=list)
+    """All text so far."""
+    booked: int = 0
+    """Tokens that have been turned into pieces."""
+    closed: bool = False
+    """Whether no text is held back any more."""
+    turn: int = -1
+    """The pass that last took a part of its prompt."""
+    key: Any = None
+    """What its row is computed under; None: nothing that others could use."""
+    aborted: bool = False
+    done: bool = False
+    """Whether it is over and its row given back."""
 
-    def take(self, done: Step) -> list[Piece]:
-        """Book one step; the pieces of text that its tokens released."""
-        now = perf_counter() - self.began
-        if not self.sources:
-            self.session.stats.first_token_seconds = now
-        self.sources += done.sources
-        if self.stream is None:
-            return []
+    @property
+    def over(self) -> bool:
+        """Whether no pass shall serve it any more."""
+        return self.aborted or self.session.finished
+
+    @property
+    def positions(self) -> int:
+        """The most that its row may hold."""
+        return self.session.prompt_length + self.session.limit + LADDER[-1]
+
+    def book(self) -> None:
+        """Make pieces of the tokens that came since the last time."""
+        session, now = self.session, perf_counter() - self.began
+        session.book()
+        if session.generated and not self.booked:
+            session.stats.first_token_seconds = now
+        new, self.booked = range(self.booked, session.generated), session.generated
+        if self.stream is None or not new:
+            return
         texts = self.stream.take()
-        if self.session.finished:
+        if session.finished and texts:
             texts[-1] += self.stream.held()
+            self.closed = True
         self.released += texts
-        return [
-            Piece(text, token, source, now)
-            for text, token, source in zip(texts, done.tokens, done.sources, strict=True)
-        ]
+        # One that failed may have emitted a token and not its text.
+        for text, at in zip(texts, new, strict=False):
+            token = session.ids[session.prompt_length + at]
+            self.pieces.append(Piece(text, token, session.sources[at], now))
 
     def result(self) -> GenerationResult:
         """What was generated so far."""
         session = self.session
         new = range(session.prompt_length, len(session.ids))
         tokens = session.ids[session.prompt_length :]
-        # Tokens committed by a step that then failed have not been booked.
-        sources = self.sources + [TARGET] * (len(tokens) - len(self.sources))
         if self.stream is not None:
-            self.released += self.stream.take()
-            text = "".join(self.released)
-            if not session.finished:
-                text += self.stream.held()
+            text = "".join(self.released) + ("" if self.closed else self.stream.held())
         else:
             text = decode(self.tokenizer, tokens) if self.tokenizer is not None else ""
+        notices, failed = self.notices, session.drafter_error
+        if failed is not None:
+            said = f"{type(failed).__name__}: {first_line(failed)}"
+            notices += (f"the drafter failed ({said}); the answer goes on plainly",)
         return GenerationResult(
             tokens=tokens,
             text=text,
             finish_reason=session.finish_reason or "cancelled",
             stats=session.stats,
-            sources=sources,
+            sources=session.sources[: len(tokens)],
             origins=[session.origins.get(position) for position in new],
             logprobs=session.logprobs,
             prompt_tokens=session.ids[: session.prompt_length],
-            notices=self.notices,
+            notices=notices,
         )
-
-
-def run(
-    jobs: Sequence[Job],
-    runner: Runner,
-    cost: CostCurve,
-    max_batch: int = 1,
-    *,
-    keep: bool = False,
-) -> Generator[list[Piece]]:
-    """Drive jobs to their end, up to `max_batch` at a time; yields what every step released.
-
-    A job joins as soon as another one leaves. When the generator ends or is closed, the rows are
-    freed (unless `keep`) and the sessions hold what was generated.
-    """
-    waiting = [job for job in reversed(jobs) if not job.session.finished]
-    active: list[Job] = []
-    try:
-        while waiting or active:
-            while waiting and len(active) < max_batch:
-                active.append(waiting.pop())
-                start(active[-1].session, runner)
-            steps = step([job.session for job in active], runner, cost)
-            # All are booked before any is shown: the caller may stop at a yield.
-            yield from [job.take(done) for job, done in zip(active, steps, strict=True)]
-            for job in [job for job in active if job.session.finished]:
-                active.remove(job)
-                if not keep:
-                    release(job.session, runner)
-    finally:
-        if not keep:
-            for job in active:
-                release(job.session, runner)
-
-
-def release(session: Session, runner: Runner) -> None:
-    """Free a session's cache row and drafter state."""
-    if session.row is not None:
-        runner.close(session.row)
-        session.row = None
-    if session.state is not None:
-        session.state.close()
-        session.state = None
 
 
 @contextmanager
 def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
-    """Turn a failure half-way into GenerationInterrupted, which holds what there is.
+    """Turn failures of jobs into GenerationInterrupted, which holds what there is of all.
 
     Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`.
     """
     try:
         yield
+        for job in jobs:
+            if job.session.error is not None:
+                raise job.session.error
     except KeyboardInterrupt as stop:
         stop.partial = [job.result() for job in jobs]  # type: ignore[attr-defined]
         raise
@@ -156,7 +147,7 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
 class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     """The pieces of one answer; `result` holds everything generated so far, at any time."""
 
-    def __init__(self, job: Job, steps: Generator[list[Piece]]) -> None:
+    def __init__(self, job: Job, steps: Generator[Piece]) -> None:
         self._job = job
         self._steps = steps
         self._pieces = self._iterate()
@@ -166,8 +157,7 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
 
     def _iterate(self) -> Generator[Piece]:
         with partial_results([self._job]):
-            for pieces in self._steps:
-                yield from pieces
+            yield from self._steps
 
     @property
     def result(self) -> GenerationResult:

@@ -17,6 +17,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import Needs
+from draftsmith.engine.autocast import Mode
 from draftsmith.engine.jobs import Job
 from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.model import generation_config
@@ -42,6 +43,7 @@ class Options(TypedDict, total=False):
     budget: BudgetSpec | None
     prediction: str | Sequence[int] | None
     chat_template_kwargs: Mapping[str, Any] | None
+    cache_salt: str | None
     temperature: float | None
     top_k: int | None
     top_p: float | None
@@ -125,6 +127,8 @@ class Request:
     settings: Mapping[str, Any]
     """What the model's generation_config asks of every answer."""
     began: float
+    salt: str
+    """Cached prefixes are shared with requests of the same salt only."""
 
     @classmethod
     def of(cls, drafting: Drafting, options: Mapping[str, Any]) -> Request:
@@ -133,13 +137,14 @@ class Request:
         check_mode(model.model)
         template = given.pop("chat_template_kwargs", None) or {}
         prediction = given.pop("prediction", None) or ()
+        salt = str(given.pop("cache_salt", None) or "")
         if isinstance(prediction, str):
             prediction = text.encode(model.tokenizer, prediction)
         elif not all(isinstance(i, int) for i in prediction):
             raise OptionError("prediction must be a text or a list of token ids")
         known = tuple(i for i in prediction if 0 <= i < model.vocab_size)
         settings = generation_config.given(model.generation_config)
-        return cls(drafting, sampling(model, given), known, template, settings, began)
+        return cls(drafting, sampling(model, given), known, template, settings, began, salt)
 
     def encode(self, prompt: Any) -> list[int]:
         """Ids of a prompt that fits the model; raises PromptError."""
@@ -203,7 +208,8 @@ class Request:
             session.finish_reason = "length"
         why = self.drafting.needs.why
         told = notices(model, settings) + ((why,) if why else ())
-        return Job(session, model.tokenizer, stream, told, self.began)
+        mode = Mode.of_this_thread(model.device)
+        return Job(session, model.tokenizer, stream, told, self.began, mode, self.salt)
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:

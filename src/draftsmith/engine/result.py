@@ -17,7 +17,7 @@ class GenerationResult:
     text: str
     """The new text, special tokens left out and cut before a stop string."""
     finish_reason: str
-    """`stop` (an end token, a stop string or criterion), `length` or `cancelled`."""
+    """`stop` (an end token, a stop string or criterion), `length`, `cancelled` or `error`."""
     stats: Stats
     sources: list[str]
     """Who guessed each token."""

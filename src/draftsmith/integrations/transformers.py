@@ -35,8 +35,10 @@ from draftsmith.core.sampling import (
 from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
-from draftsmith.engine.jobs import Job, run
+from draftsmith.engine.autocast import Mode
+from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
+from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.forward import unwrapped
@@ -44,7 +46,6 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
-from draftsmith.model.runner import REST, Runner
 
 _NO_LIMIT = 1 << 30
 
@@ -156,11 +157,15 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         assert self._loaded is not None  # no call gets here then
         return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
 
+    @functools.cached_property
+    def scheduler(self) -> Scheduler:
+        """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
+        return Scheduler(self.drafting.model, self.drafting.cost, _NO_LIMIT)
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        return {
-            name: value for name, value in vars(self).items() if name not in ("drafting", "_passes")
-        }
+        bound = ("drafting", "scheduler", "_passes")
+        return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes={})
@@ -256,14 +261,16 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             record.session(index, row, hidden, logits_processor, self.drafting)
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
-        jobs = [Job(session, None) for session in sessions]
+        mode = Mode.of_this_thread(self._loaded.device)
+        jobs = [Job(session, None, mode=mode) for session in sessions]
         try:
-            for _ in run(
-                jobs, Runner(self._loaded, rest=REST, rewinds=False), self.drafting.cost, len(jobs)
-            ):
+            for _ in self.scheduler.here.drive(jobs):
                 pass
         finally:
             self.stats = total([session.stats for session in sessions])
+        for session in sessions:
+            if session.error is not None:
+                raise session.error
         if streamer is not None:
             streamer.end()
         return record.output(_sequences(input_ids, sessions, generation_config))

@@ -1,4 +1,4 @@
-"""Tells models of one name apart, cheaply."""
+"""Tells models of one name apart, and states of one model, cheaply."""
 
 from __future__ import annotations
 
@@ -22,3 +22,20 @@ def fingerprint(model: LoadedModel) -> str:
         part = plain.flatten()[:4096].to("cpu", torch.float32)
         sums = zlib.crc32(part.numpy().tobytes(), sums)
     return f"{sum(p.numel() for _, p in parameters)} ({sums:08x})"
+
+
+def state(model: torch.nn.Module) -> tuple[int, ...]:
+    """Equal as long as no weight was written, replaced or moved, and no adapter switched.
+
+    Writes through `.data`, and to weights that count no versions, are not seen.
+    """
+    found = [0, 0, 0]
+    for parameter in model.parameters():
+        # What is laid out for a processor has no address.
+        found[0] += id(parameter) if parameter.is_mkldnn else parameter.data_ptr()
+        found[1] += 0 if parameter.is_inference() else parameter._version
+    for module in model.modules():
+        if "lora_A" in vars(module).get("_modules", ()) or hasattr(module, "_disable_adapters"):
+            names = ("active_adapters", "disable_adapters", "merged", "scaling")
+            found[2] = hash((found[2], *(str(getattr(module, name, "")) for name in names)))
+    return tuple(found)

@@ -29,16 +29,13 @@ class KVMemory(Memory):
         batch: bool,
         boundary: RopeBoundary | None = None,
         blocks: Any = None,
-        rewinds: bool = True,
     ) -> None:
-        """`rewinds`: rows may be cut back to any length; else old keys need not be kept."""
         self.cache = cache
         self._forward = forward
         self._masks = masks
         self._batch = batch and masks is not None
         self._boundary = boundary
         self._blocks = blocks
-        self._rewinds = rewinds
         self._rows: list[SequenceRow] = []
 
     def open(self, row: SequenceRow) -> None:
@@ -140,4 +137,6 @@ class KVMemory(Memory):
     def _begin(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> Views:
         width = max(s.width for s in spans)
         lengths = [s.cached for s in spans]
-        return self.cache.begin(rows[0].slot, lengths, width, drop=not self._rewinds)
+        return self.cache.begin(
+            rows[0].slot, lengths, width, drop=not any(row.rewinds for row in rows)
+        )

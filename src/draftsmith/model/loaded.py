@@ -70,6 +70,17 @@ class LoadedModel:
         lengths = (getattr(self.config, name, None) for name in names)
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """Of keys and values of all layers, by what the configuration says of them."""
+        config = self.config
+        heads = int(getattr(config, "num_attention_heads", 0) or 0)
+        groups = int(getattr(config, "num_key_value_heads", 0) or heads)
+        width = int(getattr(config, "hidden_size", 0) or 0)
+        width = int(getattr(config, "head_dim", 0) or (width // heads if heads else 0))
+        layers = int(getattr(config, "num_hidden_layers", 0) or 0)
+        return 2 * layers * groups * width * self.dtype.itemsize
+
     @property
     def facts(self) -> ModelFacts:
         """What drafters may know of it."""

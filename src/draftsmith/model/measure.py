@@ -378,6 +378,7 @@ def _steps(
         begin = perf_counter()
         for session in sessions:
             start(session, runner)
+            runner.prefill(session.row)
         runner.wait()
         began = (perf_counter() - begin) / batch
         for turn in range(grid.repeats + 1):

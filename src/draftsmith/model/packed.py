@@ -221,6 +221,8 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
 class PackedMemory(Memory):
     """Rows that share passes and nothing else."""
 
+    copies = True
+
     def __init__(
         self,
         forward: Forward,
@@ -228,17 +230,15 @@ class PackedMemory(Memory):
         windows: Sequence[Window | None],
         boundary: RopeBoundary | None,
         blocks: Any,
-        rewinds: bool,
         context: int | None,
     ) -> None:
-        """`kinds`: layer types that the model asks masks for. `rewinds`: as in `KVMemory`."""
+        """`kinds`: layer types that the model asks masks for."""
         self._forward = forward
         everything = EVERYTHING.to(forward.device)
         self._mask = everything if len(kinds) == 1 else dict.fromkeys(kinds, everything)
         self._windows = windows
         self._boundary = boundary
         self._blocks = blocks
-        self._rewinds = rewinds
         self._context = context
         self._rows: set[SequenceRow] = set()
 
@@ -275,6 +275,16 @@ class PackedMemory(Memory):
         seen = (s.window.first(length) if s.window else 0 for s in row.state)
         enough = all(s.dropped <= first for s, first in zip(row.state, seen, strict=True))
         return length if enough else 0
+
+    def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> bool:
+        if self.truncate(source, length) < length:
+            return False
+        row.state = [grown([[s]], length, s.dropped, length - s.dropped)[0] for s in source.state]
+        return True
+
+    def part(self, row: SequenceRow) -> None:
+        if any(len(slots.keys) > 1 for slots in row.state):
+            self.copy(row, row, row.cached)
 
     def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
         """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
@@ -348,7 +358,7 @@ class PackedMemory(Memory):
                     full.setdefault(slots.kind, []).append(slots)
             for kind, alike in full.items():
                 window, dropped, *_ = kind
-                if window is not None and not self._rewinds:
+                if window is not None and not row.rewinds:
                     dropped = max(dropped, window.first(row.cached))
                 wanted.setdefault((row.cached, end, dropped, kind), []).append((row, alike))
         for (length, end, dropped, _), group in wanted.items():

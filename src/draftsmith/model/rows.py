@@ -26,6 +26,9 @@ class SequenceRow:
     """Its row in a `KVCache`."""
     state: Any = None
     """What it alone owns: keys and values, or a cache of the model's own."""
+    rewinds: bool = True
+    """Whether `extend` may cut it back: else layers with a sliding window forget what lies behind
+    it, and a row that is cut back further is computed again."""
     unfinished: Any = None
     """What undoes a pass over `state` that was not committed; None if there is none."""
     taps: RowTaps | None = None
@@ -64,6 +67,9 @@ class Memory(ABC):
     Rows change `ids` only through the runner.
     """
 
+    copies = False
+    """Whether `copy` can be asked."""
+
     def open(self, row: SequenceRow) -> None:  # noqa: B027  optional by design
         """Make place for a sequence."""
 
@@ -80,6 +86,13 @@ class Memory(ABC):
         Returns how many of these positions are now in the cache, 0 if the pass was undone.
         """
         return row.taken + len(path)
+
+    def copy(self, _source: SequenceRow, _row: SequenceRow, _length: int) -> bool:
+        """Give a row without a past the first positions of another; False where they are gone."""
+        return False
+
+    def part(self, _row: SequenceRow) -> None:  # noqa: B027
+        """Let it share no buffer with others: it will stay when they are gone."""
 
     def truncate(self, _row: SequenceRow, length: int) -> int:
         """Forget what lies behind `length` positions; returns how many could be kept."""

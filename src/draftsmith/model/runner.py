@@ -29,9 +29,6 @@ _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
 """A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
 
-REST = 64
-"""A prompt's end that may share the first step's pass: hardly costlier than that pass alone."""
-
 _WIDEST = 256
 """Slots that no pass is expected to exceed, its pending tokens included."""
 
@@ -49,8 +46,7 @@ class Runner:
         """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere).
 
         `rest`: as many prompt tokens may stay for the first step's pass, which saves a pass; 1
-        leaves only the root. `rewinds`: `extend` may cut rows back; False lets layers with a
-        sliding window forget what lies behind it, and a row cut back further is computed again.
+        leaves only the root. `rewinds`: what a new row's `rewinds` is.
         """
         self.loaded = loaded
         self._abilities = loaded.capabilities
@@ -58,13 +54,14 @@ class Runner:
         self._boundary = rope_boundary(loaded.config)
         self._step = scaled_by_slot(loaded.config)
         on_cpu = loaded.device.type == "cpu"
-        self._chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
+        self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         # Only trees and batches have masks for a pass of several pending tokens and a draft.
         self._rest = rest if self._abilities.shape == "tree" else 1
-        self._memory = self._make_memory(rewinds)
+        self._rewinds = rewinds
+        self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
 
-    def _make_memory(self, rewinds: bool) -> Memory:
+    def _make_memory(self) -> Memory:
         loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
         if abilities.cache == "none":
             return NoMemory(forward)
@@ -84,12 +81,10 @@ class Runner:
         if abilities.packed:
             kinds = tuple(layer_windows(loaded.config))
             return PackedMemory(
-                forward, kinds, windows, self._boundary, loaded.blocks, rewinds, self._context
+                forward, kinds, windows, self._boundary, loaded.blocks, self._context
             )
         cache = KVCache(self._context, windows)
-        return KVMemory(
-            forward, cache, masks, abilities.batch, self._boundary, loaded.blocks, rewinds
-        )
+        return KVMemory(forward, cache, masks, abilities.batch, self._boundary, loaded.blocks)
 
     @property
     def vocab_size(self) -> int:
@@ -107,7 +102,8 @@ class Runner:
         """
         if not ids:
             raise PromptError("the prompt has no tokens; a model needs at least one to continue")
-        row = SequenceRow(pending=[int(i) for i in ids], taps=self._new_taps(needs))
+        taps, pending = self._new_taps(needs), [int(i) for i in ids]
+        row = SequenceRow(pending, taps=taps, rewinds=self._rewinds)
         self._memory.open(row)
         return row
 
@@ -137,7 +133,7 @@ class Runner:
             return
         # The first draft needs taps of the whole prompt, its rest included.
         while len(row.pending) > (self._rest if row.taps is None else 1):
-            self.forward([row], [EMPTY], [min(self._chunk, len(row.pending) - 1)])
+            self.forward([row], [EMPTY], [min(self.chunk, len(row.pending) - 1)])
             self.commit([row], [()], [()])
 
     def room(self, row: SequenceRow) -> int:
@@ -206,7 +202,7 @@ class Runner:
         """At least the last token stays pending, even where the cache has it. Raises as `open`."""
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
-        new, root = list(ids), len(ids) - 1
+        new, root = ids if isinstance(ids, list) else list(ids), len(ids) - 1
         common = min(common_prefix(row.ids, new), root)
         if row.taps is None or row.taps.needs != needs:
             row.taps = self._new_taps(needs)
@@ -219,8 +215,25 @@ class Runner:
         kept = self._memory.truncate(row, common)
         if row.taps is not None:
             row.taps.truncate(kept)
-        row.ids, row.pending = new[:kept], new[kept:]
+        del row.ids[kept:]  # not a copy: this is asked for every draft of a model
+        row.pending = new[kept:]
         return kept
+
+    @property
+    def copies(self) -> bool:
+        """Whether `copy` can give a row what another one has computed."""
+        return self._memory.copies
+
+    @torch.inference_mode()
+    def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> None:
+        """Let a new row have the first `length` positions of another, if they are still there."""
+        if self.copies and row.taps is None and self._memory.copy(source, row, length):
+            row.ids, row.pending = row.pending[:length], row.pending[length:]
+
+    @torch.inference_mode()
+    def part(self, row: SequenceRow) -> None:
+        """Let a row that stays idle keep no other one's memory."""
+        self._memory.part(row)
 
     def _refresh(self, row: SequenceRow) -> None:
         """Forget a cache whose rotary angles no longer fit, as the model's own generate does."""

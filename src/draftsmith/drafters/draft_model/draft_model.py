@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.loop import REST
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
@@ -25,7 +26,7 @@ from draftsmith.drafters.options import at_least, one_of
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import REST, Runner
+from draftsmith.model.runner import Runner
 from draftsmith.text.comparison import Comparison, Usage
 from draftsmith.text.tokenizer import opening
 from draftsmith.text.vocab import Intersection, Vocabulary, intersect

@@ -168,7 +168,8 @@ class _Sequence(DrafterState):
 
     def begin(self, ctx: Context) -> bool:
         """Follow the text to its end; whether there is something to draft."""
-        ids = self._window(self.translation.begin(ctx))
+        read = self._window(self.translation.begin(ctx))
+        ids = read if isinstance(read, list) else list(read)
         self.ahead, self.drafted = EMPTY, 0
         if not ids:
             return False
@@ -184,7 +185,7 @@ class _Sequence(DrafterState):
         else:
             runner.extend(self.row, ids)
         runner.prefill(self.row)
-        self.translation.after = After(runner, self.drafter.lock, self.row, tuple(ids))
+        self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
         return True
 
     def _window(self, ids: Sequence[int]) -> Sequence[int]:

@@ -33,11 +33,10 @@ class ReadAhead:
         self.budget = copier.auto_budget(COST)
         self.state = copier.open(self.context)
 
-    def follow(self, ids: Sequence[int]) -> None:
+    def follow(self, ids: list[int]) -> None:
         """Let `ids` be the text."""
-        now = list(ids)
-        common = sync(self.state, self.ids, now)
-        self.ids[common:] = now[common:]
+        common = sync(self.state, self.ids, ids)
+        self.ids[common:] = ids[common:]
 
     def guess(self, most: int) -> Draft:
         """A chain of up to `most` tokens."""

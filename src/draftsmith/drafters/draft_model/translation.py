@@ -89,8 +89,10 @@ class After:
     lock: threading.RLock
     """Held while the runner is used."""
     row: Row
-    ids: Ids
-    """The text as the drafter model read it."""
+    ids: Sequence[int]
+    """The text as the drafter model read it; what is drafted may be written behind it."""
+    length: int
+    """How many of them the text has."""
 
     def logits(self, before: Ids, branches: Sequence[Ids]) -> dict[Ids, Tensor]:
         """(V_D,) logits after the text, the ids `before` and each prefix of each branch.
@@ -99,7 +101,7 @@ class After:
         """
         found: dict[Ids, Tensor] = {}
         with self.lock, torch.inference_mode():
-            self.runner.extend(self.row, self.ids)
+            self.runner.extend(self.row, self.ids[: self.length])
             self.runner.prefill(self.row)
             for group in self._groups([(*before, *branch) for branch in branches]):
                 draft = merge([Continuation(branch, "after") for branch in group])

@@ -1,0 +1,112 @@
+"""Rows of finished requests, kept for the next request that begins like one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.core.drafter import common_prefix
+from draftsmith.engine.jobs import Job
+from draftsmith.model.fingerprint import state
+from draftsmith.model.runner import Runner
+
+LEAST = 16
+"""Common tokens below which computing them again is as good."""
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """A row that nobody uses, and under what it was computed."""
+
+    row: Any
+    key: Any
+
+
+class Prefixes:
+    """Kept rows, the least recently used first."""
+
+    def __init__(self, runner: Runner, most: int) -> None:
+        """`most`: rows that are kept; with 0 nothing is ever shared."""
+        self.runner = runner
+        # Of padded rows only neighbours share a pass, so no more than one may lie between them.
+        padded = not (runner.copies or runner.loaded.capabilities.cache == "replay")
+        self.most = min(most, 1) if padded else most
+        self._kept: list[Kept] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def label(self, job: Job) -> None:
+        """Note under what a job's row is computed: equal keys can serve each other."""
+        if self.most:
+            weights = state(self.runner.loaded.model)
+            job.key = weights, job.mode, job.session.needs, job.salt
+
+    def borrow(self, job: Job, jobs: Sequence[Job]) -> None:
+        """Let a job begin behind the longest prefix that is computed, kept or in use by another.
+
+        A kept row is taken over where most of it serves; else its keys are copied.
+        """
+        if not self.most:
+            return
+        for old in [old for old in self._kept if old.key[0] != job.key[0]]:
+            self._drop(old)  # the weights are others by now
+        session, runner = job.session, self.runner
+        mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == job.key]
+        mine += [(other.session.row, None) for other in jobs if other.key == job.key]
+        row, kept = max(mine, key=lambda one: common_tokens(one[0], job, computed=True))
+        common = common_tokens(row, job, computed=True)
+        recurrent = runner.loaded.capabilities.cache == "replay"  # goes on from its end only
+        if common < LEAST or (recurrent and common < row.cached):
+            return
+        if kept is not None and (2 * common > row.cached or not runner.copies):
+            self._kept.remove(kept)
+            runner.close(session.row)
+            session.row, row.rewinds = row, job.rewinds
+            runner.extend(row, session.ids, session.needs)
+        else:
+            runner.copy(row, session.row, common)
+        session.stats.reused_tokens = session.row.cached
+
+    def coming(self, job: Job, waiting: Sequence[Job]) -> bool:
+        """Whether an earlier job is just computing what this one begins with: then it waits."""
+        if job not in waiting or not self.most or not self.runner.copies or job.session.needs.taps:
+            return False
+        ahead = [j for j in waiting[: waiting.index(job)] if j.key == job.key]
+        shared = [(common_tokens(j.session.row, job), j.session.row.cached) for j in ahead]
+        return any(common >= LEAST and cached < common for common, cached in shared)
+
+    def keep(self, job: Job) -> None:
+        """Keep an ended job's row, or close it."""
+        row, job.session.row = job.session.row, None
+        sound = not job.session.settling
+        if not self.most or not sound or row.cached < LEAST or job.key is None:
+            self.runner.close(row)
+            return
+        self.runner.part(row)
+        self._kept.append(Kept(row, job.key))
+        while len(self._kept) > self.most:
+            self._drop(self._kept[0])
+
+    def leave(self, free: int) -> bool:
+        """Drop kept rows until they hold no more than `free` bytes; whether that is possible."""
+        while self._kept and self._bytes() > free:
+            self._drop(self._kept[0])
+        return free >= 0
+
+    def _bytes(self) -> int:
+        tokens: int = sum(kept.row.cached for kept in self._kept)
+        return tokens * self.runner.loaded.bytes_per_token
+
+    def _drop(self, kept: Kept) -> None:
+        self._kept.remove(kept)
+        self.runner.close(kept.row)
+
+
+def common_tokens(row: Any, job: Job, *, computed: bool = False) -> int:
+    """How many of a row's tokens a job begins with, but for its last; `computed`: those cached."""
+    ids: list[int] = row.ids if computed else [*row.ids, *row.pending]
+    wanted: list[int] = job.session.ids
+    common: int = min(common_prefix(ids, wanted), len(wanted) - 1)
+    return common

@@ -1,0 +1,234 @@
+"""One model, one runner, any number of callers: every pass serves whoever is there.
+
+A request's life: `add` puts it in line, `_admit` gives it a row, `_chunks` reads its prompt part by
+part, passes give it tokens, `_retire` frees its row. Nobody has a thread of his own: callers take
+turns at driving (`step`), and whoever drives makes a step for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+
+from draftsmith.core.budget import CostCurve
+from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
+from draftsmith.engine.jobs import Job, Piece
+from draftsmith.engine.prefixes import Prefixes
+from draftsmith.errors import OptionError
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.rows import SequenceRow
+from draftsmith.model.runner import Runner
+
+PATIENCE = 2.0
+"""What a pass may cost that carries a part of a prompt, in passes of the rows that decode."""
+
+
+class Scheduler:
+    """Sessions of one model, driven together by those who wait for them."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cost: CostCurve,
+        max_batch: int,
+        memory: int | None = None,
+        prefixes: int = 0,
+    ) -> None:
+        """`max_batch`: most rows at a time. `memory`: most bytes of keys and values, if limited.
+
+        `prefixes`: finished rows that are kept for requests that begin like them.
+        """
+        self.model, self.cost, self.max_batch, self.memory = model, cost, max_batch, memory
+        self.runner = Runner(model, rewinds=False)
+        self.prefixes = Prefixes(self.runner, prefixes)
+        """Rows of ended jobs."""
+        self._jobs: list[Job] = []
+        """In the order of arrival; those admitted have a row."""
+        self._turn = threading.Condition()
+        self._driver: int | None = None
+        """The thread that makes a step at the moment."""
+        self._passes = 0
+
+    # --- for callers ----------------------------------------------------------------------------
+
+    @property
+    def here(self) -> Scheduler:
+        """This one; for a callback from within its own pass another one, of the same model."""
+        if self._driver != threading.get_ident():
+            return self
+        return Scheduler(self.model, self.cost, self.max_batch, self.memory)
+
+    def add(self, job: Job) -> None:
+        """Put a job in line; never waits for a pass. Raises OptionError for a job too large."""
+        most, need = self.memory, self._need(job)
+        if most is not None and need > most:
+            raise OptionError(
+                f"this request needs {need:,} bytes of keys and values for {job.positions} tokens, "
+                f"but memory={most:,} is all there may be; shorten the prompt, lower "
+                "max_new_tokens, or raise memory"
+            )
+        job.done = job.session.finished
+        if not job.done:
+            with self._turn:
+                self._jobs.append(job)
+
+    def drive(self, jobs: Sequence[Job]) -> Generator[Piece]:
+        """Add jobs; their pieces, one job after the other, until all are done. Closing it aborts.
+
+        What other callers wait for is done by the way, and they do the same for these.
+        """
+        try:
+            for job in jobs:
+                self.add(job)
+            for job in jobs:
+                while not job.done:
+                    while job.pieces:
+                        yield job.pieces.popleft()
+                    self.step(job)
+                yield from job.pieces
+        finally:
+            self.abort(jobs)
+
+    def abort(self, jobs: Sequence[Job]) -> None:
+        """End jobs that are not done; their rows are freed at once, or after the running pass."""
+        for job in jobs:
+            job.aborted = True
+        with self._turn:
+            if self._driver is None:
+                self._retire()
+
+    def step(self, job: Job | None = None) -> None:
+        """Make a step, unless `job` has news; or wait for the one that somebody else is making."""
+        me = threading.get_ident()
+        if self._driver == me:
+            raise OptionError("an answer cannot wait for another one of the same pass")
+        try:
+            with self._turn:
+                if self._driver is not None:
+                    self._turn.wait()
+                    return
+                if job is not None and (job.done or job.pieces):
+                    return
+                self._driver = me
+            self._pass()
+        finally:
+            if self._driver == me:
+                with self._turn:
+                    self._retire()
+                    self._driver = None
+                    self._turn.notify_all()
+
+    # --- one step -------------------------------------------------------------------------------
+
+    def _pass(self) -> None:
+        """One pass for all jobs of one autocast mode; the modes take turns."""
+        active = self._admit()
+        modes = list(dict.fromkeys(job.mode for job in active))
+        if not modes:
+            return
+        mode = modes[self._passes % len(modes)]
+        self._passes += 1
+        jobs = [job for job in active if job.mode == mode]
+        for job in jobs:
+            mend(job.session, self.runner)
+        jobs = [job for job in jobs if not job.over]
+        takes = {id(job): len(job.session.row.pending) for job in jobs}
+        takes |= self._chunks(jobs)
+        jobs = [job for job in jobs if takes[id(job)]]
+        sessions = [job.session for job in jobs]
+        with mode.entered():
+            step(sessions, self.runner, self.cost, [takes[id(job)] for job in jobs])
+        for job in jobs:
+            job.book()
+
+    @property
+    def _active(self) -> list[Job]:
+        """Jobs that have a row, the oldest first."""
+        return [job for job in self._jobs if job.session.row is not None and not job.over]
+
+    def _admit(self) -> list[Job]:
+        """Give rows to the next in line, while there is memory for their whole answers.
+
+        Returns all jobs that have a row, the oldest first.
+        """
+        active = self._active
+        if len(active) == len(self._jobs):
+            return active
+        reserved = sum(map(self._need, active))
+        for job in self._jobs:
+            if job.over or job in active:
+                continue
+            need = self._need(job)
+            if len(active) >= self.max_batch:
+                break
+            if self.memory is not None and not self.prefixes.leave(self.memory - reserved - need):
+                break
+            try:
+                start(job.session, self.runner)
+            except Exception as error:  # a drafter's needs that the model cannot fulfil
+                job.session.fail(error)
+                continue
+            row: SequenceRow = job.session.row
+            row.rewinds = job.rewinds
+            self.prefixes.label(job)
+            active.append(job)
+            reserved += need
+        return active
+
+    def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
+        """How much of each waiting prompt the pass takes: whose turn is longest ago comes first,
+        of new ones the shortest.
+
+        So ten tokens that came behind thirty thousand begin with the next pass or the one after.
+        """
+        reading = [job for job in jobs if job.session.reading]
+        if not reading:
+            return {}
+        waiting = [job for job in reading if unread(job.session, self.runner)]
+        room = self._room(len(jobs) - len(reading))
+        takes = dict.fromkeys(map(id, reading), 0)
+        for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
+            session = job.session
+            if not session.row.cached:
+                if self.prefixes.coming(job, waiting):
+                    continue
+                self.prefixes.borrow(job, jobs)
+            left = unread(session, self.runner) or len(session.row.pending)
+            take = min(room, left) if self.runner.splits(session.row) else left
+            if take:
+                room, job.turn = max(0, room - take), self._passes
+            takes[id(job)] = take
+        return takes
+
+    def _room(self, decoding: int) -> int:
+        """Prompt tokens that a pass may take beside so many rows that decode."""
+        most = self.runner.chunk
+        if not decoding:
+            return most
+        cost = self.cost.at(decoding)
+        while most > LEAST_CHUNK and cost.relative(most) > PATIENCE:
+            most //= 2
+        return most
+
+    def _need(self, job: Job) -> int:
+        """Bytes that a job's row may come to hold."""
+        return job.positions * self.model.bytes_per_token
+
+    def _retire(self) -> None:
+        """Free the rows of jobs that have ended; only while nobody drives."""
+        for job in self._jobs:
+            if not job.over or job.done:
+                continue
+            job.book()
+            session = job.session
+            if session.row is not None:
+                self.prefixes.keep(job)
+            if not job.keeps_drafter:
+                session.close_drafter()
+            job.done = True
+        self._jobs = [job for job in self._jobs if not job.done]
+        lasting = self.model.capabilities.packed and self.prefixes.most
+        if not (self._jobs or self.prefixes or lasting):
+            # Padded rows share buffers, which otherwise stay as large as they ever were; and who
+            # keeps nothing (`accelerate`) may have changed the model before its next call.
+            self.runner = self.prefixes.runner = Runner(self.model, rewinds=False)
