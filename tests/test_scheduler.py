@@ -36,7 +36,7 @@ from draftsmith.testing import (
     enumerate_distribution,
     exact_distribution,
 )
-from model.replica import check_cache
+from replica import check_cache
 from scripted import random_trees
 
 MODELS = ["llama", "qwen3", "gemma3_text", "gpt2", "mixtral", "qwen3_next", "falcon_alibi"]

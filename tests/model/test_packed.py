@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from replica import accept, check_cache, check_step, fresh, loaded, padded, path_to, random_draft
 from torch import Tensor
 
 from architectures import VOCAB, build, prompt
@@ -20,6 +19,7 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.packed import PackedMemory, PackedPass
 from draftsmith.model.runner import Runner
+from replica import accept, check_cache, check_step, fresh, loaded, padded, path_to, random_draft
 
 FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
 
@@ -272,7 +272,8 @@ def test_rows_on_either_side_of_a_rotary_boundary_take_two_passes() -> None:
 def tensor_bytes() -> int:
     gc.collect()
     tensors = (one for one in gc.get_objects() if issubclass(type(one), Tensor))
-    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+    stored = (t for t in tensors if t.layout == torch.strided and t.device.type == "cpu")
+    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in stored}.values())
 
 
 def test_rows_that_come_and_go_leave_nothing() -> None:
