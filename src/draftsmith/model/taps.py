@@ -130,20 +130,18 @@ class PassTaps:
                 f"layer {min(missing)} of {block} runs without calling its hooks, as compiled "
                 "parts of a model do, so nothing can be recorded; pass the model uncompiled"
             )
-        for layer, states in self.hidden.items():
-            if states.dim() != 3:
-                raise UnsupportedError(
-                    f"layer {layer} of {block} gives several states for every position (their "
-                    f"shape is {tuple(states.shape)}), so rank by attention instead"
-                )
 
     def _hook(self, layer: int) -> Any:
         thread = threading.get_ident()
 
-        def keep(_module: Module, _inputs: Any, output: Any) -> None:
+        def keep(block: Module, _inputs: Any, output: Any) -> None:
             # Another thread may run the same model meanwhile.
-            if threading.get_ident() == thread:
-                self.hidden[layer] = output if isinstance(output, Tensor) else output[0]
+            if threading.get_ident() != thread:
+                return
+            states = output if isinstance(output, Tensor) else output[0]
+            if states.dim() == 4:  # Gemma 3n hands on several streams, of which it computes one
+                states = states[block.config.altup_active_idx]  # type: ignore[union-attr, index]
+            self.hidden[layer] = states
 
         return keep
 
