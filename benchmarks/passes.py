@@ -15,7 +15,6 @@ import argparse
 import ctypes
 import importlib.util
 import os
-import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ import torch
 from benchmarks.paired import in_turn, ratio
 from draftsmith import Engine, builtin
 from draftsmith.core.draft import Draft
+from draftsmith.model.measure import processor
 from draftsmith.model.runner import Runner
 
 CONTEXT = 256
@@ -126,8 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=9, help="repetitions of every answer")
     parser.add_argument("--tokens", type=int, default=100, help="tokens per answer")
     args = parser.parse_args(argv)
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
-          f"torch {torch.__version__}")  # fmt: skip
+    print(f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         other = None
         if importlib.util.find_spec("llama_cpp") is not None:

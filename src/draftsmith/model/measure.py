@@ -180,7 +180,7 @@ def linear_layers(model: LoadedModel) -> str:
 
 def machine() -> str:
     """Processor and system, as far as Python knows."""
-    system = f"{platform.system()} {platform.release()}"
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
     return f"{processor()}, {system}, Python {platform.python_version()}"
 
 
