@@ -43,7 +43,7 @@ def main() -> None:
     spec = parse_arm(args.arm)
     plan = RunPlan(model, build(model, [spec]), records, SamplingParams(), warmup=0,
                 max_new_tokens=args.max_new_tokens)  # fmt: skip
-    engine = Engine(model, drafter=spec.drafter or "none", budget=spec.budget)
+    engine = Engine(model, drafter=spec.drafter or "none", budget=spec.budget, prefixes=0)
 
     def with_bench() -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    engine = Engine.from_pretrained(builtin.path(), dtype=args.dtype)
+    engine = Engine.from_pretrained(builtin.path(), dtype=args.dtype, prefixes=0)
     if args.select:
         print("\n".join(dict.fromkeys(e.commit for e in held_out(args.data, engine)[:12])))
         return

@@ -134,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for dtype in args.dtype:
             print(f"\n## {MODEL}, {dtype}")
             plain, packed = (
-                Engine.from_pretrained(MODEL, dtype=dtype, drafter="none", prepack=prepack)
+                Engine.from_pretrained(
+                    MODEL, dtype=dtype, drafter="none", prepack=prepack, prefixes=0
+                )
                 for prepack in (False, True)
             )
             prepacked = packed.model.prepacked

@@ -164,8 +164,8 @@ def main() -> None:
         promise = "reported" if limit is None else f"at most {limit:g}{unit}"
         print(f"{'ok ' if fits else 'BAD'} {name:58} {shown}{unit}  ({promise})", flush=True)
 
-    small = Engine.from_pretrained(builtin.path(), dtype="bfloat16")
-    large = Engine.from_pretrained(random_llama())
+    small = Engine.from_pretrained(builtin.path(), dtype="bfloat16", prefixes=0)
+    large = Engine.from_pretrained(random_llama(), prefixes=0)
     report("copyspec draft, 100,000 constant tokens", index_microseconds(), 20, " µs")
     report("plain / generate, built-in", plain_against_generate(small, 128, args.runs), 1.0)
     report("plain / generate, 100M bf16", plain_against_generate(large, 96, args.runs), 1.0)
@@ -173,7 +173,7 @@ def main() -> None:
         figure = step_against_forward(large, width, 2 * args.runs)
         report(f"step / bare forward of {width + 1}, 100M bf16", figure, 1.05)
     # In float32: where two logits tie in bfloat16, a wide pass may break the tie the other way.
-    exact = Engine.from_pretrained(builtin.path(), dtype="float32")
+    exact = Engine.from_pretrained(builtin.path(), dtype="float32", prefixes=0)
     auto, fixed, first = always_wrong(exact, 512, args.runs)
     report("always wrong, budget auto / plain, built-in", auto, 1.10)
     report("   its first draft came in step", float(first), 20)

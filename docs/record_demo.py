@@ -111,7 +111,7 @@ def panel(x: int, lane: Lane) -> list[str]:
 
 def main() -> None:
     target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/demo.svg")
-    engine = load_engine(ModelOptions(model=builtin.SMOLLM2, dtype="float32"), {})
+    engine = load_engine(ModelOptions(model=builtin.SMOLLM2, dtype="float32"), {}, prefixes=0)
     plain, drafted = lanes = (Lane("plain decoding", "none"), Lane("draftsmith, auto", "auto"))
     same = True
     for talk in builtin.talks():

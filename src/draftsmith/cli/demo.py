@@ -57,7 +57,7 @@ def demo(
         console, disturbed = stdout(), busy()
         if disturbed and model.threads is None:  # threads would wait for each other
             model = replace(model, threads=1)
-        engine = load_engine(model, {})
+        engine = load_engine(model, {}, prefixes=0)  # each answer pays for its own prompt
         introduce(console, engine, disturbed)
         ours = builtin.is_ours(engine.model.name)
         limit = max_new_tokens or (room_for_edit(engine, builtin.demo()[0]) if ours else LIMIT)

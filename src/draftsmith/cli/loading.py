@@ -32,7 +32,7 @@ def short(source: str) -> str:
     return path.resolve().name if path.exists() else source
 
 
-def load_engine(options: ModelOptions, sampling: Given) -> Engine:
+def load_engine(options: ModelOptions, sampling: Given, prefixes: int = 8) -> Engine:
     """The engine for these options; bad options are refused before anything is loaded."""
     source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
     doing = "loading and measuring" if options.dtype == "measured" else "loading"
@@ -50,6 +50,7 @@ def load_engine(options: ModelOptions, sampling: Given) -> Engine:
             dtype=options.dtype,
             device=options.device,
             prepack=options.prepack,
+            prefixes=prefixes,
         )
     if options.model is None and builtin.is_ours(source):
         note(
