@@ -331,7 +331,7 @@ def measure_cost(
                     prefill[context] = 1e3 * began
                 advance(f"context {context}, batch {batch}")
     return CostTable(
-        model=loaded.name,
+        model=loaded.name.rstrip("/").rsplit("/", 1)[-1],  # no path of this machine
         device=str(loaded.device),
         dtype=_name(loaded.dtype),
         threads=torch.get_num_threads(),
