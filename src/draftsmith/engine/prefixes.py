@@ -55,8 +55,8 @@ class Prefixes:
         session, runner = job.session, self.runner
         mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == job.key]
         mine += [(other.session.row, None) for other in jobs if other.key == job.key]
-        row, kept = max(mine, key=lambda one: common_tokens(one[0], job, computed=True))
-        common = common_tokens(row, job, computed=True)
+        row, kept = max(mine, key=lambda one: common_tokens(one[0].ids, job))
+        common = common_tokens(row.ids, job)
         recurrent = runner.loaded.capabilities.cache == "replay"  # goes on from its end only
         if common < LEAST or (recurrent and common < row.cached):
             return
@@ -74,7 +74,7 @@ class Prefixes:
         if job not in waiting or not self.most or not self.runner.copies or job.session.needs.taps:
             return False
         ahead = [j for j in waiting[: waiting.index(job)] if j.key == job.key]
-        shared = [(common_tokens(j.session.row, job), j.session.row.cached) for j in ahead]
+        shared = [(common_tokens(j.session.ids, job), j.session.row.cached) for j in ahead]
         return any(common >= LEAST and cached < common for common, cached in shared)
 
     def keep(self, job: Job) -> None:
@@ -104,9 +104,7 @@ class Prefixes:
         self.runner.close(kept.row)
 
 
-def common_tokens(row: Any, job: Job, *, computed: bool = False) -> int:
-    """How many of a row's tokens a job begins with, but for its last; `computed`: those cached."""
-    ids: list[int] = row.ids if computed else [*row.ids, *row.pending]
+def common_tokens(ids: list[int], job: Job) -> int:
+    """How many of these tokens a job begins with, but for its last."""
     wanted: list[int] = job.session.ids
-    common: int = min(common_prefix(ids, wanted), len(wanted) - 1)
-    return common
+    return min(common_prefix(ids, wanted), len(wanted) - 1)
