@@ -19,7 +19,7 @@ from draftsmith.bench.answer import Answer, Ask
 from draftsmith.engine.request import BudgetSpec, end_ids
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model.load import load
-from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.loaded import LoadedModel, last_part
 
 PREFIX = "hf:"
 """What the specs of transformers' own generation begin with."""
@@ -128,8 +128,8 @@ def _check_counts(**counts: Any) -> None:
 
 
 def _short(value: Any) -> Any:
-    """A path on this machine says nothing to a reader elsewhere: folders by their name."""
-    return value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else value
+    """Folders by their name."""
+    return last_part(value) if isinstance(value, str) else value
 
 
 class Clock:

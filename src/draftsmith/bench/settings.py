@@ -14,7 +14,7 @@ import torch
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
-from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.loaded import LoadedModel, last_part
 from draftsmith.model.measure import linear_layers, machine
 from draftsmith.storage import digest
 
@@ -33,7 +33,7 @@ def settings(
         for r in records
     ]
     return {
-        "model": model.name.rstrip("/").rsplit("/", 1)[-1],
+        "model": last_part(model.name),
         "weights": fingerprint(model),
         "dtype": str(model.dtype).removeprefix("torch."),
         "linear layers": linear_layers(model),

@@ -17,6 +17,11 @@ from draftsmith.model.prepack import Prepacked
 from draftsmith.text.vocab import fingerprint
 
 
+def last_part(name: str) -> str:
+    """What tables call a model: a path of this machine says nothing to a reader elsewhere."""
+    return name.rstrip("/").rsplit("/", 1)[-1]
+
+
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
     """What `load` returns. Several runners may share one; the model itself is never changed."""

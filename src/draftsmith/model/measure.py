@@ -34,7 +34,7 @@ from draftsmith.errors import (
     first_line,
 )
 from draftsmith.model.choice import WIDE, Measured
-from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.loaded import LoadedModel, last_part
 from draftsmith.model.runner import Runner
 from draftsmith.storage import parse_json, reading, write_text
 
@@ -101,7 +101,7 @@ class CostTable:
     @property
     def title(self) -> str:
         """`SmolLM2, float32, 2 threads; 211 of 211 linear layers are laid out for oneDNN`."""
-        name, s = self.model.rstrip("/").rsplit("/", 1)[-1], "s" * (self.threads != 1)
+        name, s = last_part(self.model), "s" * (self.threads != 1)
         layers = self.linear_layers
         return f"{name}, {self.dtype}, {self.threads} thread{s}; linear layers: {layers}"
 
@@ -331,7 +331,7 @@ def measure_cost(
                     prefill[context] = 1e3 * began
                 advance(f"context {context}, batch {batch}")
     return CostTable(
-        model=loaded.name.rstrip("/").rsplit("/", 1)[-1],  # no path of this machine
+        model=last_part(loaded.name),
         device=str(loaded.device),
         dtype=_name(loaded.dtype),
         threads=torch.get_num_threads(),
