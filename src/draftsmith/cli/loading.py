@@ -32,8 +32,11 @@ def short(source: str) -> str:
     return path.resolve().name if path.exists() else source
 
 
-def load_engine(options: ModelOptions, sampling: Given, prefixes: int = 8) -> Engine:
-    """The engine for these options; bad options are refused before anything is loaded."""
+def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine:
+    """The engine for these options; bad ones are refused before anything is loaded.
+
+    `others` are handed to `Engine.from_pretrained`.
+    """
     source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
     doing = "loading and measuring" if options.dtype == "measured" else "loading"
     with waiting(f"{doing} {short(source)} …"), quiet():
@@ -50,7 +53,7 @@ def load_engine(options: ModelOptions, sampling: Given, prefixes: int = 8) -> En
             dtype=options.dtype,
             device=options.device,
             prepack=options.prepack,
-            prefixes=prefixes,
+            **others,
         )
     if options.model is None and builtin.is_ours(source):
         note(
