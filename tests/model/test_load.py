@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from replica import check_logits
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -29,6 +28,7 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.measure import pass_cost
 from draftsmith.model.runner import Runner
+from replica import check_logits
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from replica import padded
 
 from architectures import ALL, VOCAB, build, prompt
 from draftsmith.core.draft import Draft
@@ -17,6 +16,7 @@ from draftsmith.integrations.transformers import accelerate
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
+from replica import padded
 
 BAD = 5
 """The id whose embedding is not finite."""

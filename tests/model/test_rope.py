@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from replica import check_logits, fresh
 from transformers import DynamicCache
 
 from architectures import build, prompt
@@ -14,6 +13,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.runner import Runner
+from replica import check_logits, fresh
 
 BOUNDARY = 32
 

@@ -6,6 +6,11 @@ import contextlib
 import random
 
 import pytest
+
+from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.errors import DrafterError, OptionError, PromptError
+from draftsmith.model.runner import Runner
 from replica import (
     accept,
     check_cache,
@@ -15,11 +20,6 @@ from replica import (
     loaded,
     random_draft,
 )
-
-from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
-from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.errors import DrafterError, OptionError, PromptError
-from draftsmith.model.runner import Runner
 
 
 @pytest.mark.parametrize("name", ALL)

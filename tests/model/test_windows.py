@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from replica import accept, check_cache, check_logits, check_step, padded, random_draft
 
 from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
@@ -25,6 +24,7 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.packed import PackedMemory, PackedPass
 from draftsmith.model.runner import Runner
+from replica import accept, check_cache, check_logits, check_step, padded, random_draft
 
 WINDOW = 8
 SLIDING: dict[str, dict[str, Any]] = {
