@@ -44,7 +44,7 @@ def half(full: RunPlan, low: RunPlan, drafter: Spec) -> list[Difference]:
     """
     ways = {}
     for plan in (full, low):
-        dtype = str(plan.model.dtype).removeprefix("torch.")
+        dtype = plan.model.dtype_name
         ways[f"plain, {dtype}"] = Ours(plan.model, Spec("plain", parse("none")))
         ways[f"{drafter.name}, {dtype}"] = Ours(plan.model, drafter)
     answers: dict[str, list[list[int]]] = {label: [] for label in ways}

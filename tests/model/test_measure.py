@@ -59,7 +59,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     def cost(loaded: LoadedModel, *_: Any, **__: Any) -> dict[int, float]:
-        seen.append(str(loaded.dtype).removeprefix("torch."))
+        seen.append(loaded.dtype_name)
         return COSTS[seen[-1]]
 
     monkeypatch.setattr(measure, "pass_cost", cost)

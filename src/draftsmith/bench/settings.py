@@ -35,7 +35,7 @@ def settings(
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": model.dtype_name,
         "linear layers": linear_layers(model),
         "device": _device(model.device),
         "threads": torch.get_num_threads(),

@@ -16,7 +16,7 @@ import typer
 
 from draftsmith.cli.loading import load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.render import AnswerPrinter, dtype_of, label, say_end, say_notices, show_stats
+from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import write_text
@@ -62,7 +62,7 @@ def chat(
         )
     say_notices(engine)
     note(
-        f"{short(engine.model.name)} in {dtype_of(engine.model)}, drafts by "
+        f"{short(engine.model.name)} in {engine.model.dtype_name}, drafts by "
         f"{label(engine.drafter)}. "
         "/help lists commands, Ctrl-C stops an answer, Ctrl-D quits."
     )

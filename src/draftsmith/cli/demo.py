@@ -16,7 +16,7 @@ from rich.text import Text
 from draftsmith import builtin
 from draftsmith.cli.loading import busy, load_engine, own_threads, short, waiting
 from draftsmith.cli.options import ModelOptions
-from draftsmith.cli.render import TARGET, dtype_of, label, plain_table, plural, visible
+from draftsmith.cli.render import TARGET, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
 
@@ -74,7 +74,7 @@ def demo(
                 table.add_row(title, *figures(plain, drafted))
                 asked.append({"role": "assistant", "content": plain.text})
         console.print("", table, sep="\n")
-        if not same and dtype_of(engine.model) == "float32":
+        if not same and engine.model.dtype_name == "float32":
             raise typer.Exit(FAILED)
 
 
@@ -93,7 +93,7 @@ def introduce(console: Console, engine: Engine, disturbed: str | None) -> None:
     from draftsmith.model.measure import parameters_of, processor
 
     model = engine.model
-    size = f"{parameters_of(model) / 1e6:.1f} million parameters in {dtype_of(model)}"
+    size = f"{parameters_of(model) / 1e6:.1f} million parameters in {model.dtype_name}"
     where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
     say(console, "Model", f"{short(model.name)}, {size}")
     say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
@@ -187,7 +187,7 @@ def compare(
     if at is None:
         say(console, "Output", ("identical", "bold green"), f", all {plural(count, 'token')}")
         return True
-    exact = dtype_of(engine.model) == "float32"
+    exact = engine.model.dtype_name == "float32"
     why = "" if exact else ": plain and wide passes round differently; not so with --dtype float32"
     gap = top_two_gap(engine.model, [*plain.prompt_tokens, *plain.tokens[:at]])
     next_tokens = (result.tokens[at : at + 1] for result in (plain, drafted))
@@ -197,7 +197,7 @@ def compare(
         "Output",
         (f"differs from token {at + 1} of {count} on", "bold red" if exact else "yellow"),
         f": {ours} against {theirs}. The model's two best logits are {gap:.2g} apart there, "
-        f"in {dtype_of(engine.model)}{why}",
+        f"in {engine.model.dtype_name}{why}",
     )
     return False
 

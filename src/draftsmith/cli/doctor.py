@@ -14,7 +14,7 @@ from rich.text import Text
 
 from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
 from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument, Prepack
-from draftsmith.cli.render import dtype_of, facts_table, plain_table, plural
+from draftsmith.cli.render import facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
         "name": loaded.name,
         "type": loaded.config.model_type,
         "parameters": parameters_of(loaded),
-        "dtype": dtype_of(loaded),
+        "dtype": loaded.dtype_name,
         "context_length": loaded.context_length,
         "vocab_size": loaded.vocab_size,
         "tokenizer": loaded.tokenizer is not None,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
     from draftsmith.engine.jobs import Piece
     from draftsmith.engine.result import GenerationResult
-    from draftsmith.model.loaded import LoadedModel
 
 TARGET = "target"
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
@@ -102,7 +101,7 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
         "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
         f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
         "first token": f"after {stats.first_token_seconds:.3f} s",
-        "weights": measured.explain() if measured else dtype_of(engine.model),
+        "weights": measured.explain() if measured else engine.model.dtype_name,
     }
     console.print(facts_table(facts))
     if stats.by_source:
@@ -130,11 +129,6 @@ def plural(count: int, noun: str) -> str:
     """So many of them, in words."""
     end = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{end}"
-
-
-def dtype_of(model: LoadedModel) -> str:
-    """The type of the weights, without torch's name before it."""
-    return str(model.dtype).removeprefix("torch.")
 
 
 def label(drafter: Drafter) -> str:

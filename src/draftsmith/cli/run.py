@@ -18,7 +18,6 @@ from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
 from draftsmith.cli.render import (
     COLOURS,
     AnswerPrinter,
-    dtype_of,
     plural,
     say_end,
     say_notices,
@@ -209,7 +208,7 @@ def run(
             print_json(
                 {
                     "model": engine.model.name,
-                    "dtype": dtype_of(engine.model),
+                    "dtype": engine.model.dtype_name,
                     "device": str(engine.model.device),
                     "drafter": str(engine.drafter),
                     "answers": answers,

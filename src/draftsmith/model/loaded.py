@@ -60,6 +60,11 @@ class LoadedModel:
         return dtype
 
     @property
+    def dtype_name(self) -> str:
+        """The same as people write it: float32."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def vocab_size(self) -> int:
         """Width of the logits, padding ids included."""
         head = self.model.get_output_embeddings()

@@ -250,7 +250,7 @@ def compare_dtypes(
     Those others are the ones that lose nothing, with a plain and a wide pass; if `thorough` all,
     with whole curves, however long it takes. Returns what they cost, and the models by dtype.
     """
-    name = _name(own.dtype)
+    name = own.dtype_name
     # Blocks of a few bits are rounded by more than bfloat16 rounds what they stand for.
     faithful = frozenset({name, "float32"} | ({"bfloat16"} if builtin.is_gguf(own.name) else set()))
     others = [other for other in DTYPES if other != name and (thorough or other in faithful)]
@@ -298,10 +298,6 @@ def memory_bytes(device: torch.device) -> int | None:
     return None
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def measure_cost(
     loaded: LoadedModel, grid: Grid | None = None, advance: Callable[[str], None] = lambda _: None
 ) -> CostTable:
@@ -333,7 +329,7 @@ def measure_cost(
     return CostTable(
         model=last_part(loaded.name),
         device=str(loaded.device),
-        dtype=_name(loaded.dtype),
+        dtype=loaded.dtype_name,
         threads=torch.get_num_threads(),
         machine=machine(),
         versions={name: version(name) for name in ("draftsmith", "torch", "transformers")},
