@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import ClassVar
 
 from draftsmith.cli.bench_options import AnswerOptions, tell
 from draftsmith.cli.bench_tables import cost_table, depth_table, estimate_table, replay_table
 from draftsmith.cli.loading import bar, busy, load_model
-from draftsmith.cli.options import COST, Budget, Json, MachineOptions, Model, ModelArgument
+from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
 
@@ -39,24 +37,28 @@ def replay(answers: AnswerOptions, json_: Json = False) -> None:
     tell(result.wrong)
 
 
-def cost(
-    machine: MachineOptions,
-    named: ModelArgument = None,
-    model: Model = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to save the table.")
-    ] = Path("cost.json"),
-    contexts: Annotated[
-        str, typer.Option(metavar="N,N,…", help="Cached tokens before the pass.")
-    ] = "128,512,2048",
-    batches: Annotated[str, typer.Option(metavar="N,N,…", help="Sequences per pass.")] = "1,4",
-    positions: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,…", show_default="14 from 1 to 128", help="Widths of a pass."),
-    ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Times of each.")] = 9,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class GridOptions(MachineOptions):
+    """What is measured, of which model, and where it is saved."""
+
+    panel: ClassVar = "Passes"
+    spelt: ClassVar = {"named": "MODEL", "output": "--output -o FILE"}
+
+    named: str | None = None
+    """The same as --model."""
+    output: Path = Path("cost.json")
+    """Where to save the table."""
+    contexts: str = "128,512,2048"
+    """Cached tokens before the pass."""
+    batches: str = "1,4"
+    """Sequences per pass."""
+    positions: str | None = None
+    """Widths of a pass. [14 from 1 to 128]"""
+    repeats: int = 9
+    """Times of each."""
+
+
+def cost(chosen: GridOptions, json_: Json = False) -> None:
     """Measure what a pass costs here by its width, context and batch size, and save it as JSON.
 
     [bold]Example[/bold]
@@ -65,32 +67,38 @@ def cost(
     """
     from draftsmith.storage import check_writable
 
-    lengths, rows = _numbers("contexts", contexts), _numbers("batches", batches)
-    widths = _numbers("positions", positions) if positions else None
-    check_writable(output)
-    loaded = load_model(model, machine, named)
+    lengths, rows = _numbers("contexts", chosen.contexts), _numbers("batches", chosen.batches)
+    widths = _numbers("positions", chosen.positions) if chosen.positions else None
+    check_writable(chosen.output)
+    loaded = load_model(chosen, chosen.named)
     from draftsmith.model.measure import Grid, measure_cost
 
-    grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, repeats)
+    grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, chosen.repeats)
     if warning := busy():
         note(f"note: {warning}")
     with bar("measuring", len(lengths) * len(rows)) as advance:
         table = measure_cost(loaded, grid, lambda _: advance(1))
-    table.save(output)
+    table.save(chosen.output)
     if json_:
         print_json(table.as_dict())
     else:
         stdout().print(table.title, markup=False, soft_wrap=True)
         stdout().print(cost_table(table))
-    note(f"saved in {output}")
+    note(f"saved in {chosen.output}")
 
 
-def estimate(
-    answers: AnswerOptions,
-    cost: Annotated[str, COST],
-    budget: Budget = "auto",
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions(AnswerOptions):
+    """What a pass costs, and how much is drafted."""
+
+    cost: str
+    """What a pass costs by its width: what `draftsmith bench cost` saved; or a number, the price of
+    a further position in plain passes."""
+    budget: str = "auto"
+    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
+
+
+def estimate(chosen: EstimateOptions, json_: Json = False) -> None:
     """Predict from a log of answers how much faster each drafter would make them.
 
     [bold]Example[/bold]
@@ -103,18 +111,18 @@ def estimate(
     from draftsmith.engine.request import checked_budget
     from draftsmith.model.measure import CostTable, parse_cost
 
-    curve = parse_cost(cost)
-    wanted = checked_budget(budget)
+    curve = parse_cost(chosen.cost)
+    wanted = checked_budget(chosen.budget)
     if wanted == "auto":
         rule = automatic(curve)
     else:
         rule = ReplayBudget(None if wanted == "drafter" else int(wanted))
-    result = answers.replay(rule)
+    result = chosen.replay(rule)
     rows = predict(result.done, curve)
     if json_:
         print_json({"rows": list(map(asdict, rows))})
     else:
-        stdout().print(estimate_table(rows, answers.names()))
+        stdout().print(estimate_table(rows, chosen.names()))
     tell(result.wrong)
     if isinstance(curve, CostTable):
         note(f"cost of a pass: {curve.title}")

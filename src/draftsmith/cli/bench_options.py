@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
-
-import typer
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from draftsmith.cli.loading import bar, waiting
 from draftsmith.cli.render import label
@@ -30,22 +28,14 @@ DEFAULT_DRAFTERS = ("prompt_lookup", "copyspec", "auto")
 class FileOptions:
     """Which records are read."""
 
-    panel: ClassVar[str] = "Records"
+    panel: ClassVar = "Records"
 
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            show_default=False, metavar="FILES",
-            help="JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output.",
-        ),
-    ] = None  # fmt: skip
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default="all",
-            help="Conversations of each suite and Spec-Bench task, evenly spread.",
-        ),
-    ] = None  # fmt: skip
+    spelt: ClassVar = {"files": "FILES"}
+
+    files: tuple[Path, ...] = ()
+    """JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output."""
+    limit: int | None = None
+    """Conversations of each suite and Spec-Bench task, evenly spread. [all]"""
 
     def read(self, on_error: OnError = "fail") -> Reading:
         """The records of all files, in their order."""
@@ -67,7 +57,7 @@ class FileOptions:
 class AnswerOptions(FileOptions):
     """Which recorded answers are replayed, and how they become tokens."""
 
-    spelt: ClassVar[dict[str, str]] = {
+    spelt: ClassVar = {
         "drafter": "--drafter -d NAME",
         "tokenizer": "--tokenizer -t NAME",
         "on_error": "--on-error skip|fail",
@@ -80,15 +70,12 @@ class AnswerOptions(FileOptions):
     or hub id, a built-in model, or a name in tokenizers/."""
     template: str | None = None
     """Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, show_default="whole answers", help="Cut answers after N tokens."
-        ),
-    ] = None
+    max_tokens: int | None = None
+    """Cut answers after N tokens. [whole answers]"""
     on_error: str = "fail"
     """What a wrong line does."""
-    processes: Annotated[int, typer.Option(metavar="N", min=1, help="Replay in N processes.")] = 1
+    processes: int = 1
+    """Replay in N processes."""
     resume: Path | None = None
     """Remember finished replays here, and go on from them."""
 
@@ -127,7 +114,7 @@ class AnswerOptions(FileOptions):
 
     def _folders(self) -> tuple[Path, ...]:
         """Where tokenizers are looked for: beside the files, and one level above."""
-        places = [place for path in self.files or () for place in (path.parent, path.parent / "..")]
+        places = [place for path in self.files for place in (path.parent, path.parent / "..")]
         return tuple(dict.fromkeys((place / "tokenizers").resolve() for place in places))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
@@ -28,25 +28,23 @@ _SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass",
 """Columns that a narrow terminal can do without, the first one first."""
 
 
-def report(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILES", help="Results of `bench run`.", show_default=False),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Write report.html and report.md here."),
-    ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option("--compare", metavar="A B", help="Show what changed from A to B."),
-    ] = None,
-    cost: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also plot what `bench cost` saved here."),
-    ] = None,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What is shown, and where."""
+
+    spelt: ClassVar = {"files": "FILES", "output": "--output -o DIR"}
+
+    files: tuple[Path, ...] = ()
+    """Results of `bench run`."""
+    output: Path | None = None
+    """Write report.html and report.md here."""
+    compare: tuple[Path, Path] | None = None
+    """Show what changed from A to B."""
+    cost: Path | None = None
+    """Also plot what `bench cost` saved here."""
+
+
+def report(chosen: ReportOptions, json_: Json = False) -> None:
     """Show results of `draftsmith bench run`: speeds, acceptance, where the time goes.
 
     [bold]Examples[/bold]
@@ -55,7 +53,8 @@ def report(
 
     draftsmith bench report --compare before.jsonl after.jsonl
     """
-    if not files and compare is None:
+    output = chosen.output
+    if not chosen.files and chosen.compare is None:
         raise OptionError("nothing to report: give FILES of results, or --compare A B")
     from draftsmith.bench import plots
     from draftsmith.bench.report import Report
@@ -65,11 +64,11 @@ def report(
 
     if output is not None:
         plots.check()
-    table = CostTable.load(cost) if cost is not None else None
-    rows = [_rows(path) for path in files or ()]
+    table = CostTable.load(chosen.cost) if chosen.cost is not None else None
+    rows = [_rows(path) for path in chosen.files]
     comparison = None
-    if compare is not None:
-        a, b = compare
+    if chosen.compare is not None:
+        a, b = chosen.compare
         comparison = compare_files(_rows(a), _rows(b), (a.name, b.name))
     found = Report(sections(rows) if rows else [], comparison)
     if json_:

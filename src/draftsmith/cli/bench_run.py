@@ -2,61 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from draftsmith.cli.bench_options import FileOptions, tell
 from draftsmith.cli.bench_report import show_sections
 from draftsmith.cli.loading import bar, busy, load_model, quiet, waiting
-from draftsmith.cli.options import COST, Budget, Json, MachineOptions, Model
+from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from draftsmith.bench.run import RunPlan
 
-DEFAULT_ARMS = ["none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "copyspec", "auto"]
+DEFAULT_ARMS = ("none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "copyspec", "auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Who answers and how, and where the results go."""
+
+    spelt: ClassVar = {"arm": "--arm -a SPEC", "runs": "--runs -r N", "out": "--out -o FILE"}
+
+    arm: tuple[str, ...] = DEFAULT_ARMS
+    """Who answers: a drafter, with a budget behind @ (copyspec@8), or transformers' hf:generate,
+    hf:prompt_lookup(tokens=10), hf:assisted(model=FOLDER)."""
+    budget: str = "auto"
+    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
+    cost: str | None = None
+    """What a pass costs: see `draftsmith bench estimate`."""
+    max_new_tokens: int | None = None
+    """Longest answer, in tokens. [the record's, else 256]"""
+    runs: int = 1
+    """Times of every answer."""
+    temperature: float = 0.0
+    """0 takes the best token."""
+    seed: int = 0
+    """Of sampling."""
+    out: Path = Path("results.jsonl")
+    """Where the results go."""
+    resume: bool = False
+    """Go on with FILE."""
 
 
 def run(
-    prompts: FileOptions,
-    machine: MachineOptions,
-    model: Model = None,
-    arm: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arm",
-            "-a",
-            metavar="SPEC",
-            show_default=", ".join(DEFAULT_ARMS),
-            help="Who answers, may be given several times: a drafter, with a budget behind @ "
-            "(copyspec@8), or transformers' hf:generate, hf:prompt_lookup(tokens=10), "
-            "hf:assisted(model=FOLDER).",
-        ),
-    ] = None,
-    budget: Budget = "auto",
-    cost: Annotated[str | None, COST] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default="the record's, else 256",
-            help="Longest answer, in tokens.",
-        ),
-    ] = None,
-    runs: Annotated[
-        int, typer.Option("--runs", "-r", metavar="R", min=1, help="Times of every answer.")
-    ] = 1,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 takes the best token.")] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of sampling.")] = 0,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Where the results go.")
-    ] = Path("results.jsonl"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with FILE.")] = False,
-    json_: Json = False,
+    prompts: FileOptions, machine: MachineOptions, chosen: RunOptions, json_: Json = False
 ) -> None:
     """Let a model answer prompts, with drafters and with transformers' own generation.
 
@@ -79,24 +70,26 @@ def run(
     from draftsmith.model.measure import parse_cost
     from draftsmith.storage import check_writable
 
-    SamplingParams(temperature=temperature, seed=seed)
-    usual = checked_budget(budget)
-    specs = [parse_arm(text, usual) for text in arm or DEFAULT_ARMS]
-    curve = dict(automatic(parse_cost(cost)).curve) if cost is not None else None
-    if out.is_file() and out.stat().st_size and not resume:
+    options: dict[str, Any] = {"temperature": chosen.temperature, "seed": chosen.seed}
+    SamplingParams(**options)
+    usual = checked_budget(chosen.budget)
+    specs = [parse_arm(text, usual) for text in chosen.arm]
+    curve = dict(automatic(parse_cost(chosen.cost)).curve) if chosen.cost is not None else None
+    out = chosen.out
+    if out.is_file() and out.stat().st_size and not chosen.resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
     check_writable(out)
     records = prompts.read().records
-    loaded = load_model(model, machine)
+    loaded = load_model(machine)
     with waiting("preparing …"), quiet():
         from draftsmith.bench.run import RunPlan
         from draftsmith.engine.request import sampling as filtered
 
         # With the filters that the model's own generation_config sets, as the engine would.
-        options = {"temperature": temperature, "seed": seed}
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, None if curve is None else RecordedCost(curve))
-        plan = RunPlan(loaded, arms, records, sampling, runs, max_new_tokens=max_new_tokens)
+        limit = chosen.max_new_tokens
+        plan = RunPlan(loaded, arms, records, sampling, chosen.runs, max_new_tokens=limit)
     if warning := busy():
         note(f"note: {warning}")
     shown = curve and [round(seconds / curve[0], 4) for seconds in curve.values()]

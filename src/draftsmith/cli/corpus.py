@@ -11,14 +11,7 @@ from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import bar, load_model, load_tokenizer, quiet
-from draftsmith.cli.options import (
-    Fields,
-    Given,
-    Json,
-    MachineOptions,
-    Model,
-    NewFolder,
-)
+from draftsmith.cli.options import Fields, Given, Json, MachineOptions, NewFolder
 from draftsmith.cli.render import facts_table, plain_table, plural, visible
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
@@ -43,7 +36,6 @@ def build(
     chosen: PlanOptions,
     output: NewFolder,
     machine: MachineOptions,
-    model: Model = None,
     no_filter: Annotated[
         bool, typer.Option("--no-filter", help="Keep everything; the model is not run (REST).")
     ] = False,
@@ -64,12 +56,12 @@ def build(
     if no_filter and "keep" in chosen:
         raise OptionError("--keep and --no-filter were both given: choose one")
     plan = CorpusPlan(**chosen | ({"keep": None} if no_filter else {}))
-    loaded = None if no_filter else load_model(model, machine)
-    tokenizer = load_tokenizer(model) if loaded is None else loaded.tokenizer
+    loaded = None if no_filter else load_model(machine)
+    tokenizer = load_tokenizer(machine.model) if loaded is None else loaded.tokenizer
     there = (output / HEADER).exists()
     try:
         with quiet():
-            header = make(plan, output, tokenizer, loaded, model or builtin.DEFAULT, bar)
+            header = make(plan, output, tokenizer, loaded, machine.model or builtin.DEFAULT, bar)
     except KeyboardInterrupt:
         note("give the same command again to go on where it stopped")
         raise

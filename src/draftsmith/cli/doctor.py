@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
 from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
-from draftsmith.cli.options import Device, Json, MachineOptions, Model, ModelArgument, Prepack
+from draftsmith.cli.options import Json, MachineOptions, PlaceOptions
 from draftsmith.cli.render import facts_table, plain_table, plural
 from draftsmith.cli.report import print_json, stdout
 
@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 _PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 
 
-def doctor(
-    named: ModelArgument = None,
-    model: Model = None,
-    device: Device = None,
-    prepack: Prepack = True,
-    as_json: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExamineOptions(PlaceOptions):
+    """Which model is examined."""
+
+    spelt: ClassVar = {"named": "MODEL"}
+
+    named: str | None = None
+    """The same as --model."""
+
+
+def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     """Examine a model on this machine: what works, why not more, what a pass costs.
 
     [bold]Examples[/bold]
@@ -39,7 +43,8 @@ def doctor(
 
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    loaded = load_model(model, MachineOptions(device=device, prepack=prepack), named)
+    options = asdict(chosen)
+    loaded = load_model(named=options.pop("named"), machine=MachineOptions(**options))
     with waiting("measuring …"), quiet():
         record = examine(loaded)
     if as_json:

@@ -63,11 +63,11 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
     return engine
 
 
-def load_model(model: str | None, machine: MachineOptions, named: str | None = None) -> LoadedModel:
+def load_model(machine: MachineOptions, named: str | None = None) -> LoadedModel:
     """The model that `--model` or MODEL (`named`) means, with torch's threads set as wanted."""
-    if named is not None and model is not None:
+    if named is not None and machine.model is not None:
         raise OptionError("MODEL and --model were both given: choose one")
-    source = resolve(named or model)
+    source = resolve(named or machine.model)
     with waiting(f"loading {short(source)} …"), quiet():
         from draftsmith.model.load import load
 

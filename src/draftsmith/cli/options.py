@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -48,20 +47,24 @@ _KINDS: dict[str, tuple[Any, str | None]] = {
     "bool": (bool, None),
     "int": (int, "N"),
     "float": (float, "X"),
-    "str": (str, "NAME"),
+    "str": (str, "TEXT"),
     "tuple[int, ...]": (list[int], "N"),
     "tuple[str, ...]": (list[str], "TEXT"),
     "Path": (Path, "PATH"),
+    "tuple[Path, ...]": (list[Path], "PATH"),
     "Sequence[Path]": (list[Path], "PATH"),
+    "tuple[Path, Path]": (tuple[Path, Path], "A B"),
 }
 """A field's type → what typer makes of an option, and what `--help` calls its value."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """Options with the names, types, defaults and docstrings of a dataclass's fields.
+    """Options with the names, types, defaults and docstrings of a library's dataclass.
 
-    The command gets them as `Given`, so that a default is written in one place.
+    The command gets them as `Given`, so that a default is written in one place. A dataclass of the
+    command's own is a group by itself: it may say in `panel` under which title of `--help` it
+    stands, and has its own `spelt`; its numbers are at least 1 unless they are 0 by default.
     """
 
     where: str
@@ -72,24 +75,29 @@ class Fields:
     """Field → how it is typed, where that is not its name and type: `--file -f PATH`."""
 
 
+_SHOWN = re.compile(r"(.*?) ?\[([^\]]*)\]")
+"""A docstring that ends with what stands for no value: `CPU threads. [torch's choice]`."""
+
+
 def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Parameter:
     kind, metavar = _KINDS[option.type.removesuffix(" | None")]
     flags = [word for word in spelt.split() if word.startswith("-")]
-    metavar = next((word for word in spelt.split() if not word.startswith("-")), metavar)
-    text = option.help.replace("`", "")
-    if kind in (list[int], list[str], list[Path]):
+    metavar = " ".join(word for word in spelt.split() if not word.startswith("-")) or metavar
+    text, shown = option.help.replace("`", ""), ""
+    if found := _SHOWN.fullmatch(text):
+        text, shown = found.groups()
+    if kind in (list[int], list[str], list[Path]) and (flags or not spelt):
         text += " May be given several times."
-    shown: str | bool = False
-    if option.default not in (REQUIRED, "None", "False", "()"):
+    if option.default not in (REQUIRED, "None", "False", "True", "()"):
         value = ast.literal_eval(option.default)
         shown = ", ".join(value) if isinstance(value, tuple) else str(value)
     told: Any
     if spelt and not flags:
-        told = typer.Argument(metavar=metavar, help=text, show_default=shown)
+        told = typer.Argument(metavar=metavar, help=text, show_default=shown or False)
     else:
         flags = flags or ["--" + option.name.replace("_", "-")]
         told = typer.Option(
-            *flags, metavar=metavar, help=text, show_default=shown, rich_help_panel=panel
+            *flags, metavar=metavar, help=text, show_default=shown or False, rich_help_panel=panel
         )
     default = inspect.Parameter.empty if option.default == REQUIRED else None
     return _keyword(option.name, Annotated[kind | None, told], default)
@@ -100,51 +108,6 @@ def _given(**values: Any) -> Given:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in named.items()}
 
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", metavar="MODEL", show_default="smollm2 if installed, else edit-7m",
-        help="A Hugging Face hub id, a folder, a GGUF file, or a name such as smollm2.",
-    ),
-]  # fmt: skip
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", show_default=False, help="The same as --model."),
-]
-_DTYPES = "float32, bfloat16, float16, or measured: the cheapest here that loses nothing."
-Dtype = Annotated[
-    str | None, typer.Option(metavar="DTYPE", show_default="the checkpoint's", help=_DTYPES)
-]
-MeasuredDtype = Annotated[str, typer.Option(metavar="DTYPE", help=_DTYPES)]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="DEVICE", show_default="cpu", help="cpu, cuda, cuda:1, mps, …"),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, show_default="torch's choice",
-        help="CPU threads; `draftsmith doctor` tells what is best here.",
-    ),
-]  # fmt: skip
-COST = typer.Option(
-    metavar="FILE|SLOPE", show_default=False,
-    help="What a pass costs by its width: what `draftsmith bench cost` saved; or a number, the "
-    "price of a further position in plain passes.",
-)  # fmt: skip
-Prepack = Annotated[
-    bool,
-    typer.Option(
-        "--prepack/--no-prepack", help="Lay the linear layers out for this CPU, where that works."
-    ),
-]
-Budget = Annotated[
-    str,
-    typer.Option(
-        metavar="N",
-        help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own).",
-    ),
-]
 NewFolder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", show_default=False, help="A new folder.")
 ]
@@ -157,33 +120,43 @@ Json = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineOptions:
-    """How a model is loaded."""
+class PlaceOptions:
+    """Which model is loaded, and where."""
 
-    dtype: Dtype = None
-    device: Device = None
-    threads: Threads = None
-    prepack: Prepack = True
+    panel: ClassVar = "Model"
+    spelt: ClassVar = {"model": "--model -m MODEL", "prepack": "--prepack/--no-prepack"}
+
+    model: str | None = None
+    """A Hugging Face hub id, a folder, a GGUF file, or a name such as smollm2. [smollm2 if
+    installed, else edit-7m]"""
+    device: str | None = None
+    """cpu, cuda, cuda:1, mps, … [cpu]"""
+    prepack: bool = True
+    """Lay the linear layers out for this CPU, where that works. [prepack]"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuringOptions(MachineOptions):
-    """The same, in the dtype that is measured to be the cheapest."""
+class MachineOptions(PlaceOptions):
+    """How it computes."""
 
-    dtype: MeasuredDtype = "measured"
+    dtype: str | None = None
+    """float32, bfloat16, float16, or measured: the cheapest here that loses nothing. [the
+    checkpoint's]"""
+    threads: int | None = None
+    """CPU threads; `draftsmith doctor` tells what is best here. [torch's choice]"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(MeasuringOptions):
-    """Which model answers, and who guesses for it."""
+class ModelOptions(MachineOptions):
+    """Which model answers, in what dtype, and who guesses for it."""
 
-    panel: ClassVar[str] = "Model"
-    spelt: ClassVar[dict[str, str]] = {"drafter": "--drafter -d NAME"}
+    spelt: ClassVar = {"drafter": "--drafter -d NAME"}
 
-    model: Model = None
     drafter: str = "auto"
     """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
-    budget: Budget = "auto"
+    budget: str = "auto"
+    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
+    dtype: str | None = "measured"
 
 
 Sampling = Annotated[
@@ -204,7 +177,7 @@ Sampling = Annotated[
 class OutputOptions:
     """What is shown beside the answer."""
 
-    panel: ClassVar[str] = "Output"
+    panel: ClassVar = "Output"
 
     show_drafts: bool = False
     """Colour each token by who guessed it (in a terminal)."""
@@ -233,9 +206,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         for name, value in values.items():
             _check_text(value, flags.get(name, name.upper()))
-        for name, (inside, make) in groups.items():
-            values[name] = make(**{option: values.pop(option) for option in inside})
         try:
+            for name, (inside, make) in groups.items():
+                values[name] = make(**{option: values.pop(option) for option in inside})
             command(**values)
         except OptionError as error:
             error.args = (as_typed(str(error), flags),)
@@ -259,20 +232,24 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
             ], _given
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return None
-    hints = get_type_hints(hint, include_extras=True)
-    panel, spelt = getattr(hint, "panel", None), getattr(hint, "spelt", {})
-    known = {f.name: f for f in declared(f"{hint.__module__}:{hint.__qualname__}").fields}
-    parameters = []
-    # What a group adds stands before what it has in common with others.
-    for f in sorted(fields(hint), key=lambda f: f.name not in known):
-        kind = hints[f.name]
-        if get_origin(kind) is not Annotated:
-            parameters.append(_parameter(known[f.name], spelt.get(f.name, ""), panel))
-            continue
-        option = copy.copy(kind.__metadata__[0])
-        option.rich_help_panel = option.rich_help_panel or panel
-        parameters.append(_keyword(f.name, Annotated[kind.__origin__, option], f.default))
-    return parameters, lambda **values: hint(**_given(**values))
+    options: dict[str, Field] = {}
+    spelt: dict[str, str] = {}
+    panels: dict[str, str | None] = {}
+    for part in hint.__mro__[-2::-1]:
+        spelt |= vars(part).get("spelt", {})
+        for f in declared(f"{part.__module__}:{part.__qualname__}").fields:
+            help = f.help or options[f.name].help  # where a parent's default is another one here
+            options[f.name] = f._replace(help=help)
+            panels.setdefault(f.name, getattr(part, "panel", None))
+
+    def make(**values: Any) -> Any:
+        given = _given(**values)
+        for name, value in given.items():
+            if type(value) is int and value < 1 and options[name].default != "0":
+                raise OptionError(f"{name}={value} cannot work; it must be at least 1")
+        return hint(**given)
+
+    return [_parameter(f, spelt.get(f.name, ""), panels[f.name]) for f in options.values()], make
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -322,8 +299,8 @@ def declared(where: str) -> Declared:
             constants[name] = _text(value)
             continue
         text = _text(after)
-        if isinstance(value, ast.Call) and len(value.args) > 1:  # setting(5, "So many.")
-            text, value = _text(value.args[1]), value.args[0]
+        if isinstance(value, ast.Call) and value.args:  # Path("a"), setting(5, "So many.")
+            text, value = text or _text(value.args[-1]), value.args[0]
         if isinstance(value, ast.Name):
             value = _constant(module, value.id)
         fields.append(Field(name, annotation, ast.unparse(value) if value else REQUIRED, text))

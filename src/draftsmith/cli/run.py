@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
 from rich.text import Text
 
 from draftsmith import builtin
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 class PromptOptions:
     """What is asked."""
 
-    panel: ClassVar[str] = "Prompt"
-    spelt: ClassVar[dict[str, str]] = {
+    panel: ClassVar = "Prompt"
+    spelt: ClassVar = {
         "prompt": "PROMPT",
         "file": "--file -f PATH",
-        "system": "--system TEXT",
+        "n": "-n N",
     }
 
     prompt: str | None = None
@@ -57,6 +56,8 @@ class PromptOptions:
     """Continue the text, without a chat template."""
     prediction: Path | None = None
     """A text that the answer will resemble: one more place to copy from."""
+    n: int = 1
+    """Answers, sampled with seeds seed, seed+1, …"""
 
     def read(self) -> str:
         """The prompt from the command line, files and standard input."""
@@ -112,7 +113,7 @@ class PromptOptions:
 class AttributionOptions:
     """Whether and how copies are shown."""
 
-    panel: ClassVar[str] = "Attribution (which parts of the answer were copied, and from where)"
+    panel: ClassVar = "Attribution (which parts of the answer were copied, and from where)"
 
     attribute: bool = False
     """Mark copies with their place in prompt and answer, counted in tokens; prints the answer
@@ -124,8 +125,6 @@ class AttributionOptions:
 
     def check(self, show_drafts: bool) -> None:
         """Raise OptionError now rather than after the answer."""
-        if self.min_copy < 1:
-            raise OptionError(f"min_copy={self.min_copy} cannot work; it must be at least 1")
         if self.attribute and show_drafts:
             raise OptionError(
                 "--attribute and --show-drafts both colour the answer; give one of them"
@@ -140,9 +139,6 @@ def run(
     sampling: Sampling,
     output: OutputOptions,
     attribution: AttributionOptions,
-    n: Annotated[
-        int, typer.Option("-n", metavar="N", help="Answers, sampled with seeds seed, seed+1, …")
-    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Answer one prompt; the text goes to standard output as it comes.
@@ -162,8 +158,6 @@ def run(
 
     draftsmith run -m ./my-model -f report.txt "Summarize this" --attribute-html sources.html
     """
-    if n < 1:
-        raise OptionError(f"n={n} cannot work; it must be at least 1")
     attribution.check(output.show_drafts)
     text = prompt.read()
     before = None if prompt.edit is None else read_text(str(prompt.edit))
@@ -181,9 +175,9 @@ def run(
     failure = None
     try:
         asked = prompt.ask(engine, text, before)
-        for number in range(n):
-            if n > 1 and not as_json:
-                note(f"--- answer {number + 1} of {n} ---")
+        for number in range(prompt.n):
+            if prompt.n > 1 and not as_json:
+                note(f"--- answer {number + 1} of {prompt.n} ---")
             with engine.stream(asked, **sampling) as stream:
                 try:
                     for piece in stream:

@@ -11,7 +11,7 @@ import typer
 
 from draftsmith import builtin
 from draftsmith.cli.loading import bar, progress, quiet, resolve, set_threads
-from draftsmith.cli.options import Fields, Given, Json, NewFolder, Threads
+from draftsmith.cli.options import Fields, Given, Json, NewFolder
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
 
@@ -60,7 +60,7 @@ def sdsat(
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="MODEL", help="A hub id, a folder or a name.")
     ] = builtin.DEFAULT,
-    threads: Threads = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads.")] = None,
     json_: Json = False,
 ) -> None:
     """Train a model with semantic adaptive tokens (SDSAT). Goes on if interrupted.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
 from rich.text import Text
 
 from draftsmith.cli.bench_options import tell
 from draftsmith.cli.bench_report import text_table
 from draftsmith.cli.loading import bar, load_model
-from draftsmith.cli.options import COST, Json, MachineOptions
+from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
 
-Named = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id or a folder.")]
-Prompts = Annotated[
-    Path,
-    typer.Argument(metavar="PROMPTS", help="A file of prompts, as for `draftsmith bench run`."),
-]
-Limit = Annotated[
-    int, typer.Option("--limit", "-n", metavar="N", min=1, help="Prompts that are used.")
-]
-MaxNewTokens = Annotated[int, typer.Option(metavar="N", min=2, help="Longest answer, in tokens.")]
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(MachineOptions):
+    """Which model answers, and what."""
+
+    panel: ClassVar = "Answers"
+    spelt: ClassVar = {"model": "MODEL", "prompts": "PROMPTS", "limit": "--limit -n N"}
+
+    model: str
+    """A hub id or a folder."""
+    prompts: Path
+    """A file of prompts, as for `draftsmith bench run`."""
+    limit: int = 20
+    """Prompts that are used."""
+    max_new_tokens: int = 128
+    """Longest answer, in tokens."""
 
 
-def pld_plus(
-    model: Named,
-    prompts: Prompts,
-    machine: MachineOptions,
-    limit: Limit = 20,
-    max_new_tokens: MaxNewTokens = 128,
-    json_: Json = False,
-) -> None:
+def pld_plus(chosen: TuneOptions, json_: Json = False) -> None:
     """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
 
     The result is a small file in your cache folder that `pld_plus` reads from then on. If the
@@ -51,13 +51,12 @@ def pld_plus(
 
     draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
-    loaded = load_model(model, machine)
+    loaded = load_model(chosen)
     from draftsmith.engine.engine import Engine
     from draftsmith.tune.pld_plus import CalibrationPlan, calibrate
 
-    plan = CalibrationPlan(
-        Engine(loaded, drafter="none"), read(prompts, loaded, limit), max_new_tokens
-    )
+    prompts = read(chosen.prompts, loaded, chosen.limit)
+    plan = CalibrationPlan(Engine(loaded, drafter="none"), prompts, chosen.max_new_tokens)
     finished = begun(loaded, ".partial.jsonl")
     with bar("calibrating", plan.size) as advance:
         found = calibrate(plan, finished, advance)
@@ -73,15 +72,16 @@ def pld_plus(
     note(f"saved in {path}; pld_plus uses it from now on")
 
 
-def copyspec(
-    model: Named,
-    prompts: Prompts,
-    machine: MachineOptions,
-    limit: Limit = 20,
-    max_new_tokens: MaxNewTokens = 256,
-    cost: Annotated[str | None, COST] = None,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CopySpecOptions(TuneOptions):
+    """The same, and what passes cost."""
+
+    cost: str | None = None
+    """What a pass costs: see `draftsmith bench estimate`."""
+    max_new_tokens: int = 256
+
+
+def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
     """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
 
     The model answers every prompt plainly, all turns of a conversation. Without --cost, what a pass
@@ -94,19 +94,20 @@ def copyspec(
     from draftsmith.bench import suites
     from draftsmith.model.measure import parse_cost
 
-    records = suites.sample(suites.read(prompts).records, limit)
-    curve = None if cost is None else parse_cost(cost)
-    loaded = load_model(model, machine)
+    records = suites.sample(suites.read(chosen.prompts).records, chosen.limit)
+    curve = None if chosen.cost is None else parse_cost(chosen.cost)
+    loaded = load_model(chosen)
     from draftsmith.engine.engine import Engine
     from draftsmith.tune.copyspec import GAMMAS, HEADS, answers, best, cost_here, measured
 
     engine, finished = Engine(loaded, drafter="none"), begun(loaded, ".copyspec.jsonl")
+    limit = chosen.max_new_tokens
     with bar("answering", len(records)) as advance:
-        given = answers(engine, records, max_new_tokens, finished, advance)
+        given = answers(engine, records, limit, finished, advance)
     curve, found = curve or cost_here(loaded), []
     with bar("replaying", len(GAMMAS)) as advance:
         for gamma in GAMMAS:
-            found.append(measured(engine, given.texts, max_new_tokens, curve, gamma))
+            found.append(measured(engine, given.texts, limit, curve, gamma))
             advance(1)
     if json_:
         print_json({"rows": [one.as_dict() for one in found]})

@@ -38,7 +38,7 @@ _LEGEND = (
 class VocabOptions:
     """Whose tokenizers are compared, and on which text."""
 
-    spelt: ClassVar[dict[str, str]] = {
+    spelt: ClassVar = {
         "target": "A",
         "drafter": "B",
         "text": "TEXT",
