@@ -320,7 +320,7 @@ def test_when_and_where_it_was_measured() -> None:
 def test_peers_are_among_the_tokens_per_pass() -> None:
     found = rows()
     plots = Plots(section(found))
-    colour = f"var(--{plots.variable['hf:generate']})"
+    colour = plots.colour["hf:generate"]
     assert colour not in plots.width()  # decodes plainly: one token per pass
     for one in found:
         if one.arm == "hf:generate":

@@ -46,7 +46,7 @@ def _section(section: Section, cost: CostTable | None) -> str:
     plots = Plots(section)
     said = headline(section)
     note = NOTE.format(baseline=section.baseline)
-    arms = [(s.arm, plots.variable[s.arm], not s.ours) for s in section.whole]
+    arms = [(s.arm, plots.colour[s.arm], not s.ours) for s in section.whole]
     tables = [
         (f"<h3>{escape(suite)}</h3>" if suite is not None else "") + _table(section, summaries)
         for suite, summaries in section.tables()
@@ -66,9 +66,9 @@ def _section(section: Section, cost: CostTable | None) -> str:
 
 
 def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[str]:
-    phases = [(title, name, False) for name, title in PHASES.items()]
-    if not all(plots.ours.values()):
-        phases.append(("not told apart", "unknown", False))
+    phases = [(title, colour, False) for title, colour in PHASES.values()]
+    if all(plots.ours.values()):
+        phases.pop()
     found = [
         ("Speed-up", f"Tokens per second over {section.baseline}; bars: 95 % intervals.",
          plots.speedups(), ""),
@@ -82,7 +82,7 @@ def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[s
          plots.passes(), ""),
     ]  # fmt: skip
     if cost is not None:
-        contexts = [(f"{c} cached tokens", n, False) for c, n in cost_colours(cost).items()]
+        contexts = [(f"{n} cached tokens", c, False) for n, c in cost_colours(cost).items()]
         found.append(("Cost of a pass", f"{cost.title}.", cost_curve(cost), legend(contexts)))
     for title, note, drawing, key in found:
         if drawing:

@@ -1,4 +1,4 @@
-"""The plots of a report, each from one section's summaries, as SVG in the page's colours."""
+"""The plots of a report, each from one section's summaries, as SVG."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
-from itertools import accumulate, zip_longest
+from itertools import accumulate, cycle, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from draftsmith import html
 from draftsmith.bench.summary import Section, Summary
 from draftsmith.errors import OptionError
 from draftsmith.model.measure import CostTable
@@ -19,47 +18,34 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PHASES = {
-    "prefill": "prompt", "draft": "draft", "target": "target pass", "verify": "verify",
-    "other": "other",
+    "prefill": ("prompt", "#8a9099"), "draft": ("draft", "#d9902f"),
+    "target": ("target pass", "#2f6fce"), "verify": ("verify", "#8b5bd0"),
+    "other": ("other", "#c4c8ce"), "unknown": ("not told apart", "#aab0b8"),
 }  # fmt: skip
-"""The loop's phases and what they are called."""
+"""The loop's phases, what they are called, and their colours; transformers tells none apart."""
 
-LIGHT = {
-    **html.LIGHT,
-    "a0": "#6d7278", "a1": "#1f66d1", "a2": "#d0590b", "a3": "#14855c", "a4": "#a3348a",
-    "a5": "#6a4bd0", "a6": "#0b7f92", "a7": "#94690a", "a8": "#c0304a", "a9": "#4d6b16",
-    "prefill": "#8a9099", "draft": "#d9902f", "target": "#2f6fce", "verify": "#8b5bd0",
-    "other": "#c4c8ce", "unknown": "#aab0b8",
-}  # fmt: skip
-DARK = {
-    **html.DARK,
-    "a0": "#a3a8b0", "a1": "#6ea8ff", "a2": "#ff9a56", "a3": "#4fcf9c", "a4": "#ef86d6",
-    "a5": "#b19cff", "a6": "#4fc9dd", "a7": "#e0b54a", "a8": "#ff8093", "a9": "#a9cf5c",
-    "prefill": "#7d848e", "draft": "#f0a94e", "target": "#6ea8ff", "verify": "#b19cff",
-    "other": "#4a4f57", "unknown": "#5d636c",
-}  # fmt: skip
-STYLE = html.colours(LIGHT, DARK) + "\nsvg text { font-family: inherit !important; }"
-_ARMS = [name for name in LIGHT if re.fullmatch(r"a\d", name)]
+_BASELINE = "#6d7278"
+_COLOURS = ("#1f66d1", "#d0590b", "#14855c", "#a3348a", "#6a4bd0", "#0b7f92", "#94690a", "#c0304a",
+            "#4d6b16")  # fmt: skip
+_FAINT = "#e3e3de"
+
+STYLE = """
+svg text { font-family: inherit !important; }
+@media (prefers-color-scheme: dark) { svg, .key i { filter: invert(0.9) hue-rotate(180deg); } }
+"""
+"""Dark, light and darkness change places, and hues stay."""
 
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 11,
-    "text.color": LIGHT["ink"],
-    "axes.labelcolor": LIGHT["soft"],
-    "xtick.color": LIGHT["soft"],
-    "ytick.color": LIGHT["soft"],
-    "xtick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "axes.edgecolor": LIGHT["rule"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
+    "axes.edgecolor": _FAINT,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": LIGHT["rule"],
+    "grid.color": _FAINT,
     "lines.linewidth": 2,
 }
 _WIDTH, _HEIGHT = 5.0, 3.4
@@ -92,8 +78,6 @@ def draw(label: str, paint: Callable[[Axes], None], height: float = _HEIGHT) -> 
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     found = re.sub(r"<metadata>.*?</metadata>", "", written.getvalue(), flags=re.DOTALL)
     found = re.sub(r' id="[A-Za-z2.]+_\d+"', "", found)  # Numbers that every drawing begins at 1.
-    for name, colour in LIGHT.items():
-        found = found.replace(colour, f"var(--{name})")
     body = found[found.index(">", found.index("<svg")) + 1 :].replace("xlink:href", "href")
     box = f"0 0 {72 * _WIDTH:g} {72 * height:g}"
     return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{body.strip()}'
@@ -171,16 +155,14 @@ class Plots:
 
     def __init__(self, section: Section) -> None:
         self.section = section
-        others = [s.arm for s in section.whole if s.arm != section.baseline]
-        first, *rest = _ARMS
-        self.variable = {arm: rest[i % len(rest)] for i, arm in enumerate(others)}
-        self.variable[section.baseline] = first
-        self.colour = {arm: LIGHT[name] for arm, name in self.variable.items()}
+        others = (s.arm for s in section.whole if s.arm != section.baseline)
+        self.colour = dict(zip(others, cycle(_COLOURS), strict=False))
+        self.colour[section.baseline] = _BASELINE
         self.ours = {summary.arm: summary.ours for summary in section.whole}
 
     def fill(self, arm: str) -> str:
         """The inside of an arm's dots."""
-        return self.colour[arm] if self.ours[arm] else LIGHT["card"]
+        return self.colour[arm] if self.ours[arm] else "white"
 
     def speedups(self) -> str:
         """Speed-up over the baseline, by suite."""
@@ -201,7 +183,7 @@ class Plots:
 
         def paint(axes: Axes) -> None:
             axes.vlines([1.0] * len(marks), [y - 0.2 for y in marks], [y + 0.2 for y in marks],
-                        color=LIGHT["soft"], linewidth=1.2)  # fmt: skip
+                        color=_BASELINE, linewidth=1.2)  # fmt: skip
             for y, summary in marks.items():
                 found, colour = summary.speedup, self.colour[summary.arm]
                 axes.plot([found.low, found.high], [y, y], color=colour, linewidth=3, alpha=0.45)
@@ -255,7 +237,7 @@ class Plots:
             for name, entry in (s.stats.by_source if s.stats else {}).items():
                 share = entry.accepted / entry.drafted if entry.drafted else 0.0
                 title = s.arm if s.drafter.partition("(")[0] == name else f"{s.arm} → {name}"
-                parts = [(share, self.colour[s.arm]), (1 - share, LIGHT["rule"])]
+                parts = [(share, self.colour[s.arm]), (1 - share, _FAINT)]
                 bars.append((title, f"{share:.0%} of {entry.drafted:,}", parts))
         return draw_bars("accepted share of drafted tokens by source", bars, xlim=_SHARE)
 
@@ -285,37 +267,36 @@ class Plots:
                 first = sum(r.first_token_seconds for r in self.section.rows if r.arm == s.arm)
                 known, rest = [("prefill", first)], "unknown"
             else:
-                *phases, rest = PHASES
+                *phases, rest, _ = PHASES
                 known = [(name, getattr(s.stats.seconds, name)) for name in phases]
-            parts = [(seconds * per_token, LIGHT[name]) for name, seconds in known]
-            parts.append((max(0.0, whole - sum(ms for ms, _ in parts)), LIGHT[rest]))
+            parts = [(seconds * per_token, PHASES[name][1]) for name, seconds in known]
+            parts.append((max(0.0, whole - sum(ms for ms, _ in parts)), PHASES[rest][1]))
             bars.append((s.arm, f"{whole:.2f} ms", parts))
         return draw_bars("milliseconds per token by phase", bars, xlabel="milliseconds")
 
 
 def cost_colours(table: CostTable) -> dict[int, str]:
-    """The colour's name of every context."""
-    rest = _ARMS[1:]
-    return {context: rest[i % len(rest)] for i, context in enumerate(table.contexts)}
+    """The colour of every context."""
+    return dict(zip(table.contexts, cycle(_COLOURS), strict=False))
 
 
 def cost_curve(table: CostTable) -> str:
     """Milliseconds of a pass by its width, a line for each context."""
     batch = min(table.batches)
     lines: list[Line] = []
-    for context, name in cost_colours(table).items():
+    for context, colour in cost_colours(table).items():
         points = [p for p in table.points if (p.batch, p.context) == (batch, context)]
         at = sorted((p.positions, p.ms) for p in points)
-        lines.append((at, "o-", {"color": LIGHT[name], "markersize": 3}))
+        lines.append((at, "o-", {"color": colour, "markersize": 3}))
     label = "milliseconds of a pass by its width"
     return draw_lines(label, lines, xlabel="positions in a pass", ylabel="milliseconds")
 
 
 def legend(items: Sequence[tuple[str, str, bool]]) -> str:
-    """A list of (name, colour's name, hollow) with a swatch each."""
+    """A list of (name, colour, hollow) with a swatch each."""
     cells = "".join(
-        f'<li><i style="border-color: var(--{colour})'
-        + ("" if hollow else f"; background: var(--{colour})")
+        f'<li><i style="border-color: {colour}'
+        + ("" if hollow else f"; background: {colour}")
         + f'"></i>{escape(name)}</li>'
         for name, colour, hollow in items
     )
