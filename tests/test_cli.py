@@ -69,7 +69,7 @@ def own_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here = tmp_path / "builtin"
     save(here / "edit-7m")
     (here / "demo").mkdir()
-    (here / "demo" / "before.py").write_text(BEFORE)
+    (here / "demo" / "before.txt").write_text(BEFORE)
     (here / "demo" / "message.txt").write_text("rename foo to baz\n")
     monkeypatch.setattr(builtin, "_HERE", here)
     monkeypatch.setattr(builtin, "__file__", str(here / "__init__.py"))

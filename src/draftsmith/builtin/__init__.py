@@ -90,7 +90,7 @@ def names() -> list[str]:
 
 def demo() -> tuple[str, str]:
     """The file that the demo has a built-in model edit, and the instruction; raises LoadError."""
-    return _demo_text("before.py"), _demo_text("message.txt").strip()
+    return _demo_text("before.txt"), _demo_text("message.txt").strip()
 
 
 def talks() -> list[list[tuple[str, str]]]:
