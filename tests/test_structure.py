@@ -59,11 +59,7 @@ def imports(path: Path) -> set[str]:
 
 
 def files() -> list[Path]:
-    return [
-        path
-        for path in sorted(SOURCE.rglob("*.py"))
-        if path != SOURCE / "__init__.py" and "demo" not in path.parts[:-1][-1]
-    ]
+    return [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda p: str(p.relative_to(SOURCE)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import busy, load_engine, own_threads, short, waiting
+from draftsmith.cli.loading import busy, load_engine, short, waiting
 from draftsmith.cli.options import ModelOptions
 from draftsmith.cli.render import TARGET, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
@@ -53,29 +53,26 @@ def demo(
 
     draftsmith demo --drafter copyspec --dtype float32
     """
-    with own_threads():
-        console, disturbed = stdout(), busy()
-        if disturbed and model.threads is None:  # threads would wait for each other
-            model = replace(model, threads=1)
-        engine = load_engine(model, {}, prefixes=0)  # each answer pays for its own prompt
-        introduce(console, engine, disturbed)
-        ours = builtin.is_ours(engine.model.name)
-        limit = max_new_tokens or (room_for_edit(engine, builtin.demo()[0]) if ours else LIMIT)
-        columns = ("", "plain", "drafts", "faster", "per pass", "guessed from")
-        table = plain_table(*columns, header=True)
-        same = True
-        for talk in talks(ours):
-            asked: Messages = []
-            for title, message in talk:
-                asked.append({"role": "user", "content": message})
-                console.print("", Text(f"“{title}”", "bold italic"), sep="\n")
-                plain, drafted = race(console, engine, asked, limit)
-                same = compare(console, engine, plain, drafted) and same
-                table.add_row(title, *figures(plain, drafted))
-                asked.append({"role": "assistant", "content": plain.text})
-        console.print("", table, sep="\n")
-        if not same and engine.model.dtype_name == "float32":
-            raise typer.Exit(FAILED)
+    console = stdout()
+    engine = load_engine(model, {}, prefixes=0)  # each answer pays for its own prompt
+    introduce(console, engine)
+    ours = builtin.is_ours(engine.model.name)
+    limit = max_new_tokens or (room_for_edit(engine, builtin.demo()[0]) if ours else LIMIT)
+    columns = ("", "plain", "drafts", "faster", "per pass", "guessed from")
+    table = plain_table(*columns, header=True)
+    same = True
+    for talk in talks(ours):
+        asked: Messages = []
+        for title, message in talk:
+            asked.append({"role": "user", "content": message})
+            console.print("", Text(f"“{title}”", "bold italic"), sep="\n")
+            plain, drafted = race(console, engine, asked, limit)
+            same = compare(console, engine, plain, drafted) and same
+            table.add_row(title, *figures(plain, drafted))
+            asked.append({"role": "assistant", "content": plain.text})
+    console.print("", table, sep="\n")
+    if not same and engine.model.dtype_name == "float32":
+        raise typer.Exit(FAILED)
 
 
 def talks(ours: bool) -> list[list[tuple[str, str]]]:
@@ -86,7 +83,7 @@ def talks(ours: bool) -> list[list[tuple[str, str]]]:
     return [[(f"{message} in {FILE}", builtin.edit_messages(FILE, message, before)[0]["content"])]]
 
 
-def introduce(console: Console, engine: Engine, disturbed: str | None) -> None:
+def introduce(console: Console, engine: Engine) -> None:
     """Say what is run, and where."""
     import torch
 
@@ -99,7 +96,7 @@ def introduce(console: Console, engine: Engine, disturbed: str | None) -> None:
     say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
     if model.measured is not None:
         say(console, "Dtype", model.measured.explain())
-    if disturbed:
+    if disturbed := busy():
         say(console, "Note", disturbed)
 
 

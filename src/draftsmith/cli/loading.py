@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith import builtin
 from draftsmith.cli.options import Given, MachineOptions, ModelOptions
+from draftsmith.cli.render import plural
 from draftsmith.cli.report import note, stderr
 from draftsmith.errors import LoadError, OptionError
 
@@ -38,18 +41,16 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
     `others` are handed to `Engine.from_pretrained`.
     """
     source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
-    doing = "loading and measuring" if options.dtype == "measured" else "loading"
-    with waiting(f"{doing} {short(source)} …"), quiet():
+    with waiting(f"loading {short(source)} …"), quiet():
         from draftsmith.core.sampling import SamplingParams
         from draftsmith.engine.engine import Engine
-        from draftsmith.engine.request import checked_budget
 
         SamplingParams(**sampling)
-        set_threads(options.threads)
+        set_threads(options.threads or _idle())
         engine = Engine.from_pretrained(
             source,
             drafter=options.drafter,
-            budget=checked_budget(options.budget),
+            budget=options.budget,
             dtype=options.dtype,
             device=options.device,
             prepack=options.prepack,
@@ -107,14 +108,46 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def _busy_seconds() -> float:
+    """Of all processors, for anybody but this process, since the machine started; 0: not told."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    except OSError:  # Only Linux tells.
+        return 0.0
+    user, nice, system, _, _, *others = map(int, line.split()[1:9])
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+_BEGAN = time.perf_counter(), _busy_seconds()
+
+
+def _cores_of_others() -> float:
+    """How many cores other work has kept busy since this command began."""
+    return (_busy_seconds() - _BEGAN[1]) / (time.perf_counter() - _BEGAN[0])
+
+
+def _idle() -> int | None:
+    """How many CPU threads to use beside other work; None: torch's choice.
+
+    A thread without a core of its own lets all others wait for it, in every layer.
+    """
+    import torch
+
+    cores, others = os.cpu_count() or 1, _cores_of_others()
+    threads = max(1, round(cores - others))
+    if threads >= torch.get_num_threads():
+        return None
+    note(
+        f"note: other work keeps {others:.1f} of {cores} cores busy, so this takes "
+        f"{plural(threads, 'thread')}; --threads sets how many"
+    )
+    return threads
+
+
 def busy() -> str | None:
     """A warning if other work on this machine will disturb the times; None if it is idle."""
-    from draftsmith.bench.machine import load_per_core
-
-    load = load_per_core()
-    if load is None or load < 0.6:
-        return None
-    return f"other work is running here (load {load:.1f} per core), so times vary"
+    others = _cores_of_others()
+    return f"other work keeps {others:.1f} cores busy, so times vary" if others > 0.5 else None
 
 
 @contextlib.contextmanager

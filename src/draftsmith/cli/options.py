@@ -157,6 +157,8 @@ class ModelOptions(MachineOptions):
     budget: str = "auto"
     """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
     dtype: str | None = "measured"
+    threads: int | None = None
+    """CPU threads; `draftsmith doctor` tells what is best here. [those that are idle]"""
 
 
 Sampling = Annotated[

@@ -68,7 +68,7 @@ class Engine:
         *,
         tokenizer: Any = None,
         drafter: str | Drafter = "auto",
-        budget: BudgetSpec = "auto",
+        budget: BudgetSpec | str = "auto",
         max_batch: int = 16,
         memory: int | None = None,
         prefixes: int = 8,
