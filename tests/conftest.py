@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from draftsmith import builtin
+from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
@@ -28,6 +29,12 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no recorded data: {path} does not exist (set DRAFTSMITH_DATA)")
     return path
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test leaves the dtype that it chose in the user's cache folder."""
+    monkeypatch.setattr(Measured, "save", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

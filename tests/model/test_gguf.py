@@ -81,6 +81,22 @@ def test_a_file_is_converted_once(file: Path, monkeypatch: pytest.MonkeyPatch) -
     assert ours.converted(file) == first
 
 
+def test_sums_are_computed_where_a_file_was_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ours.converted(file)
+    assert ours.converted(file) == folder
+    summed: list[str] = []
+    real = ours._sha256
+    monkeypatch.setattr(ours, "_sha256", lambda path: summed.append(path.name) or real(path))
+    ours.converted(file)
+    assert summed == [file.name]
+    (folder / "model.safetensors").touch()
+    ours.converted(file)
+    ours.converted(file)
+    assert summed == [file.name, file.name, "model.safetensors", file.name]
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "unsealed"])
 def test_a_damaged_copy_is_made_anew(file: Path, damage: str) -> None:
     folder = ours.converted(file)

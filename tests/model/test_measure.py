@@ -44,6 +44,7 @@ def test_without_a_pass_of_16_the_widest_narrower_one_counts() -> None:
     assert cheapest({"float32": {1: 1.0}, "bfloat16": {1: 0.5}}, {"float32"}) == "bfloat16"
 
 
+SAVE = Measured.save
 COSTS = {"float32": {1: 1.0, 16: 2.0}, "bfloat16": {1: 0.5, 16: 0.9}}
 
 
@@ -91,6 +92,47 @@ def test_float32_weights_are_not_rounded_for_speed(tmp_path: Path, timed: list[s
     assert models.keys() == told.seconds.keys() == {"float32", "bfloat16"}
     assert told.best == "float32"
     assert "500.0 and 900.0 in bfloat16 (which rounds these weights)" in told.explain()
+
+
+@pytest.fixture
+def mindful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder in which choices are remembered."""
+    monkeypatch.setattr(Measured, "save", SAVE)
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dtypes"
+
+
+def test_a_choice_is_measured_once(
+    tmp_path: Path, timed: list[str], mindful: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path / "model", torch.bfloat16)
+    first = load(folder, dtype="measured")
+    again = load(folder, dtype="measured")
+    assert timed == ["bfloat16", "float32"]
+    assert again.dtype == first.dtype == torch.bfloat16
+    assert first.measured is not None
+    assert again.measured is not None
+    told = f" (measured on {again.measured.when})"
+    assert again.measured.explain() == first.measured.explain() + told
+    # Another number of threads, or a file that nobody can read: measured again.
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    load(folder, dtype="measured")
+    assert timed == ["bfloat16", "float32"] * 2
+    for file in mindful.iterdir():
+        file.write_text("{}")
+    load(folder, dtype="measured")
+    assert timed == ["bfloat16", "float32"] * 3
+    assert len(list(mindful.iterdir())) == 2
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, timed: list[str], mindful: Path
+) -> None:
+    mindful.parent.write_text("no folder")
+    folder = saved(tmp_path / "model", torch.bfloat16)
+    assert load(folder, dtype="measured").dtype == torch.bfloat16
+    assert load(folder, dtype="measured").dtype == torch.bfloat16
+    assert timed == ["bfloat16", "float32"] * 2
 
 
 def test_a_dtype_that_is_asked_for_is_not_measured(tmp_path: Path, timed: list[str]) -> None:

@@ -57,6 +57,7 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
     import torch
 
+    from draftsmith.model.load import choice_file, folder_of
     from draftsmith.model.measure import compare_dtypes
 
     capabilities, model = loaded.capabilities, describe(loaded)
@@ -76,6 +77,9 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         if advice:
             torch.set_num_threads(1)
         measured, _ = compare_dtypes(loaded, partial(_again, loaded), thorough=True)
+        if loaded.device.type == "cpu":
+            packed = loaded.prepacked is not None
+            measured.save(choice_file(folder_of(loaded.name), {}, packed))
         record["measured_on_threads"] = torch.get_num_threads()
     record["plain_pass_by_threads"] = {count: seconds[1] for count, seconds in threads.items()}
     record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
 from typing import TypeVar
+
+from draftsmith.errors import WriteError
+from draftsmith.storage import write_text, writing
 
 WIDE = 16
 """A pass over so many tokens stands for all that verify drafts."""
@@ -45,6 +52,8 @@ class Measured:
     """dtype → why it was not tried."""
     faithful: frozenset[str]
     """The dtypes that hold the weights as well as the checkpoint does; one of these is taken."""
+    when: str = ""
+    """The day of measuring, where that was another time."""
 
     @property
     def best(self) -> str:
@@ -67,7 +76,25 @@ class Measured:
                 less = "" if name in self.faithful else " (which rounds these weights)"
                 said.append(f"{self._took(name)} in {name}{less}")
         said += [f"{name} was not tried: {reason}" for name, reason in self.left_out.items()]
-        return ", ".join(said)
+        return ", ".join(said) + (f" (measured on {self.when})" if self.when else "")
+
+    def save(self, path: Path) -> None:
+        """Remember the choice; where that cannot be, the next load measures again."""
+        known = asdict(self) | {"faithful": sorted(self.faithful), "when": date.today().isoformat()}
+        with suppress(WriteError), writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(known) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Measured | None:
+        """What `save` wrote; None where there is nothing of the kind."""
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            timed = known.pop("seconds").items()
+            seconds = {name: {int(w): float(s) for w, s in costs.items()} for name, costs in timed}
+            return cls(seconds=seconds, faithful=frozenset(known.pop("faithful")), **known)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
 
     def _took(self, name: str) -> str:
         return " and ".join(f"{1000 * s:.1f}" for s in plain_and_wide(self.seconds[name]))

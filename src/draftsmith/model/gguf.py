@@ -18,6 +18,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +40,8 @@ _DEEPEST = 4
 """Arrays within arrays; real files have none."""
 _SEAL = "converted.json"
 """Written last: a cache folder without it is not whole."""
+_CHECKED = "checked.json"
+"""Sizes and times of the weights when their sums were last found right."""
 _NEW = ".new-"
 _ABANDONED_SECONDS = 86400.0
 
@@ -78,10 +81,10 @@ def converted(path: Path) -> Path:
     Raises LoadError for a file that is damaged or that transformers cannot read, WriteError where
     the folder cannot be written.
     """
-    header = read_header(path)
-    folder = cache_folder() / "gguf" / f"{path.stem}-{_sha256(path)[:32]}"
+    with reading(path):
+        folder = cache_folder() / "gguf" / f"{path.stem}-{_sha256(path)[:32]}"
     if not _whole(folder):
-        _convert(path, header, folder)
+        _convert(path, read_header(path), folder)
     return folder
 
 
@@ -273,16 +276,30 @@ def _seal(folder: Path) -> None:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a folder has the weights that were written, by size and sum."""
+    """Whether a folder has the weights that were written, by size and sum.
+
+    Sums are computed again only where a file was written since they were found right.
+    """
     try:
         files = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
         present = {file.name: file for file in _weights(folder)}
-        return present.keys() == files.keys() and all(
-            present[name].stat().st_size == size and _sha256(present[name]) == digest
+        if present.keys() != files.keys():
+            return False
+        stats = {name: file.stat() for name, file in present.items()}
+        stamps = json.dumps([[name, s.st_size, s.st_mtime_ns] for name, s in stats.items()])
+        note = folder / _CHECKED
+        if note.is_file() and note.read_text(encoding="utf-8") == stamps:
+            return True
+        right = all(
+            stats[name].st_size == size and _sha256(present[name]) == digest
             for name, (size, digest) in files.items()
         )
     except (OSError, ValueError, AttributeError, TypeError):
         return False
+    if right:
+        with suppress(WriteError):
+            write_text(note, stamps)
+    return right
 
 
 def _publish(new: Path, folder: Path) -> None:
@@ -305,7 +322,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _weights(folder: Path) -> Iterator[Path]:
-    return folder.glob("*.safetensors")
+    return iter(sorted(folder.glob("*.safetensors")))
 
 
 def _sha256(path: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_li
 from draftsmith.model import gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
-from draftsmith.model.choice import MEASURED
+from draftsmith.model.choice import MEASURED, Measured
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import compare_dtypes
+from draftsmith.model.measure import compare_dtypes, machine
 from draftsmith.model.probe import probe
+from draftsmith.storage import cache_folder, digest
 
 _UNTESTED = Capabilities("plain", "eager", "none", batch=False)
 
@@ -78,18 +81,46 @@ def load(
     return LoadedModel(live, tokenizer, probe(loaded), name, packed)
 
 
-def _load_measured(model: str | Path, tokenizer: Any | None, *how: Any) -> LoadedModel:
+def _load_measured(
+    model: str | Path,
+    tokenizer: Any | None,
+    device: Any,
+    device_map: Any,
+    trust_remote_code: bool,
+    revision: str | None,
+    prepack: bool,
+) -> LoadedModel:
     """The model in the dtype whose passes cost least on this CPU; elsewhere in its own."""
     source = folder_of(str(model))  # once: a GGUF file is read for its name
+    options = {"trust_remote_code": trust_remote_code, "revision": revision}
+    on_cpu = device_map is None and str(device or "cpu") == "cpu"
+    note = choice_file(source, options, prepack)
 
     def load_in(dtype: str | None) -> LoadedModel:
-        return replace(load(source, tokenizer, dtype, *how), name=str(model))
+        where = device, device_map, trust_remote_code, revision
+        return replace(load(source, tokenizer, dtype, *where, prepack), name=str(model))
 
+    if on_cpu and (known := Measured.load(note)) is not None:
+        return replace(load_in(known.best), measured=known)
     own = load_in(None)
     if own.device.type != "cpu":
         return own
     measured, models = compare_dtypes(own, load_in)
+    if on_cpu and measured.seconds:
+        measured.save(note)
     return replace(models[measured.best], measured=measured)
+
+
+def choice_file(source: str, options: dict[str, Any], prepack: bool) -> Path:
+    """Where it is remembered which dtype was the cheapest for a model, as things are here now.
+
+    `source` is a hub id or a folder. Raises as `read_config`.
+    """
+    versions = map(version, ("draftsmith", "torch", "transformers"))
+    capability = torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")
+    here = [machine(), *capability, torch.get_num_threads(), *versions]
+    key = [source, read_config(source, options).to_dict(), prepack, here]
+    return cache_folder() / "dtypes" / f"{digest(key)}.json"
 
 
 def folder_of(model: str) -> str:
