@@ -94,15 +94,11 @@ def test_json_lists_copies(model: str) -> None:
     for copy in answer["copies"]:
         assert ids[slice(*copy["output"])] == ids[slice(*copy["source"])]
         assert copy["text"] in answer["text"]
-    least = json.loads(call(model, "--json", "--min-copy", "9").stdout)["answers"][0]
-    assert all(copy["output"][1] - copy["output"][0] >= 9 for copy in least["copies"])
-    assert len(least["copies"]) < len(answer["copies"])
 
 
 def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
     for args, wanted in (
         (["--attribute", "--show-drafts"], "both colour the answer"),
-        (["--min-copy", "0"], "--min-copy=0 cannot work"),
         (["--attribute-html", str(tmp_path / "no" / "page.html")], "No such file or directory"),
         (["--attribute-html", str(tmp_path)], "it is a folder; give a file"),
     ):

@@ -81,12 +81,6 @@ def test_every_pair_of_more_than_two(folder: Path, lowering: Path) -> None:
     assert "Use draft_model" not in table
 
 
-def test_the_target_may_be_named_as_elsewhere(folder: Path) -> None:
-    assert shown("-m", "edit-7m", folder) == shown("edit-7m", folder)
-    assert "give A and B" in fails("-m", "edit-7m")
-    assert "give A and B" in fails("-m", "edit-7m", folder, folder, "text")
-
-
 def test_bad_input_is_named(folder: Path, tmp_path: Path) -> None:
     assert "neither tokenizer_config.json nor tokenizer.json" in fails(folder, tmp_path)
     (tmp_path / "broken.json").write_text("{}")

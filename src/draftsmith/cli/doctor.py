@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, load_model, own_threads, quiet, waiting
+from draftsmith.cli.loading import busy, idle, load_model, quiet, waiting
 from draftsmith.cli.options import Json, MachineOptions, PlaceOptions
-from draftsmith.cli.render import facts_table, plain_table, plural
+from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import print_json, stdout
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
     options = asdict(chosen)
-    loaded = load_model(named=options.pop("named"), machine=MachineOptions(**options))
+    named = options.pop("named")
+    loaded = load_model(MachineOptions(**options, threads=idle()), named)
     with waiting("measuring …"), quiet():
         record = examine(loaded)
     if as_json:
@@ -55,8 +56,6 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
 
 def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
-    import torch
-
     from draftsmith.model.load import choice_file, folder_of
     from draftsmith.model.measure import compare_dtypes
 
@@ -71,20 +70,11 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
     record["versions"]["python"] = platform.python_version()
-    with own_threads():
-        threads = by_threads(loaded) if loaded.device.type == "cpu" else {}
-        advice = about_threads(threads)
-        if advice:
-            torch.set_num_threads(1)
-        measured, _ = compare_dtypes(loaded, partial(_again, loaded), thorough=True)
-        if loaded.device.type == "cpu":
-            packed = loaded.prepacked is not None
-            measured.save(choice_file(folder_of(loaded.name), {}, packed))
-        record["measured_on_threads"] = torch.get_num_threads()
-    record["plain_pass_by_threads"] = {count: seconds[1] for count, seconds in threads.items()}
+    measured, _ = compare_dtypes(loaded, partial(_again, loaded), thorough=True)
+    if loaded.device.type == "cpu":
+        measured.save(choice_file(folder_of(loaded.name), {}, loaded.prepacked is not None))
     record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out
     record["recommendation"] = recommend(measured, capabilities.shape)
-    record["recommendation"]["explained"] += advice
     return record
 
 
@@ -130,35 +120,6 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def by_threads(loaded: LoadedModel) -> dict[int, dict[int, float]]:
-    """Seconds of a plain and a wide pass with torch's number of threads and with one."""
-    import torch
-
-    from draftsmith.model.choice import WIDE
-    from draftsmith.model.measure import pass_cost
-
-    seconds = {}
-    with own_threads() as usual:
-        for threads in sorted({usual, 1}):
-            torch.set_num_threads(threads)
-            seconds[threads] = pass_cost(loaded, widths=(1, WIDE))
-    return seconds
-
-
-def about_threads(seconds: dict[int, dict[int, float]]) -> list[str]:
-    """Advice where more threads only get in each other's way."""
-    from draftsmith.model.choice import cheapest
-
-    usual = max(seconds, default=1)
-    if usual == 1 or cheapest(seconds, {usual}) == usual:
-        return []
-    faster = sum(seconds[usual].values()) / sum(seconds[1].values())
-    return [
-        f"One thread is {faster:.1f} times as fast as {usual} here (a small model, or "
-        "other work on this machine): use --threads 1."
-    ]
-
-
 def recommend(measured: Measured, shape: str) -> dict[str, Any]:
     """Which dtype, and whether drafts pay, in numbers and in sentences."""
     dtype = measured.best
@@ -199,11 +160,9 @@ def show(record: dict[str, Any]) -> None:
         if record["rows_independent"]
         else "- Rows of a pass influence each other: drafts would change the answer."
     )
-    threads = plural(record["measured_on_threads"], "thread")
-    on = f" (on {threads})" if record["plain_pass_by_threads"] else ""
     if record["linear_layers"]:
         console.print(f"- {record['linear_layers']}.")
-    console.print(f"\n[bold]Milliseconds of a pass, by how many tokens it covers{on}")
+    console.print("\n[bold]Milliseconds of a pass, by how many tokens it covers")
     costs = record["pass_seconds"]
     table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)
     for name, seconds in costs.items():

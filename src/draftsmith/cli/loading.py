@@ -46,7 +46,7 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
         from draftsmith.engine.engine import Engine
 
         SamplingParams(**sampling)
-        set_threads(options.threads or _idle())
+        set_threads(options.threads or idle())
         engine = Engine.from_pretrained(
             source,
             drafter=options.drafter,
@@ -126,7 +126,7 @@ def _cores_of_others() -> float:
     return (_busy_seconds() - _BEGAN[1]) / (time.perf_counter() - _BEGAN[0])
 
 
-def _idle() -> int | None:
+def idle() -> int | None:
     """How many CPU threads to use beside other work; None: torch's choice.
 
     A thread without a core of its own lets all others wait for it, in every layer.
@@ -148,18 +148,6 @@ def busy() -> str | None:
     """A warning if other work on this machine will disturb the times; None if it is idle."""
     others = _cores_of_others()
     return f"other work keeps {others:.1f} cores busy, so times vary" if others > 0.5 else None
-
-
-@contextlib.contextmanager
-def own_threads() -> Iterator[int]:
-    """Torch's thread count may be changed inside; the value it had is given and put back."""
-    import torch
-
-    before = torch.get_num_threads()
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

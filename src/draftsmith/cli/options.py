@@ -143,7 +143,7 @@ class MachineOptions(PlaceOptions):
     """float32, bfloat16, float16, or measured: the cheapest here that loses nothing. [the
     checkpoint's]"""
     threads: int | None = None
-    """CPU threads; `draftsmith doctor` tells what is best here. [torch's choice]"""
+    """CPU threads. [torch's choice]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ class ModelOptions(MachineOptions):
     """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
     dtype: str | None = "measured"
     threads: int | None = None
-    """CPU threads; `draftsmith doctor` tells what is best here. [those that are idle]"""
+    """CPU threads. [as many as have a core to themselves]"""
 
 
 Sampling = Annotated[

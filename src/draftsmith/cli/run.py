@@ -120,8 +120,6 @@ class AttributionOptions:
     when it is complete. With --budget drafter every run marks the same."""
     attribute_html: Path | None = None
     """Write a page where pointing at a copy shows its source."""
-    min_copy: int = 2
-    """Tokens that a copy must have to be shown."""
 
     def check(self, show_drafts: bool) -> None:
         """Raise OptionError now rather than after the answer."""
@@ -187,7 +185,7 @@ def run(
                     results.append(stream.result)
                     printer.end()
                     if attribution.attribute and not as_json:
-                        show_copies(engine, stream.result, attribution.min_copy)
+                        show_copies(engine, stream.result)
             if not as_json:
                 say_end(engine, stream.result, before)
             if "seed" in sampling:
@@ -198,7 +196,7 @@ def run(
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (results or failure is None):
-            answers = [record(engine, result, attribution.min_copy) for result in results]
+            answers = [record(engine, result) for result in results]
             print_json(
                 {
                     "model": engine.model.name,
@@ -212,7 +210,7 @@ def run(
             )
         if attribution.attribute_html is not None and results:
             path = attribution.attribute_html.expanduser()
-            write_text(path, html_page(engine, results, attribution.min_copy))
+            write_text(path, html_page(engine, results))
             note(f"wrote {path}")
         if not late:
             printer.legend([source for result in results for source in result.sources])
@@ -227,11 +225,11 @@ def room_for_edit(engine: Engine, before: str) -> int:
     return len(encode(engine.model.tokenizer, before)) * 5 // 4 + 128
 
 
-def record(engine: Engine, result: GenerationResult, min_copy: int) -> dict[str, Any]:
+def record(engine: Engine, result: GenerationResult) -> dict[str, Any]:
     """What `--json` prints of an answer; positions of copies count from the prompt's beginning."""
     copies = [
         {"output": list(copy.output), "source": list(copy.source), "text": text}
-        for text, copy in stretches(engine, result, min_copy)
+        for text, copy in stretches(engine, result)
         if copy is not None
     ]
     return {
@@ -255,11 +253,11 @@ def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
     return texts
 
 
-def show_copies(engine: Engine, result: GenerationResult, min_copy: int) -> None:
+def show_copies(engine: Engine, result: GenerationResult) -> None:
     """Print an answer with its copies marked, and on stderr how much of it they are."""
     console, colours, marked = stdout(), cycle(COLOURS), Text()
     spans = copied = 0
-    for text, copy in stretches(engine, result, min_copy):
+    for text, copy in stretches(engine, result):
         shown = visible(text) if console.is_terminal else text
         if copy is None:
             marked.append(shown)
@@ -280,12 +278,10 @@ def show_copies(engine: Engine, result: GenerationResult, min_copy: int) -> None
     )
 
 
-def stretches(
-    engine: Engine, result: GenerationResult, min_copy: int
-) -> Iterator[tuple[str, Copy | None]]:
+def stretches(engine: Engine, result: GenerationResult) -> Iterator[tuple[str, Copy | None]]:
     """The answer in order: (text, the copy that it is)."""
     texts, at = answer_texts(engine, result), 0
-    for copy in result.copies(min_copy):
+    for copy in result.copies():
         start, end = (position - len(result.prompt_tokens) for position in copy.output)
         yield "".join(texts[at:start]), None
         yield "".join(texts[start:end]), copy
@@ -293,7 +289,7 @@ def stretches(
     yield "".join(texts[at:]), None
 
 
-def html_page(engine: Engine, results: list[GenerationResult], min_copy: int) -> str:
+def html_page(engine: Engine, results: list[GenerationResult]) -> str:
     """The page that `--attribute-html` asks for."""
     from draftsmith.cli.attribution_page import Answer, page
     from draftsmith.text.tokenizer import token_texts
@@ -301,5 +297,5 @@ def html_page(engine: Engine, results: list[GenerationResult], min_copy: int) ->
     answers = []
     for result in results:
         prompt = token_texts(engine.model.tokenizer, result.prompt_tokens, special=True)
-        answers.append(Answer(prompt, answer_texts(engine, result), result.copies(min_copy)))
+        answers.append(Answer(prompt, answer_texts(engine, result), result.copies()))
     return page(answers, short(engine.model.name), str(engine.drafter))

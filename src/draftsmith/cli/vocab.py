@@ -42,7 +42,6 @@ class VocabOptions:
         "target": "A",
         "drafter": "B",
         "text": "TEXT",
-        "model": "--model -m A",
         "also": "--also C",
     }
 
@@ -52,8 +51,6 @@ class VocabOptions:
     """The drafter's."""
     text: str | None = None
     """A text file like those that will be generated, the demo's by default; - is standard input."""
-    model: str | None = None
-    """The target, instead of A."""
     also: tuple[str, ...] = ()
     """One more tokenizer; every pair is compared."""
 
@@ -71,14 +68,12 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
     """
     from draftsmith.text.comparison import Comparison, Usage
 
-    places = (chosen.model, chosen.target, chosen.drafter, chosen.text)
-    named = [name for name in places if name is not None]
-    if not 2 <= len(named) <= 3:
+    target, drafter = chosen.target, chosen.drafter
+    if target is None or drafter is None:
         raise OptionError("two tokenizers are compared: give A and B, and a TEXT if you like")
-    target, drafter, *paths = named
-    sample = read_text(paths[0]) if paths else "\n".join(builtin.demo())
+    sample = "\n".join(builtin.demo()) if chosen.text is None else read_text(chosen.text)
     if not sample:
-        raise OptionError(f"{paths[0]} is empty; give a text like those that will be generated")
+        raise OptionError(f"{chosen.text} is empty; give a text like those that will be generated")
     usages = {}
     for name in (target, drafter, *chosen.also):
         vocabulary = _vocabulary(name)
