@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, idle, load_model, quiet, waiting
+from draftsmith.cli.loading import busy, idle, load_model, quiet, set_threads, waiting
 from draftsmith.cli.options import Json, MachineOptions, PlaceOptions
 from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import print_json, stdout
@@ -44,8 +44,8 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
     options = asdict(chosen)
-    named = options.pop("named")
-    loaded = load_model(MachineOptions(**options, threads=idle()), named)
+    loaded = load_model(named=options.pop("named"), machine=MachineOptions(**options))
+    set_threads(idle())
     with waiting("measuring …"), quiet():
         record = examine(loaded)
     if as_json:
