@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
 
 
@@ -29,26 +28,11 @@ def page(title: str, body: str, style: str = "", script: str = "") -> str:
 """
 
 
-def colours(light: Mapping[str, str], dark: Mapping[str, str]) -> str:
-    """Rules that make every colour a variable, `var(--name)`."""
-
-    def rule(values: Mapping[str, str]) -> str:
-        listed = " ".join(f"--{name}: {value};" for name, value in values.items())
-        return f":root {{ {listed} }}"
-
-    return f"{rule(light)}\n@media (prefers-color-scheme: dark) {{ {rule(dark)} }}"
-
-
-LIGHT = {
-    "paper": "#fbfbf9", "card": "#ffffff", "ink": "#1b1c1e", "soft": "#5d6167", "rule": "#e3e3de",
-}  # fmt: skip
-DARK = {
-    "paper": "#131416", "card": "#1b1d20", "ink": "#ebecee", "soft": "#a0a5ad", "rule": "#31343a",
-}  # fmt: skip
-
-_STYLE = (
-    colours(LIGHT, DARK)
-    + """
+_STYLE = """
+:root { --paper: #fbfbf9; --card: #ffffff; --ink: #1b1c1e; --soft: #5d6167; --rule: #e3e3de; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #131416; --card: #1b1d20; --ink: #ebecee; --soft: #a0a5ad; --rule: #31343a; }
+}
 :root { color-scheme: light dark; }
 * { box-sizing: border-box; }
 body {
@@ -65,5 +49,4 @@ h3 { font-size: 1rem; margin: 0 0 2px; }
   main { padding: 20px 16px 40px; }
   h1 { font-size: 1.4rem; }
 }
-""".rstrip()
-)
+""".strip()

@@ -103,12 +103,11 @@ def _holding(answer: Answer, position: int, which: str) -> Iterator[int]:
             yield number
 
 
-_TINTS = {"tint": "88%", "lit": "70%", "line": "52%", "strength": "78%"}
-_DARK_TINTS = {"tint": "21%", "lit": "36%", "line": "55%", "strength": "48%"}
-
-_STYLE = (
-    html.colours(_TINTS, _DARK_TINTS)
-    + """
+_STYLE = """
+:root { --tint: 88%; --lit: 70%; --line: 52%; --strength: 78%; }
+@media (prefers-color-scheme: dark) {
+  :root { --tint: 21%; --lit: 36%; --line: 55%; --strength: 48%; }
+}
 main { max-width: 1400px; }
 h3 { font-size: 0.8rem; font-weight: 600; color: var(--soft); margin: 0; padding: 10px 16px;
   border-bottom: 1px solid var(--rule); }
@@ -132,7 +131,6 @@ h3 { font-size: 0.8rem; font-weight: 600; color: var(--soft); margin: 0; padding
   .text { max-height: 44vh; }
 }
 """
-)
 
 _SCRIPT = """
 for (const pair of document.querySelectorAll(".pair")) {

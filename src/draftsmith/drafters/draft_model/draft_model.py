@@ -34,17 +34,12 @@ from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
 
 
-def _string_rejection(pair: Pair) -> Callable[[], Translation]:
-    bridge = Bridge(pair)
-    return partial(StringRejection, bridge, rule_of(bridge))
-
-
 ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
     "standard": lambda pair: partial(TokenLevel, TokenMap(pair)),
     "union": lambda pair: partial(TokenLevel, TokenMap(pair, beyond=True)),
     "tli": lambda pair: partial(TokenLevel, TokenMap(pair)),
     "slem": lambda pair: partial(StringMatch, Bridge(pair)),
-    "slrs": _string_rejection,
+    "slrs": lambda pair: partial(StringRejection, bridge := Bridge(pair), rule_of(bridge)),
 }
 """Algorithm → what makes a new sequence's translation, once the pair is known."""
 
