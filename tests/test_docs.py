@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import sys
 import textwrap
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+
+from draftsmith.cli import app
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -37,6 +42,35 @@ def test_every_file_named_in_the_architecture_exists() -> None:
         assert matches, name
         defined = rf"(def|class) {function}\b"
         assert any(re.search(defined, p.read_text(encoding="utf-8")) for p in matches), function
+
+
+def pages() -> list[Path]:
+    root = DOCS.parent
+    return [root / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(root.glob("recipes/*/*.md"))]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_every_command_on_a_page_can_be_given(page: Path) -> None:
+    """Names of commands and options, and how many arguments there are; none is run."""
+    text = page.read_text(encoding="utf-8")
+    told = re.findall(r"`(draftsmith [a-z][^`\n]*)`", text)
+    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S):
+        told += re.findall(r"^(draftsmith [a-z].*)$", block, re.M)
+    for line in told:
+        _, *words = shlex.split(re.split(r" [|>…] ?", line)[0], comments=True)
+        command: Any = typer.main.get_command(app)
+        while words and hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        if hasattr(command, "commands"):
+            continue
+        try:
+            command.make_context(line, words, help_option_names=["-h", "--help"])
+        except typer.Exit:  # of --help and --version
+            pass
+        except Exception as error:  # what is only quoted may lack its arguments
+            told_wrong = getattr(error, "format_message", error.__str__)()
+            assert "Missing" in told_wrong, f"{line}: {told_wrong}"
 
 
 QUOTED = re.compile(r"```python\n# ([a-z_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
