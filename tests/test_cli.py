@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import typer
 from gguf import GGMLQuantizationType as Kind
 
@@ -25,7 +26,7 @@ import gguf_files
 import tiny
 from command import call, fails
 from draftsmith import builtin
-from draftsmith.cli import app
+from draftsmith.cli import app, loading
 from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
 from draftsmith.cli.doctor import recommend
@@ -574,6 +575,35 @@ def test_chat_survives_mistakes(model: str) -> None:
 
 def test_chat_refuses_bad_options(model: str) -> None:
     assert "--top-k=-1" in fails(2, "chat", "-m", model, "--top-k", "-1")
+
+
+@pytest.mark.parametrize(
+    ("cores", "others", "usual", "wanted"),
+    [(2, 0.3, 2, None), (2, 1.0, 2, 1), (2, 5.0, 2, 1), (64, 20.0, 32, None), (64, 40.0, 32, 24)],
+)
+def test_threads_that_would_wait_for_a_core_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    cores: int, others: float, usual: int, wanted: int | None,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: usual)
+    monkeypatch.setattr(loading, "_cores_of_others", lambda: others)
+    assert loading.idle() == wanted
+    assert (f"{others:.1f} of {cores} cores" in capsys.readouterr().err) == (wanted is not None)
+
+
+def test_other_work_is_what_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  1000 200 300 99999 99999 10 20 30 5 5\ncpu0 7 7 7\n")
+    monkeypatch.setattr(loading, "Path", lambda _: stat)
+    monkeypatch.setattr(os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(time, "process_time", lambda: 3.6)
+    assert loading._busy_seconds() == pytest.approx(15.6 - 3.6)
+    monkeypatch.setattr(loading, "_BEGAN", (100.0, 2.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: 110.0)
+    assert loading._cores_of_others() == pytest.approx(1.0)
+    stat.unlink()
+    assert loading._busy_seconds() == 0
 
 
 # --- drafters and doctor -------------------------------------------------------------------------
