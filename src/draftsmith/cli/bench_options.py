@@ -104,18 +104,16 @@ class AnswerOptions(FileOptions):
         on_error = cast("OnError", self.on_error)
         drafters = self.drafters()
         found = self.read(on_error)
-        encoding = Encoding(self._folders(), self.tokenizer, self.template)
+        # Beside the files, and one level above.
+        places = [place for path in self.files for place in (path.parent, path.parent / "..")]
+        folders = dict.fromkeys((place / "tokenizers").resolve() for place in places)
+        encoding = Encoding(tuple(folders), self.tokenizer, self.template)
         replayer = Replayer(encoding, budget, on_error, self.max_tokens)
         known = Finished(self.resume, sync=False)
         with bar("replaying", len(found.records)) as advance:
             result = sweep(found.records, drafters, replayer, self.processes, known, advance)
         result.wrong[:0] = found.wrong
         return result
-
-    def _folders(self) -> tuple[Path, ...]:
-        """Where tokenizers are looked for: beside the files, and one level above."""
-        places = [place for path in self.files for place in (path.parent, path.parent / "..")]
-        return tuple(dict.fromkeys((place / "tokenizers").resolve() for place in places))
 
 
 def tell(wrong: Sequence[str]) -> None:

@@ -56,7 +56,7 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
 
 def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
-    from draftsmith.model.load import choice_file, folder_of
+    from draftsmith.model.load import choice_file, folder_of, load
     from draftsmith.model.measure import compare_dtypes
 
     capabilities, model = loaded.capabilities, describe(loaded)
@@ -70,20 +70,14 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
     record["versions"]["python"] = platform.python_version()
-    measured, _ = compare_dtypes(loaded, partial(_again, loaded), thorough=True)
+    packed = loaded.prepacked is not None
+    again = partial(load, loaded.name, None, device=loaded.device, prepack=packed)
+    measured, _ = compare_dtypes(loaded, lambda dtype: again(dtype=dtype), thorough=True)
     if loaded.device.type == "cpu":
-        measured.save(choice_file(folder_of(loaded.name), {}, loaded.prepacked is not None))
+        measured.save(choice_file(folder_of(loaded.name), {}, packed))
     record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out
     record["recommendation"] = recommend(measured, capabilities.shape)
     return record
-
-
-def _again(loaded: LoadedModel, dtype: str) -> LoadedModel:
-    """The same model in another dtype, laid out alike."""
-    from draftsmith.model.load import load
-
-    packed = loaded.prepacked is not None
-    return load(loaded.name, dtype=dtype, device=loaded.device, prepack=packed)
 
 
 def machine(loaded: LoadedModel) -> dict[str, Any]:

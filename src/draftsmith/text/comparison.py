@@ -49,11 +49,10 @@ class Usage:
         Each is taken for the middle of a text, as SLEM does: no space is put before it. None: the
         tokenizer is injective on this text (section 3.2).
         """
-        back = [(piece, self._back(piece)) for piece in self.pieces]
-        return [(piece, found) for piece, found in back if piece != found]
-
-    def _back(self, piece: str) -> str:
-        return self.vocabulary.bytes_of(self.vocabulary.encode(piece)).decode("utf-8", "replace")
+        known = self.vocabulary
+        written = (known.bytes_of(known.encode(piece)) for piece in self.pieces)
+        back = (text.decode("utf-8", "replace") for text in written)
+        return [pair for pair in zip(self.pieces, back, strict=True) if pair[0] != pair[1]]
 
 
 @dataclass(frozen=True, eq=False)

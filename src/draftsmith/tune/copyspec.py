@@ -108,7 +108,7 @@ def answers(
             continue
         answer = finished.recall(
             ["plain", model.facts.name, str(model.dtype), max_new_tokens, ids],
-            partial(plain_answer, engine, ids, max_new_tokens),
+            partial(_plain, engine, ids, max_new_tokens),
         )
         written[0, record.id] = decode(model.tokenizer, answer)
         found.texts.append((ids, answer))
@@ -117,10 +117,8 @@ def answers(
     return found
 
 
-def plain_answer(engine: Engine, ids: list[int], limit: int) -> list[int]:
-    """The greedy answer, decoded plainly."""
-    tokens: list[int] = engine.generate(ids, temperature=0.0, max_new_tokens=limit).tokens
-    return tokens
+def _plain(engine: Engine, ids: list[int], limit: int) -> list[int]:
+    return engine.generate(ids, temperature=0.0, max_new_tokens=limit).tokens
 
 
 def cost_here(model: LoadedModel) -> Slope:
