@@ -33,7 +33,7 @@ NAME = "draftsmith"
 _MOST_GROUPED = 160
 """Queries up to which grouping wins: beyond, repeating masks costs more than repeating keys."""
 
-_UNKNOWN = ("position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask")
+_UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
 """Arguments that change the result and that only transformers' own function understands."""
 
 
@@ -83,12 +83,13 @@ def grouped_attention(
     groups = query.shape[1] // key.shape[1]
     queries = query.shape[2]
     # A compiler cannot follow a context variable, and nothing is recorded in what it compiles.
-    look = None if torch.compiler.is_compiling() else _watched.get().get(module)
+    watched = None if torch.compiler.is_compiling() else _watched.get()
+    look = watched.get(module) if watched else None
     foreign = (
         dropout
         or key.shape[1] * groups != query.shape[1]
         or (attention_mask is not None and attention_mask.shape[1] != 1)
-        or any(kwargs.get(name) is not None for name in _UNKNOWN)
+        or any(kwargs[name] is not None for name in _UNKNOWN & kwargs.keys())
     )
     both_ways = is_causal is False and attention_mask is None and queries > 1
     if look is not None and (foreign or both_ways):
@@ -122,7 +123,7 @@ def _attend_packed(
 ) -> Tensor:
     """Attention (1, Q, H, D) of spans side by side, each over its own row's keys only."""
     scaling, softcap, sinks = form
-    if len(packed.widths) == len(packed.keys[0]) == 1:
+    if len(packed.widths) == packed.keys[0].shape[0] == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
         return _attend(module, query, key, value, mask, form, look)
     heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
@@ -203,6 +204,8 @@ def _grouped(
         sums = sums.reshape(batch, heads, queries)
     else:
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    if queries == 1:  # the same in fewer operations
+        return out.reshape(batch, 1, heads, -1), sums
     return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), sums
 
 

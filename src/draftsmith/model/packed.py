@@ -168,7 +168,8 @@ class PackedPass(PassCache):
         """Write keys (1, K, Q, D) and values behind each row's; returns both, with all to read."""
         window = self._window(layer_idx)
         both = key_states, value_states
-        new = [list(states.split_with_sizes(self._widths, 2)) for states in both]
+        alone = len(self._widths) == 1
+        new = [[s] if alone else list(s.split_with_sizes(self._widths, 2)) for s in both]
         views = self._views.get(layer_idx, ((), (), (), ()))
         if self._new:
             views = [list(kind) for kind in views]

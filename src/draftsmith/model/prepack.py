@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -25,8 +26,10 @@ _ROWS = 16
 """Rows that the layout is made for; it suits every width from 1 to 32."""
 _TRIED_ROWS = (1, 2, _ROWS)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_WAITING = "_draftsmith_products"
-"""Attribute of an input at which the products of a group wait for the layers they belong to."""
+_WAITING = "_draftsmith_product_{}_{}"
+"""Attribute of an input at which a product of a group waits for the layer it belongs to."""
+_NUMBERS = count()
+"""Of the products: no two ever take each other's parts."""
 _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Neighbours that read the same tensor in transformers' models: one wide product is cheaper."""
 _PART = 4096
@@ -41,14 +44,18 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = product.features, product.sizes[place]
         self.weight, self.bias = product.parameter(place), product.biases[place]
-        self._product, self._place = product, place
+        self._product, self._place, self._own = product, place, product.names[place]
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
         product = self._product
+        waiting = vars(x).pop(self._own, None)
+        if waiting is not None:  # so nobody wrote to x since its neighbour read it
+            found: Tensor = waiting
+            return found
         if x.dtype != product.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.dense(), self.bias)
-        return product(x) if len(product.sizes) == 1 else product.share(x, self._place)
+        return product(x) if len(product.sizes) == 1 else product.share(x, self._own)
 
     def dense(self) -> Tensor:
         """(O, I) the plain weight."""
@@ -78,6 +85,9 @@ class _Product:
         self.sizes = [weight.shape[0] for weight in weights]
         self.features, self.dtype = weights[0].shape[1], weights[0].dtype
         self.biases = list(biases)
+        number = next(_NUMBERS)
+        self.names = [_WAITING.format(number, place) for place in range(len(weights))]
+        """Attributes of an input at which the layers' parts wait for them, each to be taken once."""
         self._kept = list(weights) if keep else []
         self._watched = [*self._kept, *(bias for bias in biases if bias is not None)]
         self._lay_out(weights)
@@ -88,17 +98,17 @@ class _Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, I) → (…, ΣO)."""
-        if [_state(tensor) for tensor in self._watched] != self._states:  # trained or merged
+        watched = self._watched
+        if watched and [_state(one) for one in watched] != self._states:  # trained or merged
             self._lay_out(self._kept or [self.dense(place) for place in range(len(self.sizes))])
         return _multiply(x, self._packed, self._bias)
 
-    def share(self, x: Tensor, place: int) -> Tensor:
-        """One layer's part (…, O); the others' wait at `x`, each to be taken once."""
-        waiting: dict[int, Tensor] = getattr(x, _WAITING, {}).get(self, {})
-        if place not in waiting:  # else nobody wrote to x since its neighbour read it
-            waiting = dict(enumerate(torch.split(self(x), self.sizes, -1)))
-            setattr(x, _WAITING, {self: waiting})
-        return waiting.pop(place)
+    def share(self, x: Tensor, name: str) -> Tensor:
+        """One layer's part (…, O); the others' wait at `x`."""
+        waiting = vars(x)
+        waiting |= zip(self.names, self(x).split_with_sizes(self.sizes, -1), strict=True)
+        part: Tensor = waiting.pop(name)
+        return part
 
     def parameter(self, place: int) -> nn.Parameter:
         """What stands for a layer's weight in the model."""

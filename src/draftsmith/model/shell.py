@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 from transformers import PretrainedConfig
 
 _SETTING = "_attn_implementation_internal"
@@ -100,12 +100,16 @@ class _Shells:
             number: tuple(own for own, below in refers[number].items() if below & wanted)
             for number in wanted
         }
-        shells = {n: _unfilled(parts[n], name, hidden[n], classes) for n in wanted}
+        near = {number: _children(parts[number]) for number in wanted}
+        shells = {n: _unfilled(parts[n], name, (*hidden[n], *near[n]), classes) for n in wanted}
         for number, shell in shells.items():
             attributes = vars(parts[number])
             for own in hidden[number]:
                 object.__setattr__(shell, own, _below(attributes[own], shells))
-            for own in (*hidden[number], *_REPLACED_CALLS):
+            for own, child in near[number].items():
+                object.__setattr__(shell, own, shells.get(id(child), child))
+            seen = {*hidden[number], *(("_modules",) if near[number] else ())}
+            for own in (*seen, *_REPLACED_CALLS):
                 value = attributes.get(own)
                 held = value.copy() if isinstance(value, dict | list) else None
                 self._watched.append((attributes, own, value, held))
@@ -113,10 +117,10 @@ class _Shells:
 
     def current(self) -> bool:
         """Whether the model still consists of the parts that the shells stand for."""
-        return all(
-            attributes.get(name) is value and (held is None or value == held)
-            for attributes, name, value, held in self._watched
-        )
+        for attributes, name, value, held in self._watched:
+            if attributes.get(name) is not value or (held is not None and value != held):
+                return False
+        return True
 
 
 class _Shell:
@@ -151,11 +155,38 @@ class _ModuleShell(_Shell):
         return hash(self.shell_of)
 
 
+class _ListShell(_ModuleShell):
+    """Of a list of blocks."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        """As the list does, but for a slice of all, of which a copy takes longer than some norms."""
+        if isinstance(index, slice) and index.indices(len(self._modules)) == (
+            0,
+            len(self._modules),
+            1,
+        ):
+            return self
+        return super().__getitem__(index)  # type: ignore[misc]
+
+
+def _children(part: Any) -> dict[str, Any]:
+    """The children that a slot can name: in one they are found sooner than by `__getattr__`."""
+    below = vars(part).get("_modules", {}) if isinstance(part, Module) else {}
+    return {
+        name: child
+        for name, child in below.items()
+        if name.isidentifier() and not hasattr(type(part), name) and name not in vars(part)
+    }
+
+
 def _unfilled(part: Any, name: str, hidden: tuple[str, ...], classes: dict[Any, type]) -> Any:
     """A shell over `part`, with slots for the attributes that it hides; `classes` are kept."""
     base = type(part)
+    module = _ListShell if isinstance(part, ModuleList) else _ModuleShell
     kind, first, value = (
-        (_Shell, _SETTING, name) if _has_setting(part) else (_ModuleShell, "shell_of", part)
+        (_Shell, _SETTING, name) if _has_setting(part) else (module, "shell_of", part)
     )
     if (base, hidden) not in classes:
         body = {"__module__": base.__module__, "__qualname__": base.__qualname__}
