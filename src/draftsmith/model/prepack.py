@@ -87,7 +87,7 @@ class _Product:
         self.biases = list(biases)
         number = next(_NUMBERS)
         self.names = [_WAITING.format(number, place) for place in range(len(weights))]
-        """Attributes of an input at which the layers' parts wait for them, each to be taken once."""
+        """Attributes of an input at which the layers' parts wait, each to be taken once."""
         self._kept = list(weights) if keep else []
         self._watched = [*self._kept, *(bias for bias in biases if bias is not None)]
         self._lay_out(weights)
