@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.draft import ROOT, Draft, LazyDistribution, Proposal
-from draftsmith.core.sampling import Distribution, Sampler
+from draftsmith.core.sampling import Distribution, Sampler, argmax
 
 Emit = Callable[[int, Tensor | None], bool]
 """(token, its processed scores (1, V) or None) → whether the sequence ends with this token."""
@@ -111,7 +111,7 @@ def choose(
     norm((p−q)₊). Where the distribution is greedy, p is one point and the same rule is arg-max.
     """
     if distribution.greedy:
-        return int(scores.argmax(-1))
+        return int(argmax(scores))
     p = distribution.probs(scores)
     if proposal is None:
         return sampler.draw(p)

@@ -85,11 +85,12 @@ def grouped_attention(
     # A compiler cannot follow a context variable, and nothing is recorded in what it compiles.
     watched = None if torch.compiler.is_compiling() else _watched.get()
     look = watched.get(module) if watched else None
+    unknown = _UNKNOWN & kwargs.keys()
     foreign = (
         dropout
         or key.shape[1] * groups != query.shape[1]
         or (attention_mask is not None and attention_mask.shape[1] != 1)
-        or any(kwargs[name] is not None for name in _UNKNOWN & kwargs.keys())
+        or (unknown and any(kwargs[name] is not None for name in unknown))
     )
     both_ways = is_causal is False and attention_mask is None and queries > 1
     if look is not None and (foreign or both_ways):

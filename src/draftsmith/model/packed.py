@@ -178,10 +178,10 @@ class PackedPass(PassCache):
                 row.state.append(Slots(window, (layer_idx,), keys, values, settled=False))
                 for kind, own in zip(views, (keys, values) * 2, strict=True):
                     kind.insert(i, own[0])
-        for to, states in zip(views, new, strict=False):
+        for states in new:
             for i in self._several:  # one position of each row
                 states[i] = states[i].transpose(0, 2)
-            torch._foreach_copy_(to, states)
+        torch._foreach_copy_([*views[0], *views[1]], [*new[0], *new[1]])
         masks = self._masks_of(window, key_states.device)
         packed = Packed(self._widths, masks, views[2], views[3])
         key_states.packed = packed  # type: ignore[attr-defined]

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter
-from torch.nn.functional import rms_norm
 from transformers import PretrainedConfig
 
 _SETTING = "_attn_implementation_internal"
@@ -28,9 +27,6 @@ _SETTING = "_attn_implementation_internal"
 
 _REPLACED_CALLS = ("forward", "_compiled_call_impl")
 """Attributes that, on an instance, run something which knows only the original."""
-
-_EPSILONS = ("variance_epsilon", "eps")
-"""What transformers' norms call the number under their root."""
 
 
 class OtherAttention:
@@ -92,8 +88,9 @@ class _Shells:
 
     def __init__(self, model: Module, name: str) -> None:
         parts, refers = _parts_below(model)
-        norms = {number for number, part in parts.items() if _is_rms_norm(part)}
-        wanted = _above_settings(parts, refers) | norms
+        tried = {number: _rms_epsilon(part) for number, part in parts.items()}
+        norms = {number: epsilon for number, epsilon in tried.items() if epsilon is not None}
+        wanted = _above_settings(parts, refers) | norms.keys()
         self.configs = [vars(part) for part in parts.values() if _has_setting(part)]
         self.refusal: str | None = None
         """Why there can be no shells."""
@@ -112,7 +109,7 @@ class _Shells:
         }
         near = {number: _children(parts[number]) for number in wanted}
         shells = {
-            n: _unfilled(parts[n], n in norms, name, (*hidden[n], *near[n]), classes)
+            n: _unfilled(parts[n], norms.get(n), name, (*hidden[n], *near[n]), classes)
             for n in wanted
         }
         for number, shell in shells.items():
@@ -182,53 +179,65 @@ class _ListShell(_ModuleShell):
 
 
 class _NormShell(_ModuleShell):
-    """Of a norm for which `_is_rms_norm`."""
+    """Of a norm that `_rms_epsilon` found to be one, in the type in which it was tried."""
 
-    __slots__ = ("_tried",)
-    _tried: torch.dtype
+    __slots__ = ()
+    epsilon: str
+    tried: torch.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """x / √(mean x² + ε), times the weight."""
         weight: Any = self._parameters["weight"]
-        if not self._tried == x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"):
+        if not self.tried == x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc, no-any-return]
-        return _normed(x, weight, vars(self))
+        normed: Tensor = weight * torch.rms_norm(x, weight.shape, None, getattr(self, self.epsilon))
+        return normed
 
 
-def _normed(x: Tensor, weight: Tensor, attributes: dict[str, Any]) -> Tensor:
-    epsilon = next(attributes[name] for name in _EPSILONS if name in attributes)
-    return weight * rms_norm(x, weight.shape, eps=epsilon)
+class _ConfigShell(_Shell):
+    """Of a configuration: its attention is asked for in every layer, its property takes a while."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_attn_implementation":
+            return object.__getattribute__(self, _SETTING)
+        return super().__getattribute__(name)
 
 
-def _is_rms_norm(part: Any) -> bool:
-    """Whether a module on a CPU gives, with any weight, the very bits of torch's norm."""
+def _rms_epsilon(part: Any) -> str | None:
+    """What a norm calls the number under its root, if it gives with any weight the very bits of
+    torch's RMS norm."""
     own = vars(part)
     weight = own.get("_parameters", {}).get("weight")
+    name = next((name for name in ("variance_epsilon", "eps") if name in own), None)
     if (
-        type(weight) is not Parameter
+        name is None
+        or type(weight) is not Parameter
         or weight.device.type != "cpu"
         or weight.dim() != 1
         or len(own["_parameters"]) > 1
         or own["_modules"]
         or own["_buffers"]
-        or not any(name in own for name in _EPSILONS)
         or any(own.get(call) is not None for call in _REPLACED_CALLS)
     ):
-        return False
+        return None
     x = torch.randn((5, len(weight)), generator=torch.Generator().manual_seed(0))
-    # Squares that vanish beside ε, and large ones.
-    x = (x * torch.tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
-    x, other = x[:4], x[4]
-    twin = object.__new__(type(part))
-    vars(twin).update(own, _parameters={"weight": other})
-    with torch.inference_mode():
-        try:
-            return all(
-                torch.equal(twin.forward(rows), _normed(rows, other, own))
-                for rows in (x, x[None, 1:2])  # a single row may take another kernel
-            )
-        except (RuntimeError, TypeError, ValueError):
-            return False
+    # Squares that vanish beside the number, and large ones; the last row is a weight.
+    *_, other = x = (x * torch.tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
+    kinds: tuple[type, ...] = type(part), type("", (_NormShell, type(part)), {})
+    twins: list[Any] = [object.__new__(kind) for kind in kinds]
+    norm, quick = twins
+    vars(norm).update(own, _parameters={"weight": other})
+    vars(quick).update(vars(norm), epsilon=name, tried=weight.dtype)
+    try:
+        with torch.inference_mode():  # a single row may take another kernel
+            same = [
+                torch.equal(norm.forward(rows), quick.forward(rows)) for rows in (x, x[None, :1])
+            ]
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    return name if all(same) else None
 
 
 def _children(part: Any) -> dict[str, Any]:
@@ -242,26 +251,26 @@ def _children(part: Any) -> dict[str, Any]:
 
 
 def _unfilled(
-    part: Any, normal: bool, name: str, hidden: tuple[str, ...], classes: dict[Any, type]
+    part: Any, epsilon: str | None, name: str, hidden: tuple[str, ...], classes: dict[Any, type]
 ) -> Any:
     """A shell over `part`, with slots for the attributes that it hides; `classes` are kept."""
-    base, first, value = type(part), "shell_of", part
-    kind: type[_Shell] = _Shell
+    base = type(part)
+    own: dict[str, Any] = {"shell_of": part}
+    kind: type[_Shell] = _ModuleShell
     if _has_setting(part):
-        first, value = _SETTING, name
-    elif normal:
-        kind = _NormShell
-    else:
-        kind = _ListShell if isinstance(part, ModuleList) else _ModuleShell
+        kind, own = _ConfigShell, {_SETTING: name}
+    elif epsilon is not None:
+        kind, own = _NormShell, own | {"epsilon": epsilon, "tried": part.weight.dtype}
+    elif isinstance(part, ModuleList):
+        kind = _ListShell
     if (base, kind, hidden) not in classes:
         body = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        slots = {"__slots__": (first, *hidden)}
+        slots = {"__slots__": (*own, *hidden)}
         classes[base, kind, hidden] = type(base.__name__, (kind, base), body | slots)
     shell: Any = object.__new__(classes[base, kind, hidden])
     object.__setattr__(shell, "__dict__", vars(part))
-    object.__setattr__(shell, first, value)
-    if normal:
-        object.__setattr__(shell, "_tried", part.weight.dtype)
+    for slot, value in own.items():
+        object.__setattr__(shell, slot, value)
     return shell
 
 
