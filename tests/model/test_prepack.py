@@ -231,6 +231,17 @@ def test_an_input_written_to_between_calls_is_read_again() -> None:
             torch.testing.assert_close(model.v_proj(other), model(other)[2])
 
 
+def test_no_group_takes_what_another_one_left_at_an_input() -> None:
+    first, second = Neighbours().requires_grad_(False), Neighbours().requires_grad_(False)
+    second.k_proj.weight.mul_(2)
+    x = torch.randn((3, 96))
+    expected = second(x)
+    packed_or_skip(first)
+    packed_or_skip(second)
+    first.q_proj(x)
+    torch.testing.assert_close(second(x), expected)
+
+
 def test_a_kept_group_follows_writes_to_any_of_its_weights() -> None:
     model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
     packed_or_skip(model)

@@ -195,6 +195,20 @@ def edit_a_weight(model: Any) -> None:
         model.model.layers[1].mlp.up_proj.weight.mul_(2)
 
 
+def edit_a_norm(model: Any) -> None:
+    norm = model.model.layers[0].input_layernorm
+    norm.variance_epsilon = 0.1
+    norm.register_forward_hook(lambda _module, _inputs, output: output * 2)
+
+
+def replace_what_a_norm_does(model: Any) -> None:
+    model.model.norm.forward = lambda x: 2 * x
+
+
+def exchange_a_norm(model: Any) -> None:
+    model.model.layers[0].input_layernorm = torch.nn.LayerNorm(64)
+
+
 def replace_a_weight(model: Any) -> None:
     own = model.model.layers[0].self_attn.q_proj
     own.weight = torch.nn.Parameter(own.weight.detach() * 2)
@@ -238,7 +252,8 @@ def change_the_configuration(model: Any) -> None:
     "change",
     [
         edit_a_weight, replace_a_weight, load_other_weights, torch.nn.Module.double, add_a_hook,
-        hook_that_knows_its_module, exchange_a_block, exchange_an_inner_module, drop_a_block,
+        hook_that_knows_its_module, edit_a_norm, replace_what_a_norm_does, exchange_a_norm,
+        torch.nn.Module.bfloat16, exchange_a_block, exchange_an_inner_module, drop_a_block,
         change_the_configuration,
     ],
 )  # fmt: skip
@@ -252,6 +267,102 @@ def test_a_change_of_the_model_is_a_change_of_its_shells(change: Callable[[Any],
     assert other.exclusive is None
     assert not torch.equal(after, before)
     assert torch.equal(after, by_switching(model, NAME))
+
+
+# What shells do in fewer calls
+
+
+def with_norm(norm: torch.nn.Module, dtype: torch.dtype) -> Any:
+    model = build("llama")
+    model.model.norm = norm
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model.to(dtype)
+
+
+class WeightInside(torch.nn.Module):
+    """Multiplies by the weight before it rounds to the type: other bits in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(64)), 1e-6
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (self.weight.float() * normed).to(x.dtype)
+
+
+class MovedWeight(WeightInside):
+    """Gemma's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * (1 + self.weight.float())).to(x.dtype)
+
+
+@pytest.fixture
+def quick_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Types in which torch's norm was called."""
+    calls: list[torch.dtype] = []
+    honest = torch.rms_norm
+
+    def counted(x: Tensor, *rest: Any) -> Tensor:
+        calls.append(x.dtype)
+        return honest(x, *rest)
+
+    monkeypatch.setattr(torch, "rms_norm", counted)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_norm_that_is_written_out_runs_as_torchs(
+    dtype: torch.dtype, quick_calls: list[torch.dtype]
+) -> None:
+    model = with_norm(build("llama").model.norm, dtype)
+    x = torch.randn((3, 5, 64)).to(dtype) * torch.logspace(-6, 4, 5, dtype=dtype)[:, None]
+    other = OtherAttention(model, NAME)
+    norm = other._fitting().root.model.norm
+    quick_calls.clear()
+    with torch.inference_mode():
+        assert torch.equal(norm(x), model.model.norm(x))
+        assert quick_calls == [dtype]
+        # Not where it was not tried: other types, and what autocast makes of them.
+        wide = x.double()
+        assert torch.equal(norm(wide), model.model.norm(wide))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(norm(x), model.model.norm(x))
+    assert quick_calls == [dtype]
+
+
+@pytest.mark.parametrize("kind", [WeightInside, MovedWeight, lambda: torch.nn.LayerNorm(64)])
+def test_a_norm_of_other_bits_is_left_alone(
+    kind: Callable[[], torch.nn.Module], quick_calls: list[torch.dtype]
+) -> None:
+    model = with_norm(kind(), torch.bfloat16)
+    if kind is WeightInside:
+        torch.nn.init.ones_(model.model.norm.weight)  # with which one cannot tell
+    x = torch.randn((1, 5, 64), dtype=torch.bfloat16)
+    other = OtherAttention(model, NAME)
+    norm = other._fitting().root.model.norm
+    quick_calls.clear()
+    with torch.inference_mode():
+        assert torch.equal(norm(x), model.model.norm(x))
+    assert not quick_calls
+
+
+def test_a_list_of_blocks_is_sliced_as_a_list() -> None:
+    model = build("llama")
+    own, shell = model.model.layers, OtherAttention(model, NAME)._fitting().root.model.layers
+    assert shell[:2] is shell[:] is shell[0:9] is shell
+    for part in (slice(1), slice(1, None), slice(None, None, -1), slice(0, 0)):
+        assert list(shell[part]) == list(own[part])
+    assert shell[-1] == own[-1]
+    assert shell[0].self_attn.config._attn_implementation == NAME
+    with pytest.raises(IndexError):
+        shell[2]
 
 
 @pytest.mark.filterwarnings("ignore")  # peft asks transformers for a name it is retiring

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import Module, ModuleList, Parameter
+from torch.nn import Module, ModuleList
 from transformers import PretrainedConfig
 
 _SETTING = "_attn_implementation_internal"
@@ -88,8 +88,7 @@ class _Shells:
 
     def __init__(self, model: Module, name: str) -> None:
         parts, refers = _parts_below(model)
-        tried = {number: _rms_epsilon(part) for number, part in parts.items()}
-        norms = {number: epsilon for number, epsilon in tried.items() if epsilon is not None}
+        norms = {n: epsilon for n, part in parts.items() if (epsilon := _rms_epsilon(part))}
         wanted = _above_settings(parts, refers) | norms.keys()
         self.configs = [vars(part) for part in parts.values() if _has_setting(part)]
         self.refusal: str | None = None
@@ -107,7 +106,15 @@ class _Shells:
             number: tuple(own for own, below in refers[number].items() if below & wanted)
             for number in wanted
         }
-        near = {number: _children(parts[number]) for number in wanted}
+        # In a slot a child is found sooner than by `__getattr__`.
+        near = {
+            number: {
+                own: child
+                for own, child in vars(parts[number]).get("_modules", {}).items()
+                if own.isidentifier() and not hasattr(type(parts[number]), own)
+            }
+            for number in wanted
+        }
         shells = {
             n: _unfilled(parts[n], norms.get(n), name, (*hidden[n], *near[n]), classes)
             for n in wanted
@@ -118,8 +125,7 @@ class _Shells:
                 object.__setattr__(shell, own, _below(attributes[own], shells))
             for own, child in near[number].items():
                 object.__setattr__(shell, own, shells.get(id(child), child))
-            seen = {*hidden[number], *(("_modules",) if near[number] else ())}
-            for own in (*seen, *_REPLACED_CALLS):
+            for own in {*hidden[number], "_modules", *_REPLACED_CALLS}:
                 value = attributes.get(own)
                 held = value.copy() if isinstance(value, dict | list) else None
                 self._watched.append((attributes, own, value, held))
@@ -172,26 +178,25 @@ class _ListShell(_ModuleShell):
 
     def __getitem__(self, index: Any) -> Any:
         """As the list does; but a slice of all is no copy, which takes as long as some norms."""
-        everything = 0, len(self._modules), 1
-        if isinstance(index, slice) and index.indices(len(self._modules)) == everything:
-            return self
-        return super().__getitem__(index)  # type: ignore[misc]
+        places = range(len(self._modules))
+        whole = isinstance(index, slice) and places[index] == places
+        return self if whole else super().__getitem__(index)  # type: ignore[misc]
 
 
 class _NormShell(_ModuleShell):
     """Of a norm that `_rms_epsilon` found to be one, in the type in which it was tried."""
 
     __slots__ = ()
-    epsilon: str
-    tried: torch.dtype
+    epsilon_name: str
+    tried_dtype: torch.dtype
 
     def forward(self, x: Tensor) -> Tensor:
         """x / √(mean x² + ε), times the weight."""
         weight: Any = self._parameters["weight"]
-        if not self.tried == x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"):
+        if not self.tried_dtype == x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc, no-any-return]
-        normed: Tensor = weight * torch.rms_norm(x, weight.shape, None, getattr(self, self.epsilon))
-        return normed
+        epsilon = getattr(self, self.epsilon_name)
+        return weight * torch.rms_norm(x, weight.shape, None, epsilon)  # type: ignore[no-any-return]
 
 
 class _ConfigShell(_Shell):
@@ -206,63 +211,42 @@ class _ConfigShell(_Shell):
 
 
 def _rms_epsilon(part: Any) -> str | None:
-    """What a norm calls the number under its root, if it gives with any weight the very bits of
-    torch's RMS norm."""
+    """What a norm calls the number under its root, if it gives, whatever its weight, the very bits
+    of torch's RMS norm on a CPU."""
     own = vars(part)
-    weight = own.get("_parameters", {}).get("weight")
     name = next((name for name in ("variance_epsilon", "eps") if name in own), None)
-    if (
-        name is None
-        or type(weight) is not Parameter
-        or weight.device.type != "cpu"
-        or weight.dim() != 1
-        or len(own["_parameters"]) > 1
-        or own["_modules"]
-        or own["_buffers"]
-        or any(own.get(call) is not None for call in _REPLACED_CALLS)
-    ):
+    match own.get("_parameters"):
+        case {"weight": Tensor(ndim=1, device=torch.device(type="cpu")) as weight, **others}:
+            other = others or any(own.get(call) is not None for call in _REPLACED_CALLS)
+        case _:
+            return None
+    if name is None or other:
         return None
     x = torch.randn((5, len(weight)), generator=torch.Generator().manual_seed(0))
     # Squares that vanish beside the number, and large ones; the last row is a weight.
-    *_, other = x = (x * torch.tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
-    kinds: tuple[type, ...] = type(part), type("", (_NormShell, type(part)), {})
-    twins: list[Any] = [object.__new__(kind) for kind in kinds]
-    norm, quick = twins
-    vars(norm).update(own, _parameters={"weight": other})
-    vars(quick).update(vars(norm), epsilon=name, tried=weight.dtype)
+    x = (x * torch.tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
+    norm: Any = object.__new__(type(part))
+    quick: Any = object.__new__(type("Quick", (_NormShell, type(part)), {}))
+    vars(norm).update(own, _parameters={"weight": x[4]})
+    vars(quick).update(vars(norm), epsilon_name=name, tried_dtype=weight.dtype)
     try:
         with torch.inference_mode():  # a single row may take another kernel
-            same = [
-                torch.equal(norm.forward(rows), quick.forward(rows)) for rows in (x, x[None, :1])
-            ]
+            same = [torch.equal(norm.forward(r), quick.forward(r)) for r in (x, x[None, :1])]
     except (RuntimeError, TypeError, ValueError):
         return None
     return name if all(same) else None
-
-
-def _children(part: Any) -> dict[str, Any]:
-    """The children that a slot can name: in one they are found sooner than by `__getattr__`."""
-    below = vars(part).get("_modules", {}) if isinstance(part, Module) else {}
-    return {
-        name: child
-        for name, child in below.items()
-        if name.isidentifier() and not hasattr(type(part), name) and name not in vars(part)
-    }
 
 
 def _unfilled(
     part: Any, epsilon: str | None, name: str, hidden: tuple[str, ...], classes: dict[Any, type]
 ) -> Any:
     """A shell over `part`, with slots for the attributes that it hides; `classes` are kept."""
-    base = type(part)
-    own: dict[str, Any] = {"shell_of": part}
-    kind: type[_Shell] = _ModuleShell
+    base, own = type(part), {"shell_of": part}
+    kind: type[_Shell] = _ListShell if isinstance(part, ModuleList) else _ModuleShell
     if _has_setting(part):
         kind, own = _ConfigShell, {_SETTING: name}
     elif epsilon is not None:
-        kind, own = _NormShell, own | {"epsilon": epsilon, "tried": part.weight.dtype}
-    elif isinstance(part, ModuleList):
-        kind = _ListShell
+        kind, own = _NormShell, own | {"epsilon_name": epsilon, "tried_dtype": part.weight.dtype}
     if (base, kind, hidden) not in classes:
         body = {"__module__": base.__module__, "__qualname__": base.__qualname__}
         slots = {"__slots__": (*own, *hidden)}
