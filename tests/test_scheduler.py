@@ -468,7 +468,7 @@ def test_a_callers_autocast_is_its_own() -> None:
 
 def test_memory_is_kept() -> None:
     model = loaded("llama")
-    memory = model.bytes_per_token * 300
+    memory = model.row_bytes(300)
     engine = engine_of("llama", memory=memory)
     with pytest.raises(OptionError, match=r"needs [\d,]+ bytes .* memory="):
         engine.generate(prompt(200), max_new_tokens=200)

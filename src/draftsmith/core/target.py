@@ -14,6 +14,10 @@ Shape = Literal["tree", "chain", "plain"]
 """What a target can verify in one pass: any tree, one branch, or nothing but the next token."""
 
 
+REST = 64
+"""A text's end that may share a draft's pass: hardly costlier than that pass alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a drafter asks the target to record besides logits; the target records only that."""
@@ -116,8 +120,15 @@ class Target(Protocol[RowT]):
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> RowT:
         """Add a sequence; nothing is computed yet. `ids` is not empty."""
 
-    def prefill(self, row: RowT) -> None:
-        """Compute `row.pending` but for its last token, or a short rest, in chunks."""
+    def unread(self, row: RowT, rest: int = 1) -> int:
+        """Pending tokens for passes without a draft, in chunks; 0: a draft's pass may take them.
+
+        That is all but the last, or none where they are no more than `rest`, where the target can
+        do that and has nothing to record before the draft.
+        """
+
+    def prefill(self, row: RowT, rest: int = 1) -> None:
+        """Compute what is `unread` of a row, alone."""
 
     def room(self, row: RowT) -> int:
         """How many positions beyond the root the next pass of this row may use (0: plain)."""

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from draftsmith import builtin
-from draftsmith.core.budget import FixedBudget
+from draftsmith.core.budget import LADDER, FixedBudget, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
@@ -162,6 +162,21 @@ class CostTable:
 Cost = CostTable | Slope
 
 
+def curve(cost: Cost, rows: int = 1) -> dict[int, float]:
+    """Seconds of a pass over so many rows by its draft nodes, at the middle measured context."""
+    widths = (0, *LADDER)
+    if isinstance(cost, Slope):
+        return {width: cost.seconds(1 + width, 0) for width in widths}
+    context = cost.contexts[len(cost.contexts) // 2]
+    return {width: cost.seconds(1 + width / rows, context, rows) for width in widths}
+
+
+def recorded(cost: Cost) -> RecordedCost:
+    """What automatic budgets decide by, for as many rows as were measured."""
+    batches = cost.batches if isinstance(cost, CostTable) else ()
+    return RecordedCost(curve(cost), {rows: curve(cost, rows) for rows in batches})
+
+
 def parse_cost(text: str) -> Cost:
     """A cost table's file, or a number: what a further position costs, in plain passes."""
     try:
@@ -295,6 +310,37 @@ def memory_bytes(device: torch.device) -> int | None:
         return int(torch.cuda.get_device_properties(device).total_memory)
     if hasattr(os, "sysconf"):  # not on Windows
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free at the moment where a model runs; None where nobody tells.
+
+    On Linux what the kernel calls available, within the limit of the container if there is one;
+    elsewhere half of all.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    total = memory_bytes(device)
+    available = _told("/proc/meminfo", "MemAvailable:")
+    if available is None:
+        return None if total is None else total // 2
+    group, most = Path("/sys/fs/cgroup"), _told("/sys/fs/cgroup/memory.max")
+    if most is None:
+        return 1024 * available
+    used = (_told(group / "memory.current") or 0) - (_told(group / "memory.stat", "file") or 0)
+    return max(0, min(1024 * available, most - used))
+
+
+def _told(path: str | Path, name: str = "") -> int | None:
+    """The number behind a name in one of the kernel's files; None where there is none."""
+    try:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if words and (not name or words.pop(0) == name) and words[0].isdecimal():
+                return int(words[0])
+    except OSError:
+        pass
     return None
 
 
