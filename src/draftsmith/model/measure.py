@@ -321,27 +321,25 @@ def free_bytes(device: torch.device) -> int | None:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    total = memory_bytes(device)
     available = _told("/proc/meminfo", "MemAvailable:")
-    if available is None:
+    if not available:
+        total = memory_bytes(device)
         return None if total is None else total // 2
-    group, most = Path("/sys/fs/cgroup"), _told("/sys/fs/cgroup/memory.max")
-    if most is None:
-        return 1024 * available
-    used = (_told(group / "memory.current") or 0) - (_told(group / "memory.stat", "file") or 0)
-    return max(0, min(1024 * available, most - used))
+    group, free = "/sys/fs/cgroup/memory.", 1024 * available
+    if most := _told(group + "max"):
+        used = _told(group + "current") - _told(group + "stat", "file")
+        free = max(0, min(free, most - used))
+    return free
 
 
-def _told(path: str | Path, name: str = "") -> int | None:
-    """The number behind a name in one of the kernel's files; None where there is none."""
+def _told(path: str, name: str = "") -> int:
+    """The number behind a name in one of the kernel's files; 0 where there is none."""
     try:
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            words = line.split()
-            if words and (not name or words.pop(0) == name) and words[0].isdecimal():
-                return int(words[0])
+        lines = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     except OSError:
-        pass
-    return None
+        return 0
+    numbers = [words[-1] if not name else words[1] for words in lines if name in ("", words[0])]
+    return int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
 
 
 def measure_cost(
