@@ -141,7 +141,25 @@ def decoded(
     ends: Sequence[int] = (),
 ) -> Session:
     """The finished session."""
-    session = Session(
+    done = session(target, drafter, prompt, length, sampler, params, ends)
+    while not done.finished:
+        step([done], target)
+    if done.drafter_error is not None:
+        raise done.drafter_error
+    return done
+
+
+def session(
+    target: ToyTarget,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    length: int,
+    sampler: Sampler,
+    params: SamplingParams = SAMPLED,
+    ends: Sequence[int] = (),
+) -> Session:
+    """A session that has its row."""
+    started = Session(
         prompt,
         drafter=drafter,
         budget=FixedBudget(3),
@@ -152,13 +170,9 @@ def decoded(
         stop_rules=[EndTokens(ends)],
         sampling=params,
     )
-    session.context.sampler = sampler
-    start(session, target)
-    while not session.finished:
-        step([session], target)
-    if session.drafter_error is not None:
-        raise session.drafter_error
-    return session
+    started.context.sampler = sampler
+    start(started, target)
+    return started
 
 
 def exact(
