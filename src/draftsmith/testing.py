@@ -99,10 +99,6 @@ class ToyTarget:
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
         return ToyRow(list(ids), needs=needs)
 
-    def unread(self, row: ToyRow, rest: int = 1) -> int:
-        left = len(row.pending)
-        return left - 1 if left > (1 if row.needs.taps or self.shape != "tree" else rest) else 0
-
     def prefill(self, row: ToyRow, rest: int = 1) -> None:  # noqa: ARG002
         row.ids += row.pending[:-1]
         del row.pending[:-1]

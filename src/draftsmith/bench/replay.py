@@ -63,9 +63,6 @@ class ReplayTarget:
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ReplayRow:  # noqa: ARG002
         return ReplayRow(list(ids))
 
-    def unread(self, row: ReplayRow, rest: int = 1) -> int:  # noqa: ARG002
-        return 0
-
     def prefill(self, row: ReplayRow, rest: int = 1) -> None:  # noqa: ARG002
         row.cached += len(row.pending) - 1
         del row.pending[:-1]

@@ -24,9 +24,6 @@ LONGEST_PAUSE = 16
 Points = list[tuple[int, float]]
 """Widths, rising, each with its cost."""
 
-_DOUBLINGS = 8
-"""Neighbouring contexts that are asked about a width that was not measured."""
-
 SETTLING = 8
 """Passes of a width of which the fastest counts; later ones are averaged."""
 
@@ -57,6 +54,8 @@ class CostCurve:
         """Of the context, from `SHORT` on."""
         self._seconds: dict[tuple[int, int, int], tuple[float, int]] = {}
         """By rows, doublings and draft nodes."""
+        self._plainly: dict[int, set[int]] = {}
+        """Rows → doublings at which a plain pass was measured."""
         self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
         self._opening: dict[Hashable, float] = {}
 
@@ -86,6 +85,8 @@ class CostCurve:
         """One pass whose drafts had `width` nodes together took `seconds`."""
         rung = next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1])
         key = self.rows, self.doublings, rung
+        if not rung:
+            self._plainly.setdefault(self.rows, set()).add(self.doublings)
         self._seconds[key] = self._learn(self._seconds.get(key), seconds)
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
@@ -133,19 +134,14 @@ class CostCurve:
         """What was measured: draft nodes of a pass, its cost in plain passes."""
         if not self.knows_plain:
             return [(0, 1.0)]
-        plain = self._plain
-        known = ((rung, self._longer(rung)) for rung in LADDER)
-        return [(0, 1.0), *((rung, 1 + more / plain) for rung, more in known if more is not None)]
-
-    def _longer(self, rung: int) -> float | None:
-        """Seconds that so many nodes make a pass longer, behind this context or the nearest."""
-        for away in range(_DOUBLINGS):
-            for doublings in (self.doublings - away, self.doublings + away):
-                drafted = self._seconds.get((self.rows, doublings, rung))
-                plain = self._seconds.get((self.rows, doublings, 0))
-                if drafted and plain:
-                    return drafted[0] - plain[0]
-        return None
+        rows, known, points = self.rows, self._seconds, [(0, 1.0)]
+        near = sorted(self._plainly[rows], key=lambda doublings: abs(doublings - self.doublings))
+        for rung in LADDER:
+            at = next((d for d in near if (rows, d, rung) in known), None)
+            if at is not None:  # the seconds that so many nodes make a pass longer there
+                longer = known[rows, at, rung][0] - known[rows, at, 0][0]
+                points.append((rung, 1 + longer / self._plain))
+        return points
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -188,8 +184,7 @@ class RecordedCost(CostCurve):
         if not curve.knows_plain:
             known = super().at(max(n for n, _, _ in self._seconds if n <= rows))
             for rung in (0, *LADDER):
-                longer = known.relative(rung + rows - known.rows)
-                self._seconds[rows, 0, rung] = known._plain * longer, 1
+                CostCurve.record(curve, rung, known.relative(rung + rows - known.rows))
         return curve
 
     def record(self, width: int, seconds: float) -> None:

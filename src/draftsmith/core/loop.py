@@ -22,7 +22,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
 from draftsmith.core.stats import TARGET, Step
-from draftsmith.core.target import REST, Row, RowOutput, Target
+from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
 from draftsmith.errors import DrafterError
 
@@ -41,7 +41,7 @@ def start(session: Session, target: Target[Any]) -> None:
 
 def unread(session: Session, target: Target[Any]) -> int:
     """Pending tokens that must be taken by passes without a draft, in chunks; 0: it decodes."""
-    return target.unread(session.row, REST) if session.reading else 0
+    return ahead(target, session.row, session.needs.taps, REST) if session.reading else 0
 
 
 def step(

@@ -12,7 +12,7 @@ import torch
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
-from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
 from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.cache import KVCache
 from draftsmith.model.kv_memory import KVMemory
@@ -123,16 +123,9 @@ class Runner:
         other_angles = self._boundary is not None and self._boundary.beyond(row.root)
         return self.shape != "plain" and not other_angles
 
-    def unread(self, row: SequenceRow, rest: int = 1) -> int:
-        """None of what must share one pass with its root."""
-        # Only trees have masks for a draft behind several pending tokens; a first draft needs the
-        # taps of the whole prompt.
-        riding = rest if self.shape == "tree" and row.taps is None else 1
-        left = len(row.pending)
-        return left - 1 if left > riding and self.splits(row) else 0
-
     def prefill(self, row: SequenceRow, rest: int = 1) -> None:
-        while left := self.unread(row, rest):
+        """Leaves to `forward` what must share one pass with its root."""
+        while left := ahead(self, row, row.taps is not None, rest):
             self.forward([row], [EMPTY], [min(self.chunk, left)])
             self.commit([row], [()], [()])
 
@@ -225,10 +218,7 @@ class Runner:
         return self.loaded.row_bytes(positions, self.chunk if forgets else None)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
-        """Most bytes that rows of so many bytes each take, the moments in which they grow included.
-
-        `kept`: rows that grow no more.
-        """
+        """As `Memory.bytes_for`."""
         return self._memory.bytes_for(rows, kept)
 
     @property
