@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from math import inf
 
 from draftsmith.core.budget import CostCurve
-from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
+from draftsmith.core.loop import LEAST_CHUNK, cached, mend, start, step, unread
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
 from draftsmith.engine.prefixes import Prefixes
@@ -197,7 +197,8 @@ class Scheduler:
         if not reading:
             return {}
         waiting = [job for job in reading if unread(job.session, self.runner)]
-        room = self._room(len(jobs) - len(reading))
+        decoding = [job.session for job in jobs if not job.session.reading]
+        room = self._room(len(decoding), cached(decoding))
         takes = dict.fromkeys(map(id, reading), 0)
         for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
             session = job.session
@@ -216,12 +217,12 @@ class Scheduler:
             takes[id(job)] = take
         return takes
 
-    def _room(self, decoding: int) -> int:
-        """Prompt tokens that a pass may take beside so many rows that decode."""
+    def _room(self, decoding: int, context: int = 0) -> int:
+        """Prompt tokens that a pass may take beside so many rows that decode, `context` long."""
         most = self.runner.chunk
         if not decoding:
             return most
-        cost = self.cost.at(decoding)
+        cost = self.cost.at(decoding, context)
         while most > LEAST_CHUNK and cost.relative(most) > PATIENCE:
             most //= 2
         return most
