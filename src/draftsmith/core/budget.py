@@ -39,10 +39,10 @@ class CostCurve:
     """Cost of a pass over 1+w positions relative to a plain one, learnt from one model's passes.
 
     Shared by all sequences of a model. Every number of rows, and of those every doubling of the
-    context, has a curve of its own: behind a long context a pass costs more, and a node of a draft
-    relatively less. Until a width was measured there, a node is thought to take the seconds it
-    takes behind the nearest context that knows, else it is extrapolated; before anything was
-    measured a cheap pass is assumed (what a GPU or a CPU in bfloat16 shows).
+    context, has a curve of its own: behind a long context a pass costs more, and a draft relatively
+    more or less, as attention is computed. Until a width was measured there, what it cost behind
+    the nearest context counts, else it is extrapolated; before anything was measured a cheap pass
+    is assumed (what a GPU or a CPU in bfloat16 shows).
     """
 
     def __init__(self, prior_slope: float = 0.02, smoothing: float = 0.1) -> None:
@@ -138,9 +138,8 @@ class CostCurve:
         near = sorted(self._plainly[rows], key=lambda doublings: abs(doublings - self.doublings))
         for rung in LADDER:
             at = next((d for d in near if (rows, d, rung) in known), None)
-            if at is not None:  # the seconds that so many nodes make a pass longer there
-                longer = known[rows, at, rung][0] - known[rows, at, 0][0]
-                points.append((rung, 1 + longer / self._plain))
+            if at is not None:
+                points.append((rung, known[rows, at, rung][0] / known[rows, at, 0][0]))
         return points
 
     def drafting(self, drafter: Hashable, width: int) -> float:
