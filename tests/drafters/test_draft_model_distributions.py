@@ -3,8 +3,6 @@ enumerated."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,22 +11,15 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact, session
+from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact, in_a_batch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.loop import step
 from draftsmith.core.sampling import Gumbel, SamplingParams
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.tli import TokenLevel
-from draftsmith.testing import (
-    Enumerated,
-    Scripted,
-    ToyTarget,
-    assert_same_distribution,
-    enumerate_distribution,
-)
+from draftsmith.testing import Scripted, ToyTarget, assert_same_distribution, enumerate_distribution
 
 DISTRIBUTIONS = {
     "plain": SAMPLED,
@@ -67,24 +58,7 @@ def check(
 
 @pytest.mark.parametrize("algorithm", ["standard", "union", "tli"])
 def test_in_a_batch_of_three_each_keeps_its_distribution(algorithm: str) -> None:
-    """One pass of the drafter model and one of the target for all, every draw enumerated."""
-    target = ToyTarget(2, order=1, seed=1)
-    drafter = bound([b"a", b"b"], [b"a", b"b"], algorithm, tokens=1)
-    prompts = [[0], [1], [1, 0]]
-
-    def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
-        running = [session(target, drafter, ids, 2, sampler) for ids in prompts]
-        while left := [one for one in running if not one.finished]:
-            step(left, target)
-        assert not any(one.drafter_error for one in running)
-        return tuple(tuple(one.ids[one.prompt_length :]) for one in running)
-
-    each = [exact(target, ids, 2) for ids in prompts]
-    expected = {
-        tuple(ids): math.prod(one[part] for one, part in zip(each, ids, strict=True))
-        for ids in itertools.product(*each)
-    }
-    assert_same_distribution(enumerate_distribution(answers), expected)
+    in_a_batch(bound([b"a", b"b"], [b"a", b"b"], algorithm, tokens=1), [2, 2, 2])
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

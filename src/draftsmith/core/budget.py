@@ -60,10 +60,7 @@ class CostCurve:
         self._opening: dict[Hashable, float] = {}
 
     def at(self, rows: int, context: int = 0) -> CostCurve:
-        """What is known of passes over so many sequences, with so many cached tokens together.
-
-        It learns for all that share this.
-        """
+        """What is known of passes over so many sequences and cached tokens, for all to learn."""
         doublings = (context // (SHORT * rows)).bit_length()
         if (rows, doublings) == (self.rows, self.doublings):
             return self
@@ -223,10 +220,7 @@ class Budget(Protocol):
         """Most nodes that a step may spend."""
 
     def next(self, rows: int = 1, context: int = 0) -> int:
-        """Nodes the next step may spend, in a pass over so many sequences.
-
-        `context`: cached tokens of all of them.
-        """
+        """Nodes the next step may spend, in a pass over so many sequences and cached tokens."""
 
     def record(self, depth: int, accepted: int) -> None:
         """A step drafted down to `depth`, and `accepted` tokens of it held.
@@ -352,8 +346,7 @@ class AutoBudget:
 def share(budgets: Sequence[Budget], context: int = 0) -> list[int]:
     """Nodes for each sequence of a pass, the automatic ones decided together.
 
-    `context`: cached tokens of all of them. Alone it is what the budget says by itself
-    (`AutoBudget.next`).
+    `context`: their cached tokens. Alone it is what the budget says by itself (`AutoBudget.next`).
     """
     at = len(budgets), context
     autos = {i: b for i, b in enumerate(budgets) if isinstance(b, AutoBudget) and b.awake(*at)}

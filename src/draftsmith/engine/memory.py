@@ -14,10 +14,7 @@ from draftsmith.model.runner import Runner
 from draftsmith.model.taps import recorded
 
 SHARE = 0.75
-"""Of the memory that is free when an engine is made: what it may fill unless told otherwise.
-
-The rest is for what a pass computes on its way, and for others.
-"""
+"""Of the memory that is free when an engine is made; the rest is for what passes compute."""
 
 
 def usual_limit(device: torch.device) -> float:
@@ -33,7 +30,7 @@ class Need(NamedTuple):
     """
 
     rows: int
-    """Keys and values, with what it takes to let them grow."""
+    """Keys and values, growing included."""
     taps: int
     logits: int
     """Of the widest pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -103,10 +104,9 @@ class LoadedModel:
         groups, width = groups or heads, width or (size // heads if heads else 0)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
         windows = windows_by_layer(config)
-        windows = windows * layers if len(windows) == 1 else windows
         slots = sum(
             positions if spare is None or window is None else min(positions, window.size + spare)
-            for kind, window in zip(kinds, windows, strict=True)
+            for kind, window in zip(kinds, cycle(windows), strict=False)
             if kind not in _WITHOUT_KEYS
         )
         return 2 * slots * groups * width * self.dtype.itemsize

@@ -314,17 +314,13 @@ def memory_bytes(device: torch.device) -> int | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free at the moment where a model runs; None where nobody tells.
-
-    On Linux what the kernel calls available, within the limit of the container if there is one;
-    elsewhere half of all.
-    """
+    """Memory that is free where a model runs, within a container's limit; None: nobody tells."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = _told("/proc/meminfo", "MemAvailable:")
     if not available:
         total = memory_bytes(device)
-        return None if total is None else total // 2
+        return None if total is None else total // 2  # a guess: elsewhere than on Linux
     group, free = "/sys/fs/cgroup/memory.", 1024 * available
     if most := _told(group + "max"):
         used = _told(group + "current") - _told(group + "stat", "file")
