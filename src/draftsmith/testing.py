@@ -99,7 +99,7 @@ class ToyTarget:
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
         return ToyRow(list(ids), needs=needs)
 
-    def prefill(self, row: ToyRow) -> None:
+    def prefill(self, row: ToyRow, rest: int = 1) -> None:  # noqa: ARG002
         row.ids += row.pending[:-1]
         del row.pending[:-1]
 

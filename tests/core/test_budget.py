@@ -12,9 +12,11 @@ import pytest
 from draftsmith.core.budget import (
     LADDER,
     RETRY_WIDTH,
+    SHORT,
     AutoBudget,
     CostCurve,
     FixedBudget,
+    RecordedCost,
     likeliest,
     share,
 )
@@ -135,6 +137,37 @@ def test_batch_sizes_have_their_own_curves() -> None:
     assert not cost.at(4).knows_plain
     cost.at(4).record(0, 1.0)
     assert cost.at(4).knows_plain
+
+
+def test_long_contexts_have_their_own_curves() -> None:
+    """Behind 30,000 tokens a plain pass costs more, and a draft relatively more or less."""
+    cost = curve(0.2)
+    assert cost.at(1, SHORT - 1) is cost, "a short chat learns one curve"
+    assert cost.at(4, 4 * SHORT - 1).knows_plain == cost.at(4).knows_plain
+    long = cost.at(1, 30_000)
+    assert long.at(1, 20_000) is long
+    assert not long.knows_plain
+    assert AutoBudget(cost).next(1, 30_000) == 0, "one plain pass shows what it costs here"
+    long.record(0, 4.0)
+    assert cost.at(1, 30_000).relative(8) == pytest.approx(1 + 8 * 0.2)  # as elsewhere, until
+    for width in LADDER:  # it was measured here
+        long.record(width, 4.0 + width * 0.2)
+    assert long.relative(8) == pytest.approx(1 + 8 * 0.05)
+    assert cost.relative(8) == pytest.approx(1 + 8 * 0.2)
+    assert AutoBudget(cost).next(1, 100) < AutoBudget(cost).next(1, 30_000)
+
+
+def test_a_recorded_cost_serves_any_number_of_rows() -> None:
+    line = {width: 1 + 0.1 * width for width in (0, *LADDER)}
+    cost = RecordedCost(line, {4: {width: 2 + 0.4 * width for width in (0, *LADDER)}})
+    assert cost.at(4, 1 << 20).relative(8) == pytest.approx((2 + 3.2) / 2)
+    # Not measured: another row is one more position of the pass that was.
+    assert cost.at(3).relative(8) == pytest.approx((1 + 1.0) / (1 + 0.2))
+    assert cost.at(6).relative(8) == pytest.approx((2 + 4.0) / (2 + 0.8))
+    cost.at(6).record(8, 100.0)
+    assert cost.at(6).relative(8) == pytest.approx(6.0 / 2.8)
+    good = [AutoBudget(RecordedCost({w: 1 + 0.01 * w for w in line})) for _ in range(6)]
+    assert min(share(good)) > 0
 
 
 def test_drafting_time_counts() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
 from draftsmith.core.budget import Budget, CostCurve, FixedBudget
@@ -15,7 +17,13 @@ from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, GUESSING, DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.translation import Pair
-from draftsmith.testing import ToyTarget, exact_distribution
+from draftsmith.testing import (
+    Enumerated,
+    ToyTarget,
+    assert_same_distribution,
+    enumerate_distribution,
+    exact_distribution,
+)
 from draftsmith.text.vocab import Vocabulary, intersect
 
 SAMPLED = SamplingParams(temperature=1.0)
@@ -141,7 +149,25 @@ def decoded(
     ends: Sequence[int] = (),
 ) -> Session:
     """The finished session."""
-    session = Session(
+    done = session(target, drafter, prompt, length, sampler, params, ends)
+    while not done.finished:
+        step([done], target)
+    if done.drafter_error is not None:
+        raise done.drafter_error
+    return done
+
+
+def session(
+    target: ToyTarget,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    length: int,
+    sampler: Sampler,
+    params: SamplingParams = SAMPLED,
+    ends: Sequence[int] = (),
+) -> Session:
+    """A session that has its row."""
+    started = Session(
         prompt,
         drafter=drafter,
         budget=FixedBudget(3),
@@ -152,13 +178,31 @@ def decoded(
         stop_rules=[EndTokens(ends)],
         sampling=params,
     )
-    session.context.sampler = sampler
-    start(session, target)
-    while not session.finished:
-        step([session], target)
-    if session.drafter_error is not None:
-        raise session.drafter_error
-    return session
+    started.context.sampler = sampler
+    start(started, target)
+    return started
+
+
+def in_a_batch(drafter: Drafter, lengths: Sequence[int]) -> None:
+    """Assert the exact distribution of three answers that share every pass, and every draw."""
+    target = ToyTarget(2, order=1, seed=1)
+    prompts = [[0], [1], [1, 0]]
+
+    def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
+        running = [
+            session(target, drafter, ids, length, sampler)
+            for ids, length in zip(prompts, lengths, strict=True)
+        ]
+        while left := [one for one in running if not one.finished]:
+            step(left, target)
+        assert not any(one.drafter_error for one in running)
+        return tuple(tuple(one.ids[one.prompt_length :]) for one in running)
+
+    each = [exact(target, ids, length) for ids, length in zip(prompts, lengths, strict=True)]
+    expected = {
+        ids: prod(one[part] for one, part in zip(each, ids, strict=True)) for ids in product(*each)
+    }
+    assert_same_distribution(enumerate_distribution(answers), expected)
 
 
 def exact(

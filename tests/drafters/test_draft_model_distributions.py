@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact
+from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact, in_a_batch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
@@ -54,6 +54,11 @@ def check(
         end = next((i + 1 for i, token in enumerate(ids) if token in ends), length)
         expected[ids[:end]] = expected.get(ids[:end], 0) + weight
     assert_same_distribution(ours, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["standard", "union", "tli"])
+def test_in_a_batch_of_three_each_keeps_its_distribution(algorithm: str) -> None:
+    in_a_batch(bound([b"a", b"b"], [b"a", b"b"], algorithm, tokens=1), [2, 2, 2])
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact
+from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact, in_a_batch
 from torch import Tensor
 
 import tiny
@@ -68,6 +68,11 @@ def check(drafter: BoundDraftModel, params: SamplingParams, length: int, size: i
         lambda sampler: answer(target, drafter, [0, 1], length, sampler, params)
     )
     assert_same_distribution(ours, exact(target, [0, 1], length, params))
+
+
+def test_in_a_batch_of_three_each_keeps_its_distribution() -> None:
+    """Beside two that have no more than a token to go."""
+    in_a_batch(bound([b"a", b"b"], [b"b", b"a"], "slrs", tokens=1), [2, 1, 1])
 
 
 def size_of(name: str, psi: str) -> int:

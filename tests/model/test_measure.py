@@ -16,6 +16,7 @@ from draftsmith.model import measure
 from draftsmith.model.choice import Measured, cheapest
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.measure import CostTable, Point, Slope
 
 FLOAT = {("float32", 1), ("float32", 2)}
 
@@ -142,6 +143,42 @@ def test_a_dtype_that_is_asked_for_is_not_measured(tmp_path: Path, timed: list[s
     assert timed == []
     with pytest.raises(OptionError, match="cannot be applied to a live model"):
         load(tiny.model(), dtype="measured")
+
+
+def test_what_is_free_is_what_the_container_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 1000 kB\n",
+        "/sys/fs/cgroup/memory.max": "max\n",
+        "/sys/fs/cgroup/memory.current": "600000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 500000\nfile 100000\n",
+    }
+
+    def free(**changed: str) -> int | None:
+        monkeypatch.setattr(measure, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+        for path, text in files.items():
+            own = tmp_path / path.lstrip("/")
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.write_text(changed.get(own.name.replace(".", "_"), text))
+        return measure.free_bytes(torch.device("cpu"))
+
+    assert free() == 1_024_000
+    assert free(memory_max="900000\n") == 400_000
+    assert free(memory_max="400000\n") == 0
+    (tmp_path / "proc/meminfo").unlink()
+    monkeypatch.setattr(measure, "memory_bytes", lambda _: 8000)
+    assert measure.free_bytes(torch.device("cpu")) == 4000  # where no kernel's file tells
+
+
+def test_recorded_costs_hold_what_was_measured() -> None:
+    points = [Point(b, c, p, b * (9 + p + c / 100), 0.0, 0.0)
+              for b in (1, 4) for c in (100, 200, 300) for p in (1, 65)]  # fmt: skip
+    table = CostTable("m", "cpu", "float32", 1, "", {}, tuple(points), {})
+    cost = measure.recorded(table)
+    assert cost.relative(8) == pytest.approx((9 + 9 + 2) / (9 + 1 + 2))
+    assert cost.at(4).relative(8) == pytest.approx((9 + 3 + 2) / (9 + 1 + 2))  # two for each row
+    assert measure.recorded(Slope(0.1)).at(2).relative(1) == pytest.approx(1.2 / 1.1)
 
 
 @pytest.mark.parametrize(

@@ -248,11 +248,11 @@ def test_an_empty_prompt_is_refused() -> None:
 @pytest.mark.parametrize("name", TREES)
 def test_a_short_prompt_rides_with_the_first_drafts(name: str) -> None:
     model = loaded(name)
-    runner, rng = Runner(model, chunk=6, rest=9), random.Random(name)
+    runner, rng = Runner(model, chunk=6), random.Random(name)
     ids = [prompt(14), prompt(7, seed=1), prompt(1, seed=2)]
     rows = [runner.open(one) for one in ids]
     for row in rows:
-        runner.prefill(row)
+        runner.prefill(row, rest=9)
     assert [row.cached for row in rows] == [6, 0, 0]
     for _ in range(2):
         drafts = [random_draft(rng, "tree") for _ in rows]

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from draftsmith.bench.replay import Replay, ReplayBudget, bucket
 from draftsmith.bench.suites import parts
 from draftsmith.bench.sweep import Done
-from draftsmith.core.budget import LADDER
 from draftsmith.core.stats import total
-from draftsmith.model.measure import Cost, CostTable
+from draftsmith.model.measure import Cost, curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,4 @@ def plain_seconds(replay: Replay, cost: Cost) -> float:
 
 def automatic(cost: Cost) -> ReplayBudget:
     """The engine's automatic budget under `cost`, at the middle of the measured contexts."""
-    context = 0
-    if isinstance(cost, CostTable):
-        context = cost.contexts[len(cost.contexts) // 2]
-    widths = (0, *LADDER)
-    return ReplayBudget(curve=tuple((w, cost.seconds(1 + w, context)) for w in widths))
+    return ReplayBudget(curve=tuple(curve(cost).items()))

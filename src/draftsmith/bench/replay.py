@@ -63,7 +63,7 @@ class ReplayTarget:
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ReplayRow:  # noqa: ARG002
         return ReplayRow(list(ids))
 
-    def prefill(self, row: ReplayRow) -> None:
+    def prefill(self, row: ReplayRow, rest: int = 1) -> None:  # noqa: ARG002
         row.cached += len(row.pending) - 1
         del row.pending[:-1]
 

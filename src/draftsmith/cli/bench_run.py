@@ -63,18 +63,16 @@ def run(
     draftsmith bench run prompts.jsonl -a none -a copyspec@4 -a copyspec@16 --limit 10
     """
     from draftsmith.bench.arms import build, parse_arm
-    from draftsmith.bench.estimate import automatic
-    from draftsmith.core.budget import RecordedCost
     from draftsmith.core.sampling import SamplingParams
     from draftsmith.engine.request import checked_budget
-    from draftsmith.model.measure import parse_cost
+    from draftsmith.model.measure import curve, parse_cost, recorded
     from draftsmith.storage import check_writable
 
     options: dict[str, Any] = {"temperature": chosen.temperature, "seed": chosen.seed}
     SamplingParams(**options)
     usual = checked_budget(chosen.budget)
     specs = [parse_arm(text, usual) for text in chosen.arm]
-    curve = dict(automatic(parse_cost(chosen.cost)).curve) if chosen.cost is not None else None
+    costs = parse_cost(chosen.cost) if chosen.cost is not None else None
     out = chosen.out
     if out.is_file() and out.stat().st_size and not chosen.resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
@@ -87,13 +85,16 @@ def run(
 
         # With the filters that the model's own generation_config sets, as the engine would.
         sampling = filtered(loaded, options)
-        arms = build(loaded, specs, None if curve is None else RecordedCost(curve))
+        arms = build(loaded, specs, recorded(costs) if costs else None)
         limit = chosen.max_new_tokens
         plan = RunPlan(loaded, arms, records, sampling, chosen.runs, max_new_tokens=limit)
     if warning := busy():
         note(f"note: {warning}")
-    shown = curve and [round(seconds / curve[0], 4) for seconds in curve.values()]
-    _measure(plan, out, {"cost": shown} if shown else {}, json_)
+    told = {}
+    if costs:
+        seconds = list(curve(costs).values())
+        told["cost"] = [round(one / seconds[0], 4) for one in seconds]
+    _measure(plan, out, told, json_)
 
 
 def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> None:

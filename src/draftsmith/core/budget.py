@@ -28,38 +28,62 @@ SETTLING = 8
 """Passes of a width of which the fastest counts; later ones are averaged."""
 
 
+SHORT = 1024
+"""Cached tokens a row below which all passes are alike; from there on contexts count by doublings.
+
+Reading the weights costs more than reading so many keys, and a short chat learns one curve only.
+"""
+
+
 class CostCurve:
     """Cost of a pass over 1+w positions relative to a plain one, learnt from one model's passes.
 
-    Shared by all sequences of a model. Until a width was measured it is extrapolated, and before
-    anything was measured a cheap pass is assumed (what a GPU or a CPU in bfloat16 shows).
+    Shared by all sequences of a model. Every number of rows, and of those every doubling of the
+    context, has a curve of its own: behind a long context a pass costs more, and a draft relatively
+    more or less, as attention is computed. Until a width was measured there, what it cost behind
+    the nearest context counts, else it is extrapolated; before anything was measured a cheap pass
+    is assumed (what a GPU or a CPU in bfloat16 shows).
     """
 
     def __init__(self, prior_slope: float = 0.02, smoothing: float = 0.1) -> None:
         self.prior_slope = prior_slope
         self.smoothing = smoothing
         self.rows = 1
-        """Sequences per pass; every batch size has its own curve (`at`)."""
-        self._seconds: dict[tuple[int, int], tuple[float, int]] = {}
+        """Sequences per pass; every batch size has its own curves (`at`)."""
+        self.doublings = 0
+        """Of the context, from `SHORT` on."""
+        self._seconds: dict[tuple[int, int, int], tuple[float, int]] = {}
+        """By rows, doublings and draft nodes."""
+        self._plainly: dict[int, set[int]] = {}
+        """Rows → doublings at which a plain pass was measured."""
         self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
         self._opening: dict[Hashable, float] = {}
 
-    def at(self, rows: int) -> CostCurve:
-        """What is known of passes over so many sequences; it learns for all that share this."""
-        if rows == self.rows:
+    def at(self, rows: int, context: int = 0) -> CostCurve:
+        """What is known of passes over so many sequences and cached tokens, for all to learn."""
+        doublings = (context // (SHORT * rows)).bit_length()
+        if (rows, doublings) == (self.rows, self.doublings):
             return self
         curve = copy(self)
-        curve.rows = rows
+        curve.rows, curve.doublings = rows, doublings
         return curve
 
     @property
     def knows_plain(self) -> bool:
         """Whether a pass without a draft was measured: without it nothing can be compared."""
-        return (self.rows, 0) in self._seconds
+        return (self.rows, self.doublings, 0) in self._seconds
+
+    @property
+    def _plain(self) -> float:
+        """Seconds of a pass without a draft."""
+        return self._seconds[self.rows, self.doublings, 0][0]
 
     def record(self, width: int, seconds: float) -> None:
         """One pass whose drafts had `width` nodes together took `seconds`."""
-        key = (self.rows, next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1]))
+        rung = next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1])
+        key = self.rows, self.doublings, rung
+        if not rung:
+            self._plainly.setdefault(self.rows, set()).add(self.doublings)
         self._seconds[key] = self._learn(self._seconds.get(key), seconds)
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
@@ -86,7 +110,7 @@ class CostCurve:
         """
         if not self.knows_plain:
             return 0.0
-        return self._opening.get(drafter, 0.0) * tokens / self._seconds[self.rows, 0][0]
+        return self._opening.get(drafter, 0.0) * tokens / self._plain
 
     def _learn(self, known: tuple[float, int] | None, seconds: float) -> tuple[float, int]:
         """The seconds to expect after one more time, and how many times that makes."""
@@ -107,9 +131,13 @@ class CostCurve:
         """What was measured: draft nodes of a pass, its cost in plain passes."""
         if not self.knows_plain:
             return [(0, 1.0)]
-        plain = self._seconds[self.rows, 0][0]
-        known = ((rung, self._seconds.get((self.rows, rung))) for rung in LADDER)
-        return [(0, 1.0), *((rung, found[0] / plain) for rung, found in known if found)]
+        rows, known, points = self.rows, self._seconds, [(0, 1.0)]
+        near = sorted(self._plainly[rows], key=lambda doublings: abs(doublings - self.doublings))
+        for rung in LADDER:
+            at = next((d for d in near if (rows, d, rung) in known), None)
+            if at is not None:
+                points.append((rung, known[rows, at, rung][0] / known[rows, at, 0][0]))
+        return points
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -123,7 +151,7 @@ class CostCurve:
         """What was measured: nodes that it was allowed, the cost of drafting in plain passes."""
         if not self.knows_plain:
             return [(0, 0.0)]
-        plain = self._seconds[self.rows, 0][0]
+        plain = self._plain
         times = sorted(self._drafting.get((drafter, self.rows), {}).items())
         return [(0, 0.0), *((allowed, s / plain) for allowed, (s, count) in times if count > 1)]
 
@@ -131,14 +159,29 @@ class CostCurve:
 class RecordedCost(CostCurve):
     """A curve that was measured before and learns nothing, so that the same drafts are made again.
 
-    Drafting costs nothing on it: what that takes was not recorded.
+    Drafting costs nothing on it: what that takes was not recorded. It is the same for all contexts.
     """
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` of a pass by its draft nodes, 0 among them."""
+    def __init__(
+        self, seconds: Mapping[int, float], batches: Mapping[int, Mapping[int, float]] | None = None
+    ) -> None:
+        """`seconds` of one row's pass by its draft nodes, 0 among them.
+
+        `batches`: the same by the rows of a pass, the nodes of all of them together. A row that
+        was not measured counts as one more node of the next smaller pass that was.
+        """
         super().__init__()
-        for width, measured in seconds.items():
-            super().record(width, measured)
+        for rows, curve in {**(batches or {}), 1: seconds}.items():
+            for width, measured in curve.items():
+                CostCurve.record(super().at(rows), width, measured)
+
+    def at(self, rows: int, context: int = 0) -> CostCurve:  # noqa: ARG002
+        curve = super().at(rows)
+        if not curve.knows_plain:
+            known = super().at(max(n for n, _, _ in self._seconds if n <= rows))
+            for rung in (0, *LADDER):
+                CostCurve.record(curve, rung, known.relative(rung + rows - known.rows))
+        return curve
 
     def record(self, width: int, seconds: float) -> None:
         pass
@@ -172,8 +215,12 @@ def _on_curve(
 class Budget(Protocol):
     """Decides the width of each step for one sequence, and learns what it brought."""
 
-    def next(self, rows: int = 1) -> int:
-        """Nodes the next step may spend, in a pass over so many sequences."""
+    @property
+    def width(self) -> int:
+        """Most nodes that a step may spend."""
+
+    def next(self, rows: int = 1, context: int = 0) -> int:
+        """Nodes the next step may spend, in a pass over so many sequences and cached tokens."""
 
     def record(self, depth: int, accepted: int) -> None:
         """A step drafted down to `depth`, and `accepted` tokens of it held.
@@ -188,7 +235,7 @@ class FixedBudget:
     def __init__(self, width: int) -> None:
         self.width = width
 
-    def next(self, rows: int = 1) -> int:  # noqa: ARG002
+    def next(self, rows: int = 1, context: int = 0) -> int:  # noqa: ARG002
         return self.width
 
     def record(self, depth: int, accepted: int) -> None:
@@ -202,8 +249,8 @@ class OpenBudget(FixedBudget):
         super().__init__(width)
         self.cost = cost
 
-    def next(self, rows: int = 1) -> int:
-        return self.width if self.cost.at(rows).knows_plain else 0
+    def next(self, rows: int = 1, context: int = 0) -> int:
+        return self.width if self.cost.at(rows, context).knows_plain else 0
 
 
 class AutoBudget:
@@ -236,12 +283,16 @@ class AutoBudget:
         self._pause_length = 1
         self._probed = False
 
-    def next(self, rows: int = 1) -> int:
-        return self.best_width() or self.retry if self.awake(rows) else 0
+    @property
+    def width(self) -> int:
+        return self.ceiling
 
-    def awake(self, rows: int) -> bool:
-        """Whether it drafts in the next pass, over so many sequences; counts pauses down."""
-        self.cost = self.cost.at(rows)
+    def next(self, rows: int = 1, context: int = 0) -> int:
+        return self.best_width() or self.retry if self.awake(rows, context) else 0
+
+    def awake(self, rows: int, context: int = 0) -> bool:
+        """Whether it drafts in the next pass, as for `next`; counts pauses down."""
+        self.cost = self.cost.at(rows, context)
         if self.cost.knows_plain and self._pause > 0:
             self._pause -= 1
             return False
@@ -292,14 +343,14 @@ class AutoBudget:
         self._probed = probed
 
 
-def share(budgets: Sequence[Budget]) -> list[int]:
+def share(budgets: Sequence[Budget], context: int = 0) -> list[int]:
     """Nodes for each sequence of a pass, the automatic ones decided together.
 
-    Alone it is what the budget says by itself (`AutoBudget.next`).
+    `context`: their cached tokens. Alone it is what the budget says by itself (`AutoBudget.next`).
     """
-    rows = len(budgets)
-    autos = {i: b for i, b in enumerate(budgets) if isinstance(b, AutoBudget) and b.awake(rows)}
-    widths = [0 if isinstance(b, AutoBudget) else b.next(rows) for b in budgets]
+    at = len(budgets), context
+    autos = {i: b for i, b in enumerate(budgets) if isinstance(b, AutoBudget) and b.awake(*at)}
+    widths = [0 if isinstance(b, AutoBudget) else b.next(*at) for b in budgets]
     if autos:
         cost = next(iter(autos.values())).cost
         best = _widest_that_pays(autos, cost, sum(widths))

@@ -144,6 +144,13 @@ class Drafter(ABC):
         """
         return width
 
+    def bytes_for(self, positions: int) -> int:
+        """Most bytes that its state of a sequence of so many tokens may hold.
+
+        By default what an index of the text's last few n-grams takes in Python.
+        """
+        return 1024 * positions
+
     def __str__(self) -> str:
         """What one types to get this drafter: `copyspec(gamma=3, block=10)`."""
         options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))

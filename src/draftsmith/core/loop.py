@@ -22,12 +22,9 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
 from draftsmith.core.stats import TARGET, Step
-from draftsmith.core.target import Row, RowOutput, Target
+from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
 from draftsmith.errors import DrafterError
-
-REST = 64
-"""A prompt's end that may share the first draft's pass: hardly costlier than that pass alone."""
 
 LEAST_CHUNK = 16
 """Prompt tokens below which a chunk is not halved any more."""
@@ -43,13 +40,8 @@ def start(session: Session, target: Target[Any]) -> None:
 
 
 def unread(session: Session, target: Target[Any]) -> int:
-    """Pending tokens that must be taken by passes without a draft, in chunks; 0: it decodes.
-
-    A first draft needs the taps of the whole prompt, and masks of our own to see more than a root.
-    """
-    left = len(session.row.pending) - 1
-    riding = 0 if session.needs.taps or target.shape != "tree" else REST - 1
-    return left if session.reading and left > riding and target.splits(session.row) else 0
+    """Pending tokens that must be taken by passes without a draft, in chunks; 0: it decodes."""
+    return ahead(target, session.row, session.needs.taps, REST) if session.reading else 0
 
 
 def step(
@@ -64,15 +56,14 @@ def step(
     Whose row has some left gains no token, every other at least one, unless its own processor,
     stop rule or drafter's host fails: `Session.error`, `Session.drafter_error`. An error of the
     model ends the last of the sessions, and more where that does not help. Raises nothing but what
-    is no Exception (KeyboardInterrupt); a step may then be made again.
+    is no Exception (KeyboardInterrupt); after `mend` a step may then be made again.
     """
     begin = perf_counter()
-    for session in sessions:
-        mend(session, target)
     before = [session.generated for session in sessions]
     takes = [unread(s, target) or len(s.row.pending) for s in sessions] if take is None else [*take]
     decoding = [s for s, n in zip(sessions, takes, strict=True) if n == len(s.row.pending)]
     usual = all(len(session.row.pending) == 1 for session in sessions)  # no prompt is in the pass
+    own = None if cost is None else cost.at(len(sessions), cached(sessions))
     for session in decoding:
         session.open_drafter()
     opened = perf_counter()
@@ -86,9 +77,9 @@ def step(
     for i, session in enumerate(sessions):
         if session.error is None:
             judging += settle(session, drafts[i], outputs[i], choices[i], takes[i], target)
-    if cost is not None and usual:
-        cost.at(len(sessions)).record(sum(map(len, drafts)), passed - drafted)
-        _record_draft(sessions, cost.at(len(sessions)), drafted - opened)
+    if own is not None and usual:
+        own.record(sum(map(len, drafts)), passed - drafted)
+        _record_draft(sessions, own, drafted - opened)
     end = perf_counter()
 
     for session in sessions:
@@ -129,6 +120,11 @@ def mend(session: Session, target: Target[Any]) -> None:
     session.reading, session.settling = True, False
 
 
+def cached(sessions: Sequence[Session]) -> int:
+    """Tokens that the caches of these hold together: what a pass over them has to read."""
+    return sum(session.row.cached for session in sessions)
+
+
 def _record_draft(sessions: Sequence[Session], cost: CostCurve, seconds: float) -> None:
     """Book what drafting took, where it was one drafter's doing."""
     drafters = {session.drafter for session in sessions}
@@ -148,11 +144,12 @@ def propose(
         context.depth = min(session.limit - session.generated - 1, target.room(session.row))
         drafts_fit = context.depth > 0 and target.shape != "plain"
         able.append(session.budget if drafts_fit else FixedBudget(0))
-    for session, width in zip(decoding, share(able), strict=True):
+    tokens = cached(decoding)
+    for session, width in zip(decoding, share(able, tokens), strict=True):
         context = session.context
         context.budget = width
         if context.cost is not None:
-            context.cost = context.cost.at(len(decoding))
+            context.cost = context.cost.at(len(decoding), tokens)
         if session.needs.taps and width:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention
@@ -185,7 +182,7 @@ def trim(drafts: dict[Session, Draft], rows: int) -> None:
         return
     budgets = [s.budget for s in told.values() if isinstance(s.budget, AutoBudget)]
     reaches = {i: drafts[session].reaches() for i, session in told.items()}
-    for i, nodes in likeliest(reaches, budgets[0].cost.at(rows), tokens, fixed).items():
+    for i, nodes in likeliest(reaches, budgets[0].cost, tokens, fixed).items():
         drafts[told[i]] = drafts[told[i]].select(nodes)
 
 

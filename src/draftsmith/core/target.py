@@ -14,6 +14,10 @@ Shape = Literal["tree", "chain", "plain"]
 """What a target can verify in one pass: any tree, one branch, or nothing but the next token."""
 
 
+REST = 64
+"""A text's end that may share a draft's pass: hardly costlier than that pass alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a drafter asks the target to record besides logits; the target records only that."""
@@ -116,8 +120,8 @@ class Target(Protocol[RowT]):
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> RowT:
         """Add a sequence; nothing is computed yet. `ids` is not empty."""
 
-    def prefill(self, row: RowT) -> None:
-        """Compute `row.pending` but for its last token, or a short rest, in chunks."""
+    def prefill(self, row: RowT, rest: int = 1) -> None:
+        """Compute `row.pending` but for its last token, or a `rest` of so many, in chunks."""
 
     def room(self, row: RowT) -> int:
         """How many positions beyond the root the next pass of this row may use (0: plain)."""
@@ -165,3 +169,14 @@ class Target(Protocol[RowT]):
 
     def close(self, row: RowT) -> None:
         """Drop a sequence and its cache."""
+
+
+def ahead(target: Target[Any], row: Row, whole: bool, rest: int) -> int:
+    """Pending tokens for passes without a draft, in chunks; 0: a draft's pass takes them all.
+
+    A `rest` of so many rides with a draft where masks are ours, unless the `whole` text is to be
+    recorded first: the drafter looks at it.
+    """
+    riding = 1 if whole or target.shape != "tree" else rest
+    left = len(row.pending)
+    return left - 1 if left > riding and target.splits(row) else 0

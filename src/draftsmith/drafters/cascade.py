@@ -79,6 +79,9 @@ class Cascade(Drafter):
         """All that any of them needs; raises OptionError where one recording cannot serve two."""
         return reduce(_both, (drafter.needs_of(model) for drafter in self.drafters), NO_NEEDS)
 
+    def bytes_for(self, positions: int) -> int:
+        return sum(drafter.bytes_for(positions) for drafter in self.drafters)
+
     def open(self, ctx: Context) -> DrafterState:
         return _Members(self, [drafter.open(ctx) for drafter in self.drafters])
 

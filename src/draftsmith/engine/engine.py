@@ -13,6 +13,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.chat import Chat
 from draftsmith.engine.jobs import Stream, partial_results
+from draftsmith.engine.memory import usual_limit
 from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
@@ -40,7 +41,8 @@ class Engine:
         prefixes: int = 8,
         cost: CostCurve | None = None,
     ) -> None:
-        """`max_batch`: most sequences in a pass. `memory`: most bytes of keys and values.
+        """`max_batch`: most sequences in a pass. `memory`: most bytes that requests and kept
+        sequences may hold; by default three quarters of what is free now.
 
         `prefixes`: finished sequences that are kept in memory for prompts that begin like them.
         `cost`: what passes cost, where that is not to be learnt from this engine's own ones. Raises
@@ -59,7 +61,8 @@ class Engine:
         for name, value in (("memory", memory), ("prefixes", prefixes)):
             if value is not None and value < 0:
                 raise OptionError(f"{name}={value!r} cannot work; it must not be negative")
-        self.scheduler = Scheduler(model, self.cost, max_batch, memory, prefixes)
+        most = usual_limit(model.device) if memory is None else memory
+        self.scheduler = Scheduler(model, self.cost, max_batch, most, prefixes)
 
     @classmethod
     def from_pretrained(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.budget import LADDER
 from draftsmith.core.session import Session
 from draftsmith.engine.autocast import Mode
 from draftsmith.engine.result import GenerationResult
@@ -66,11 +65,6 @@ class Job:
     def over(self) -> bool:
         """Whether no pass shall serve it any more."""
         return self.aborted or self.session.finished
-
-    @property
-    def positions(self) -> int:
-        """The most that its row may hold."""
-        return self.session.prompt_length + self.session.limit + LADDER[-1]
 
     def book(self) -> None:
         """Make pieces of the tokens that came since the last time."""

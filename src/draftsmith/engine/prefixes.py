@@ -21,6 +21,8 @@ class Kept:
 
     row: Any
     key: Any
+    bytes: int
+    """That it holds."""
 
 
 class Prefixes:
@@ -51,7 +53,7 @@ class Prefixes:
         if not self.most:
             return
         for old in [old for old in self._kept if old.key[0] != job.key[0]]:
-            self._drop(old)  # the weights are others by now
+            self.drop(old)  # the weights are others by now
         session, runner = job.session, self.runner
         mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == job.key]
         mine += [(other.session.row, None) for other in jobs if other.key == job.key]
@@ -60,7 +62,7 @@ class Prefixes:
         recurrent = runner.loaded.capabilities.cache == "replay"  # goes on from its end only
         if common < LEAST or (recurrent and common < row.cached):
             return
-        if kept is not None and (2 * common > row.cached or not runner.copies):
+        if kept is not None and self._serves(kept, common):
             self._kept.remove(kept)
             runner.close(session.row)
             session.row, row.rewinds = row, job.rewinds
@@ -85,21 +87,24 @@ class Prefixes:
             self.runner.close(row)
             return
         self.runner.part(row)
-        self._kept.append(Kept(row, job.key))
+        size = self.runner.row_bytes(row.cached, row.rewinds) + (row.taps.bytes if row.taps else 0)
+        self._kept.append(Kept(row, job.key, size))
         while len(self._kept) > self.most:
-            self._drop(self._kept[0])
+            self.drop(self._kept[0])
 
-    def leave(self, free: int) -> bool:
-        """Drop kept rows until they hold no more than `free` bytes; whether that is possible."""
-        while self._kept and self._bytes() > free:
-            self._drop(self._kept[0])
-        return free >= 0
+    def others(self, job: Job) -> list[Kept]:
+        """The kept rows, but for one that a job in line is going to take over."""
+        own = job.mode, job.session.needs, job.salt
+        mine = [(common_tokens(k.row.ids, job), k) for k in self._kept if k.key[1:] == own]
+        common, best = max(mine, key=lambda one: one[0], default=(0, None))
+        return [k for k in self._kept if k is not best or not self._serves(k, common)]
 
-    def _bytes(self) -> int:
-        tokens: int = sum(kept.row.cached for kept in self._kept)
-        return tokens * self.runner.loaded.bytes_per_token
+    def _serves(self, kept: Kept, common: int) -> bool:
+        """Whether a job with so much in common takes a row over, rather than a copy of its keys."""
+        return common >= LEAST and (2 * common > kept.row.cached or not self.runner.copies)
 
-    def _drop(self, kept: Kept) -> None:
+    def drop(self, kept: Kept) -> None:
+        """Let a row go."""
         self._kept.remove(kept)
         self.runner.close(kept.row)
 

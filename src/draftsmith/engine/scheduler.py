@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
+from math import inf
 
 from draftsmith.core.budget import CostCurve
-from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
+from draftsmith.core.loop import LEAST_CHUNK, cached, mend, start, step, unread
 from draftsmith.engine.jobs import Job, Piece
+from draftsmith.engine.memory import need
 from draftsmith.engine.prefixes import Prefixes
 from draftsmith.errors import OptionError
+from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 
 PATIENCE = 2.0
 """What a pass may cost that carries a part of a prompt, in passes of the rows that decode."""
+
+_STALL = "this model reads a prompt in one pass: others waited for one over {} tokens (said once)"
 
 
 class Scheduler:
@@ -31,10 +36,10 @@ class Scheduler:
         model: LoadedModel,
         cost: CostCurve,
         max_batch: int,
-        memory: int | None = None,
+        memory: float = inf,
         prefixes: int = 0,
     ) -> None:
-        """`max_batch`: most rows at a time. `memory`: most bytes of keys and values, if limited.
+        """`max_batch`: most rows at a time. `memory`: most bytes of all requests.
 
         `prefixes`: finished rows that are kept for requests that begin like them.
         """
@@ -48,6 +53,8 @@ class Scheduler:
         self._driver: int | None = None
         """The thread that makes a step at the moment."""
         self._passes = 0
+        self._told = False
+        """Whether somebody heard of `_STALL`."""
 
     # --- for callers ----------------------------------------------------------------------------
 
@@ -60,12 +67,12 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Put a job in line; never waits for a pass. Raises OptionError for a job too large."""
-        most, need = self.memory, self._need(job)
-        if most is not None and need > most:
+        session, alone = job.session, need([job], self.runner)
+        if sum(alone) > self.memory:
             raise OptionError(
-                f"this request needs {need:,} bytes of keys and values for {job.positions} tokens, "
-                f"but memory={most:,} is all there may be; shorten the prompt, lower "
-                "max_new_tokens, or raise memory"
+                f"this request, {session.prompt_length} tokens and up to {session.limit} new ones, "
+                f"needs {alone}, but memory={self.memory:,} is all there may be (by default most "
+                "of what was free); shorten the prompt, lower max_new_tokens, or raise memory"
             )
         job.done = job.session.finished
         if not job.done:
@@ -122,6 +129,7 @@ class Scheduler:
 
     def _pass(self) -> None:
         """One pass for all jobs of one autocast mode; the modes take turns."""
+        check_mode(self.model.model)
         active = self._admit()
         modes = list(dict.fromkeys(job.mode for job in active))
         if not modes:
@@ -154,14 +162,10 @@ class Scheduler:
         active = self._active
         if len(active) == len(self._jobs):
             return active
-        reserved = sum(map(self._need, active))
         for job in self._jobs:
             if job.over or job in active:
                 continue
-            need = self._need(job)
-            if len(active) >= self.max_batch:
-                break
-            if self.memory is not None and not self.prefixes.leave(self.memory - reserved - need):
+            if len(active) >= self.max_batch or not self._fit([*active, job]):
                 break
             try:
                 start(job.session, self.runner)
@@ -172,8 +176,16 @@ class Scheduler:
             row.rewinds = job.rewinds
             self.prefixes.label(job)
             active.append(job)
-            reserved += need
         return active
+
+    def _fit(self, jobs: Sequence[Job]) -> bool:
+        """Whether there is memory for these; kept rows go for it, the least recently used first."""
+        kept = self.prefixes.others(jobs[-1])
+        while sum(need(jobs, self.runner, [one.bytes for one in kept])) > self.memory:
+            if not kept:
+                return False
+            self.prefixes.drop(kept.pop(0))
+        return True
 
     def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
         """How much of each waiting prompt the pass takes: whose turn is longest ago comes first,
@@ -185,7 +197,8 @@ class Scheduler:
         if not reading:
             return {}
         waiting = [job for job in reading if unread(job.session, self.runner)]
-        room = self._room(len(jobs) - len(reading))
+        decoding = [job.session for job in jobs if not job.session.reading]
+        room = self._room(len(decoding), cached(decoding))
         takes = dict.fromkeys(map(id, reading), 0)
         for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
             session = job.session
@@ -194,25 +207,25 @@ class Scheduler:
                     continue
                 self.prefixes.borrow(job, jobs)
             left = unread(session, self.runner) or len(session.row.pending)
-            take = min(room, left) if self.runner.splits(session.row) else left
+            splits = self.runner.splits(session.row)
+            take = min(room, left) if splits else left
+            if take > self.runner.chunk and len(self._jobs) > 1 and not self._told:
+                self._told = True
+                job.notices += (_STALL.format(take),)
             if take:
                 room, job.turn = max(0, room - take), self._passes
             takes[id(job)] = take
         return takes
 
-    def _room(self, decoding: int) -> int:
-        """Prompt tokens that a pass may take beside so many rows that decode."""
+    def _room(self, decoding: int, context: int = 0) -> int:
+        """Prompt tokens that a pass may take beside so many rows that decode, `context` long."""
         most = self.runner.chunk
         if not decoding:
             return most
-        cost = self.cost.at(decoding)
+        cost = self.cost.at(decoding, context)
         while most > LEAST_CHUNK and cost.relative(most) > PATIENCE:
             most //= 2
         return most
-
-    def _need(self, job: Job) -> int:
-        """Bytes that a job's row may come to hold."""
-        return job.positions * self.model.bytes_per_token
 
     def _retire(self) -> None:
         """Free the rows of jobs that have ended; only while nobody drives."""

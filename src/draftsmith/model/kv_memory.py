@@ -75,6 +75,12 @@ class KVMemory(Memory):
         """Nothing to do: a shorter length is all it takes, unless keys it needs were dropped."""
         return length if self.cache.serves(row.slot, length) else 0
 
+    def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
+        """All rows are as long as the longest, and as `LayerGroup` allocates them; a layer at a
+        time grows, which is little."""
+        count = len(rows) + len(kept)
+        return (count + count // 4) * max((*rows, *kept), default=0) * 5 // 4
+
     def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
         """As `PackedMemory.contents`."""
         return self.cache.contents(row.slot, row.cached)

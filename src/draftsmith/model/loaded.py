@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -14,7 +15,16 @@ from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.choice import Measured
 from draftsmith.model.forward import Forward
 from draftsmith.model.prepack import Prepacked
+from draftsmith.model.windows import windows_by_layer
 from draftsmith.text.vocab import fingerprint
+
+_WITHOUT_KEYS = {"linear_attention", "mamba", "conv", "moe"}
+"""Layer types that keep no keys."""
+
+
+def _number(given: Any) -> int:
+    """A setting that some models have for each layer: the largest."""
+    return int((max(given) if isinstance(given, list | tuple) else given) or 0)
 
 
 def last_part(name: str) -> str:
@@ -80,16 +90,26 @@ class LoadedModel:
         lengths = (getattr(self.config, name, None) for name in names)
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
-    @cached_property
-    def bytes_per_token(self) -> int:
-        """Of keys and values of all layers, by what the configuration says of them."""
+    def row_bytes(self, positions: int, spare: int | None = None) -> int:
+        """Of keys and values of so many positions, by what the configuration says of its layers.
+
+        `spare`: positions that a layer with a window may have beside it; None: it keeps them all.
+        """
         config = self.config
-        heads = int(getattr(config, "num_attention_heads", 0) or 0)
-        groups = int(getattr(config, "num_key_value_heads", 0) or heads)
-        width = int(getattr(config, "hidden_size", 0) or 0)
-        width = int(getattr(config, "head_dim", 0) or (width // heads if heads else 0))
-        layers = int(getattr(config, "num_hidden_layers", 0) or 0)
-        return 2 * layers * groups * width * self.dtype.itemsize
+        layers, heads, groups, size, width = (
+            _number(getattr(config, name, 0))
+            for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                         "hidden_size", "head_dim")
+        )  # fmt: skip
+        groups, width = groups or heads, width or (size // heads if heads else 0)
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
+        windows = windows_by_layer(config)
+        slots = sum(
+            positions if spare is None or window is None else min(positions, window.size + spare)
+            for kind, window in zip(kinds, cycle(windows), strict=False)
+            if kind not in _WITHOUT_KEYS
+        )
+        return 2 * slots * groups * width * self.dtype.itemsize
 
     @property
     def facts(self) -> ModelFacts:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from draftsmith import builtin
-from draftsmith.core.budget import FixedBudget
+from draftsmith.core.budget import LADDER, FixedBudget, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
@@ -162,6 +162,21 @@ class CostTable:
 Cost = CostTable | Slope
 
 
+def curve(cost: Cost, rows: int = 1) -> dict[int, float]:
+    """Seconds of a pass over so many rows by its draft nodes, at the middle measured context."""
+    widths = (0, *LADDER)
+    if isinstance(cost, Slope):
+        return {width: cost.seconds(1 + width, 0) for width in widths}
+    context = cost.contexts[len(cost.contexts) // 2]
+    return {width: cost.seconds(1 + width / rows, context, rows) for width in widths}
+
+
+def recorded(cost: Cost) -> RecordedCost:
+    """What automatic budgets decide by, for as many rows as were measured."""
+    batches = cost.batches if isinstance(cost, CostTable) else ()
+    return RecordedCost(curve(cost), {rows: curve(cost, rows) for rows in batches})
+
+
 def parse_cost(text: str) -> Cost:
     """A cost table's file, or a number: what a further position costs, in plain passes."""
     try:
@@ -296,6 +311,31 @@ def memory_bytes(device: torch.device) -> int | None:
     if hasattr(os, "sysconf"):  # not on Windows
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that is free where a model runs, within a container's limit; None: nobody tells."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = _told("/proc/meminfo", "MemAvailable:")
+    if not available:
+        total = memory_bytes(device)
+        return None if total is None else total // 2  # a guess: elsewhere than on Linux
+    group, free = "/sys/fs/cgroup/memory.", 1024 * available
+    if most := _told(group + "max"):
+        used = _told(group + "current") - _told(group + "stat", "file")
+        free = max(0, min(free, most - used))
+    return free
+
+
+def _told(path: str, name: str = "") -> int:
+    """The number behind a name in one of the kernel's files; 0 where there is none."""
+    try:
+        lines = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return 0
+    numbers = [words[-1] if not name else words[1] for words in lines if name in ("", words[0])]
+    return int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
 
 
 def measure_cost(

@@ -296,6 +296,11 @@ class PackedMemory(Memory):
             found.update(zip(slots.layers, pairs, strict=True))
         return [found[layer] for layer in sorted(found)]
 
+    def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
+        """A row that grows has its old buffer beside the new one, which is a tenth too large; and a
+        buffer of several rows is there until the last of them has left it."""
+        return 2 * sum(rows) + (sum(rows) + sum(kept)) // 10 + sum(kept)
+
     def held(self) -> int:
         """Bytes of keys and values of all rows."""
         tensors = (t for row in self._rows for s in row.state for t in (s.keys, s.values))

@@ -96,6 +96,10 @@ class ReplayMemory(Memory):
         row.state = self._empty()
         return 0
 
+    def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
+        """A pass makes new keys and values; the old ones stay for the case that it is undone."""
+        return 2 * sum(rows) + sum(kept)
+
     def _undo(self, row: SequenceRow) -> None:
         """Forget a pass that was not committed, or was interrupted."""
         if row.unfinished is None:

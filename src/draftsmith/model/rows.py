@@ -87,6 +87,13 @@ class Memory(ABC):
         """
         return row.taken + len(path)
 
+    def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:  # noqa: ARG002
+        """Most bytes that rows of so many bytes each take, the moments in which they grow included.
+
+        `kept`: rows that grow no more.
+        """
+        return 0
+
     def copy(self, _source: SequenceRow, _row: SequenceRow, _length: int) -> bool:
         """Give a row without a past the first positions of another; False where they are gone."""
         return False

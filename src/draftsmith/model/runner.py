@@ -12,7 +12,7 @@ import torch
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
-from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
+from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
 from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.cache import KVCache
 from draftsmith.model.kv_memory import KVMemory
@@ -40,13 +40,11 @@ class Runner:
         self,
         loaded: LoadedModel,
         chunk: int | None = None,
-        rest: int = 1,
         rewinds: bool = True,
     ) -> None:
         """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere).
 
-        `rest`: as many prompt tokens may stay for the first step's pass, which saves a pass; 1
-        leaves only the root. `rewinds`: what a new row's `rewinds` is.
+        `rewinds`: what a new row's `rewinds` is.
         """
         self.loaded = loaded
         self._abilities = loaded.capabilities
@@ -55,8 +53,6 @@ class Runner:
         self._step = scaled_by_slot(loaded.config)
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
-        # Only trees and batches have masks for a pass of several pending tokens and a draft.
-        self._rest = rest if self._abilities.shape == "tree" else 1
         self._rewinds = rewinds
         self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
@@ -127,13 +123,10 @@ class Runner:
         other_angles = self._boundary is not None and self._boundary.beyond(row.root)
         return self.shape != "plain" and not other_angles
 
-    def prefill(self, row: SequenceRow) -> None:
+    def prefill(self, row: SequenceRow, rest: int = 1) -> None:
         """Leaves to `forward` what must share one pass with its root."""
-        if not self.splits(row):
-            return
-        # The first draft needs taps of the whole prompt, its rest included.
-        while len(row.pending) > (self._rest if row.taps is None else 1):
-            self.forward([row], [EMPTY], [min(self.chunk, len(row.pending) - 1)])
+        while left := ahead(self, row, row.taps is not None, rest):
+            self.forward([row], [EMPTY], [min(self.chunk, left)])
             self.commit([row], [()], [()])
 
     def room(self, row: SequenceRow) -> int:
@@ -218,6 +211,15 @@ class Runner:
         del row.ids[kept:]  # not a copy: this is asked for every draft of a model
         row.pending = new[kept:]
         return kept
+
+    def row_bytes(self, positions: int, rewinds: bool = True) -> int:
+        """Bytes of keys and values of so many positions of a row; `rewinds` as of the row."""
+        forgets = self._abilities.packed and not rewinds
+        return self.loaded.row_bytes(positions, self.chunk if forgets else None)
+
+    def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
+        """As `Memory.bytes_for`."""
+        return self._memory.bytes_for(rows, kept)
 
     @property
     def copies(self) -> bool:

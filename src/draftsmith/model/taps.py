@@ -168,6 +168,11 @@ class RowTaps:
     pass_taps: tuple[PassTaps, Place] | None = field(default=None, repr=False)
     """The pass that awaits `keep`, and this row's place in it."""
 
+    @property
+    def bytes(self) -> int:
+        """Of the states; keys that an attention row looks at are the row's."""
+        return 0 if self._rows is None else self._rows.untyped_storage().nbytes()
+
     def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
         """Of the last pass, which began at position `start`, keep `pending` tokens and a path."""
         if self.pass_taps is None:
@@ -199,8 +204,7 @@ class RowTaps:
     def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
         end = start + len(picked)
         if self._rows is None or end > len(self._rows):
-            size = max(_FIRST_ROWS, 1 << (end - 1).bit_length())
-            grown = states.new_empty((size, states.shape[-1]))
+            grown = states.new_empty((_rows_for(end), states.shape[-1]))
             if self._rows is not None:
                 grown[:start] = self._rows[:start]
             self._rows = grown
@@ -226,6 +230,17 @@ class RowTaps:
             None if self._rows is None else self._rows[:states],
             self._attention if self._attended == states else None,
         )
+
+
+def recorded(needs: Needs, positions: int, width: int) -> int:
+    """Numbers kept of a row that grows to so many positions, D = `width`."""
+    states = 0 if needs.hidden_layer is None else _rows_for(positions) * 3 // 2 * width
+    return states + len(needs.attention_heads) * positions
+
+
+def _rows_for(positions: int) -> int:
+    """How many are allocated."""
+    return max(_FIRST_ROWS, 1 << (positions - 1).bit_length())
 
 
 def record(

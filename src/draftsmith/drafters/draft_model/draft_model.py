@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.loop import REST
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
@@ -112,11 +111,12 @@ class DraftModel(Drafter):
         algorithm, why = self._choose(pair)
         return BoundDraftModel(
             self,
-            Runner(loaded, rest=REST),  # what was accepted is read in the pass that drafts
+            Runner(loaded),
             ALGORITHMS[algorithm](pair),
             guesses=self.reproducible or algorithm in GUESSING,
             why=why,
             rewinds=loaded.capabilities.cache != "replay",
+            row_bytes=loaded.row_bytes,
             copier=Auto() if self.copies else None,
         )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import ModelFacts, Needs, Row, RowOutput, Target
+from draftsmith.core.target import REST, ModelFacts, Needs, Row, RowOutput, Target
 from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
 
@@ -41,6 +41,8 @@ class BoundDraftModel(Drafter):
     """Why it drafts by this algorithm; empty: because it was told to."""
     rewinds: bool = True
     """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
+    row_bytes: Callable[[int], int] = lambda _positions: 0
+    """Bytes that the drafter model keeps of so many tokens."""
     copier: Drafter | None = None
     """Guesses what the drafter model writes; None: nothing does."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
@@ -66,6 +68,11 @@ class BoundDraftModel(Drafter):
     def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
         """Nothing, but for a sentence about the choice of the algorithm."""
         return Needs(why=self.why)
+
+    def bytes_for(self, positions: int) -> int:
+        """Twice the drafter model's row, which lies beside itself while it grows."""
+        copies = 0 if self.copier is None else self.copier.bytes_for(positions)
+        return copies + 2 * self.row_bytes(positions)
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         return _Sequence(self)
@@ -184,7 +191,7 @@ class _Sequence(DrafterState):
             self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
         else:
             runner.extend(self.row, ids)
-        runner.prefill(self.row)
+        runner.prefill(self.row, REST)  # what was accepted is read in the pass that drafts
         self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
         return True
 

@@ -1,0 +1,61 @@
+"""What requests may come to hold: their rows, and all that goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+import torch
+
+from draftsmith.engine.jobs import Job
+from draftsmith.model.measure import free_bytes
+from draftsmith.model.runner import Runner
+from draftsmith.model.taps import recorded
+
+SHARE = 0.75
+"""Of the memory that is free when an engine is made; the rest is for what passes compute."""
+
+
+def usual_limit(device: torch.device) -> float:
+    """`SHARE` in bytes; no limit where nobody tells what is free."""
+    free = free_bytes(device)
+    return inf if free is None else int(SHARE * free)
+
+
+class Need(NamedTuple):
+    """Bytes of requests whose answers are as long as they may be.
+
+    What a pass computes on its way, and states that do not grow with the text, are not counted.
+    """
+
+    rows: int
+    """Keys and values, growing included."""
+    taps: int
+    logits: int
+    """Of the widest pass."""
+    drafter: int
+    """What its drafter remembers of the text, the row of a draft model included."""
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{name} {n:,}" for name, n in self._asdict().items() if n)
+        return f"{sum(self):,} bytes ({each})"
+
+
+def need(jobs: Sequence[Job], runner: Runner, kept: Sequence[int] = ()) -> Need:
+    """The most that jobs may come to hold together, beside `kept` rows of so many bytes."""
+    rows, taps, logits, drafter = zip(*(_alone(job, runner) for job in jobs), strict=True)
+    return Need(runner.bytes_for(rows, kept), sum(taps), sum(logits), sum(drafter))
+
+
+def _alone(job: Job, runner: Runner) -> Need:
+    session, loaded = job.session, runner.loaded
+    width = session.budget.width
+    positions = session.prompt_length + session.limit + width
+    hidden = int(getattr(loaded.config, "hidden_size", 0) or 0)
+    return Need(
+        runner.row_bytes(positions, rewinds=job.rewinds),
+        recorded(session.needs, positions, hidden) * loaded.dtype.itemsize,
+        (1 + width) * loaded.vocab_size * loaded.dtype.itemsize,
+        session.drafter.bytes_for(positions) if width else 0,
+    )
