@@ -38,10 +38,10 @@ SPARE = 64
 """Slots a row that memory may have beside a tenth more than its tokens need."""
 USUAL = 30
 """Steps of the rows that decode before each newcomer."""
-WEIGHT = 24
-"""Plain passes over eight rows that one paired run of everything costs, roughly."""
 
 Measure = Callable[[], Ratio]
+MINUTES = 1.5
+"""Of all promises of a model and type, the mean of the two models on two quiet cores."""
 KEY = ("model", "dtype", "what", "context", "runs", "threads", "prepack")
 HEADS = ("", "", "95 % interval", "at most", "first / second", "")
 
@@ -150,17 +150,6 @@ def promises(
     yield what, 1.1, lambda: memory(packed, uneven)
 
 
-def expected_seconds(model: LoadedModel, args: argparse.Namespace) -> float:
-    """How long all promises of a model take, from a prompt and a few passes of it."""
-    begin = perf_counter()
-    step = steps(model, [args.context] * 4)
-    prompt = (perf_counter() - begin) / 4
-    ((*_, usual),) = in_turn([step], 3)
-    pieces = args.newcomer / 16 * 2 + USUAL
-    tokens = 140 * args.context + 2 * args.newcomer
-    return tokens / args.context * prompt + usual * args.runs * (WEIGHT + pieces / 6)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, print and write all of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -182,15 +171,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     done = Finished(args.output / "batch_cost.jsonl")
     laid = "laid out once" if args.prepack else "as loaded"
     said = [f"{setup()}. {args.runs} paired runs, linear layers {laid}.\n"]
-    print(said[0])
+    print(
+        said[0],
+        f"\nAbout {MINUTES * len(args.models) * len(args.dtypes) * args.runs / 48:.0f} minutes.",
+    )
     broken = False
     for name in args.models:
         for dtype in args.dtypes:
             model = load(name, dtype=dtype, prepack=args.prepack)
             if not model.capabilities.packed:
                 sys.exit(f"{name} in {dtype} does not pack: {model.capabilities.reasons}")
-            seconds = expected_seconds(model, args)
-            print(f"{name}, {dtype}: about {seconds / 60:.1f} minutes if nothing is known")
+            print(f"{name}, {dtype}", flush=True)
             lines = []
             for what, most, measure in promises(model, args):
                 key = vars(args) | {"model": name, "dtype": dtype, "what": what}

@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -36,6 +35,8 @@ TURNS = (
     "Give the sentence a title.", "Name an animal of the desert.",
     "Which of the two would you rather be?",
 )  # fmt: skip
+MINUTES = 2
+"""On two quiet cores."""
 TALKS = 2
 """Repetitions of the chat."""
 Facts = dict[str, float]
@@ -101,11 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.quick:
         args.runs, args.tokens = 2, 8
     torch.set_num_threads(args.threads)
+    print(f"About {MINUTES:.0f} minutes, less with --quick.", flush=True)
     model = load(args.model, dtype=args.dtype, prepack=True)
-    begin = perf_counter()
-    keeping(model)[1].generate(ids(args.shared, 99), max_new_tokens=args.tokens)
-    answers = args.runs * 3.5 + TALKS * len(TURNS) * 1.5
-    print(f"about {answers * (perf_counter() - begin) / 60:.1f} minutes if nothing is known yet")
+    keeping(model)[1].generate(ids(args.shared, 99), max_new_tokens=args.tokens)  # warms up
     done, key = Finished(args.output / "prefix_reuse.jsonl"), [args.model, args.dtype, args.threads]
     pairs, talks = [], []
     for run in range(args.runs):
