@@ -94,8 +94,9 @@ def peer(model: LoadedModel, most: int) -> Callable[[Sequence[Ids], int], Found]
     settings = ContinuousBatchingConfig(
         page_size=32,
         num_blocks=most * (2 * LONGEST // 32),
-        max_batch_tokens=512,
+        max_batch_tokens=256,
         max_requests_per_batch=most,
+        scheduler_type="prefill_first",
         allow_block_sharing=False,
         auto_switch_to_flash=False,
     )
