@@ -108,13 +108,17 @@ def newcomers(model: LoadedModel, context: int, prompt: int, runs: int) -> Ratio
 
 
 def memory(model: LoadedModel, contexts: Sequence[int], passes: int = 64) -> Ratio:
-    """Bytes of keys and values over what the tokens need, at the worst of so many passes.
+    """Bytes held for keys and values over those of the tokens, at the worst of so many passes.
 
     `SPARE` slots a row are taken off first.
     """
-    step, token, worst = steps(model, contexts), model.bytes_per_token, []
+    step, worst = steps(model, contexts), []
     for count in range(1, passes + 1):
-        held = step()._memory.held() - SPARE * len(contexts) * token  # type: ignore[attr-defined]
+        runner = step()
+        kept = runner._memory  # type: ignore[attr-defined]
+        row = min(kept._rows, key=lambda row: row.cached)
+        token = sum(t.nbytes for both in kept.contents(row) for t in both) / row.cached
+        held = kept.held() - SPARE * len(contexts) * token
         worst.append((held, token * (sum(contexts) + count * len(contexts))))
     held, needed = max(worst, key=lambda one: one[0] / one[1])
     return Ratio(*[held / needed] * 3, held / 2**20, needed / 2**20, passes)

@@ -32,7 +32,7 @@ from benchmarks.live_smollm2 import FILES
 from benchmarks.paired import Ratio, ratio
 from benchmarks.shared import held_out, picture, setup, table
 from draftsmith import Engine, builtin
-from draftsmith.bench.plots import LIGHT, draw_lines
+from draftsmith.bench.plots import draw_lines
 from draftsmith.bench.suites import evenly, read, sample
 from draftsmith.engine.request import encode, end_ids
 from draftsmith.model.load import load
@@ -89,11 +89,14 @@ def drafting(model: LoadedModel, drafter: str) -> Callable[[Sequence[Ids], int],
     return ask
 
 
-def peer(model: LoadedModel, most: int) -> Callable[[Sequence[Ids], int], Found]:
-    """Answers of `generate_batch`, which keeps its memory for the next wave."""
+def peer(model: LoadedModel, most: int, tokens: int) -> Callable[[Sequence[Ids], int], Found]:
+    """Answers of `generate_batch`, which keeps its memory for the next wave.
+
+    So many requests of so many new tokens at most. The settings are the best of those tried.
+    """
     settings = ContinuousBatchingConfig(
         page_size=32,
-        num_blocks=most * (2 * LONGEST // 32),
+        num_blocks=most * ((LONGEST + tokens) // 32 + 2),
         max_batch_tokens=256,
         max_requests_per_batch=most,
         scheduler_type="prefill_first",
@@ -143,7 +146,7 @@ class Load:
         model = load(name, dtype=dtype, prepack=True)
         self.prompts = prompts(name, model, args.data, args.prompts)
         self.arms = {arm: drafting(model, arm) for arm in (PLAIN, AUTO)}
-        self.arms[PEER] = peer(model, max(args.concurrency))
+        self.arms[PEER] = peer(model, max(args.concurrency), args.tokens)
 
     def waves(self, rows: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
         """Number, prompts and arms of every wave; the peer answers each prompt once."""
@@ -230,7 +233,7 @@ def plot(found: dict[int, list[dict[str, Found]]]) -> str:
             own = [wave[arm] for wave in waves if "seconds" in wave.get(arm, ())]
             points += [(rows, median(one["tokens"] / one["seconds"] for one in own))] * bool(own)
         if points:
-            drawn.append((points, "o-", {"color": LIGHT[f"a{number}"], "markersize": 3}))
+            drawn.append((points, "o-", {"color": f"C{number}", "markersize": 3}))
     label = f"tokens per second: {', '.join(ARMS)}"
     axes = {"xlabel": "requests at once", "ylabel": "tokens per second", "title": label}
     return picture(draw_lines(label, drawn, **axes))
