@@ -90,7 +90,7 @@ def newcomers(model: LoadedModel, context: int, prompt: int, runs: int) -> Ratio
         scheduler.step()
         return perf_counter() - begin
 
-    neighbours = [job(context, runs * (USUAL + prompt), seed) for seed in range(7)]
+    neighbours = [job(context, (1 + runs) * (USUAL + prompt // 8), seed) for seed in range(7)]
     while not all(one.session.generated for one in neighbours):
         scheduler.step()
     slow, usual = [], []
