@@ -89,14 +89,14 @@ def drafting(model: LoadedModel, drafter: str) -> Callable[[Sequence[Ids], int],
     return ask
 
 
-def peer(model: LoadedModel, most: int, tokens: int) -> Callable[[Sequence[Ids], int], Found]:
+def peer(model: LoadedModel, most: int, length: int) -> Callable[[Sequence[Ids], int], Found]:
     """Answers of `generate_batch`, which keeps its memory for the next wave.
 
-    So many requests of so many new tokens at most. The settings are the best of those tried.
+    So many requests of such a length at most. The settings are the best of those tried.
     """
     settings = ContinuousBatchingConfig(
         page_size=32,
-        num_blocks=most * ((LONGEST + tokens) // 32 + 2),
+        num_blocks=most * (length // 32 + 2),
         max_batch_tokens=256,
         max_requests_per_batch=most,
         scheduler_type="prefill_first",
@@ -146,7 +146,8 @@ class Load:
         model = load(name, dtype=dtype, prepack=True)
         self.prompts = prompts(name, model, args.data, args.prompts)
         self.arms = {arm: drafting(model, arm) for arm in (PLAIN, AUTO)}
-        self.arms[PEER] = peer(model, max(args.concurrency), args.tokens)
+        length = max(map(len, self.prompts)) + args.tokens
+        self.arms[PEER] = peer(model, max(args.concurrency), length)
 
     def waves(self, rows: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
         """Number, prompts and arms of every wave; the peer answers each prompt once."""
