@@ -24,11 +24,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.shared import picture, table
 from draftsmith.bench import generations
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.estimate import Estimate, automatic, estimate
 from draftsmith.bench.generations import Generation
-from draftsmith.bench.plots import STYLE, Plots
+from draftsmith.bench.plots import Plots
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import ReplayBudget
 from draftsmith.bench.report import facts, same
@@ -109,11 +110,6 @@ def replayed(
     return found
 
 
-def table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
 def short(part: str | None) -> str:
     """What a part is called in a table."""
     return "all" if part is None else part.removeprefix("spec_bench, ")
@@ -181,14 +177,6 @@ def tell(section: Section, cost: CostTable) -> str:
     return "\n".join(said)
 
 
-def picture(section: Section) -> str:
-    """The speeds of all arms by part, as a file of its own."""
-    drawn = (
-        Plots(section).speedups().replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    )
-    return drawn.replace(">", f"><style>{STYLE} svg {{ font-family: sans-serif }}</style>", 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="the folder with prompts/ and recorded/")
@@ -230,7 +218,7 @@ def main() -> None:
     for dtype, file in results.items():
         (section,) = sections([generations.read(file).entries])
         publish(section.rows, args, args.output / f"{dtype}.jsonl")
-        write_text(args.output / f"{dtype}.svg", picture(section))
+        write_text(args.output / f"{dtype}.svg", picture(Plots(section).speedups()))
         said.append(tell(section, costs[dtype]))
     write_text(args.output / "tables.md", "\n".join(said))
     print("\n".join(said))

@@ -1,18 +1,21 @@
-"""What several of these scripts need: held-out edits, a model to time, sessions to step through."""
+"""What several of these scripts need: held-out edits, a model to time, sessions, tables."""
 
 from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith import builtin
 from draftsmith.bench.answer import Ask
+from draftsmith.bench.plots import STYLE
 from draftsmith.bench.records import Record
 from draftsmith.bench.run import RunPlan, asked
 from draftsmith.core.budget import FixedBudget
@@ -22,6 +25,7 @@ from draftsmith.core.sampling import Distribution, SamplingParams, TorchSampler
 from draftsmith.core.session import Session
 from draftsmith.core.target import Target
 from draftsmith.errors import PromptError
+from draftsmith.model.measure import processor
 from draftsmith.text.tokenizer import encode, render_chat
 
 HELD_OUT = ("pallets+flask", "TheAlgorithms+Python")
@@ -119,3 +123,22 @@ def asks(plan: RunPlan) -> Iterator[tuple[Record, Ask]]:
             yield record, asked(plan, record, 0)
         except PromptError:
             continue
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def picture(drawn: str) -> str:
+    """A drawing of `bench.plots` as a file of its own."""
+    drawn = drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return drawn.replace(">", f"><style>{STYLE} svg {{ font-family: sans-serif }}</style>", 1)
+
+
+def setup() -> str:
+    """Where figures come from: a line above them."""
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return f"{processor()}, {torch.get_num_threads()} threads, {versions}, {when} UTC"

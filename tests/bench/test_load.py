@@ -1,0 +1,82 @@
+"""The scripts that measure shared passes, on a tiny model: what they run, show and go on from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from benchmarks import batch_cost, prefix_reuse, under_load
+
+import tiny
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    """What every script is given: a model, a folder, one thread."""
+    tiny.model(1, 2048).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    return [str(tmp_path / "model"), "--threads", "1", "-o", str(tmp_path / "out")]
+
+
+def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> None:
+    """What a clock finds may break a promise."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code in (False, True)
+
+
+def known(words: Sequence[str]) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in Path(words[-1]).glob("*.jsonl")}
+
+
+@pytest.mark.slow
+def test_batch_cost_has_a_line_per_promise(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--quick", "--newcomer", "200", "--models", *words]
+    run(batch_cost.main, given)
+    said = (Path(words[-1]) / "batch_cost.md").read_text(encoding="utf-8")
+    for most, count in ((1.02, 1), (1.1, 3), (2.5, 2)):
+        assert len(re.findall(rf"\| {most} \| [\d.]+ / [\d.]+ \w+ \|", said)) == count
+    assert re.search(r"^\| bytes of 8 rows of 1 to 200 .* \| kept \|$", said, re.MULTILINE)
+    assert re.search(r"^About \d+ minutes", capsys.readouterr().out, re.MULTILINE)
+    before = known(words)
+    run(batch_cost.main, given)  # nothing is left to do
+    assert known(words) == before
+
+
+@pytest.mark.slow
+def test_under_load_compares_three_arms(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    given = ["--quick", "--models", *words]
+    run(under_load.main, given)
+    said = (Path(words[-1]) / "under_load.md").read_text(encoding="utf-8")
+    for rows, waves in ((1, 4), (4, 3)):
+        assert re.search(rf"\| {rows} \| `none` \| [\d.]+ \| 1 \| {waves} \|", said)
+        assert re.search(rf"\| {rows} \| `auto` \| .* \| (\d+) of \1 \|", said)
+        peer = re.search(rf"\| {rows} \| `generate_batch` \| (.*)", said)
+        assert peer is not None
+        assert re.search(r"cannot run: \w+|\| (\d+) of \1 \|", peer[1])
+    assert said in capsys.readouterr().out
+    assert [*Path(words[-1]).glob("*.svg")]
+    before = known(words)
+    run(under_load.main, given)
+    assert known(words) == before
+
+
+@pytest.mark.slow
+def test_prefixes_are_computed_once(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        prefix_reuse.main(["--quick", "--shared", "100", "-m", *words])
+    assert not ended.value.code  # counts, not times, decide
+    said = (Path(words[-1]) / "prefix_reuse.md").read_text(encoding="utf-8")
+    assert "| second of two that share 100 | 132 | 32 | 32 | 132 |" in said
+    assert len(re.findall(r"^\| turn \d+ \|", said, re.MULTILINE)) == len(prefix_reuse.TURNS)
+    before = known(words)
+    with pytest.raises(SystemExit):
+        prefix_reuse.main(["--quick", "--shared", "100", "-m", *words])
+    assert known(words) == before
