@@ -546,6 +546,24 @@ def test_chunks_beside_rows_that_decode_are_bounded() -> None:
     cost.at(3).record(0, 1.0)
     cost.at(3).record(64, 100.0)
     assert scheduler._room(3) == 16
+    # Plain rows have no drafts to tell what a wider pass costs: chunks do.
+    for read, seconds in ((0, 1.0), (32, 3.0)):
+        scheduler._reading.at(4).record(read, seconds)
+    assert scheduler._room(4) == 16
+
+
+def test_steps_tell_what_chunks_cost() -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+    short, long = job_of(engine, prompt(5, 0), max_new_tokens=40), job_of(engine, prompt(200, 1))
+    engine.scheduler.add(short)
+    while not short.session.generated:
+        engine.scheduler.step()
+    engine.scheduler.step()
+    engine.scheduler.add(long)
+    while long.session.reading:
+        engine.scheduler.step()
+    known = {read for rows, _, read in engine.scheduler._reading._seconds if rows == 1}
+    assert {0, 32} <= known
 
 
 def test_a_paused_stream_goes_on_while_others_drive() -> None:

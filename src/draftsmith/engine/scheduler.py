@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 from math import inf
+from time import perf_counter
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.budget import LADDER, CostCurve
 from draftsmith.core.loop import LEAST_CHUNK, cached, mend, start, step, unread
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
@@ -53,6 +54,8 @@ class Scheduler:
         self._driver: int | None = None
         """The thread that makes a step at the moment."""
         self._passes = 0
+        self._reading = CostCurve()
+        """Of steps by the prompt tokens that they carried beside rows that decode."""
         self._told = False
         """Whether somebody heard of `_STALL`."""
 
@@ -144,8 +147,13 @@ class Scheduler:
         takes |= self._chunks(jobs)
         jobs = [job for job in jobs if takes[id(job)]]
         sessions = [job.session for job in jobs]
+        decoding = [session for session in sessions if not session.reading]
+        read, context = sum(takes[id(j)] for j in jobs if j.session.reading), cached(decoding)
+        begin = perf_counter()
         with mode.entered():
             step(sessions, self.runner, self.cost, [takes[id(job)] for job in jobs])
+        if decoding and read in (0, *LADDER):
+            self._reading.at(len(decoding), context).record(read, perf_counter() - begin)
         for job in jobs:
             job.book()
 
@@ -222,8 +230,9 @@ class Scheduler:
         most = self.runner.chunk
         if not decoding:
             return most
-        cost = self.cost.at(decoding, context)
-        while most > LEAST_CHUNK and cost.relative(most) > PATIENCE:
+        # Drafts tell before any prompt was read beside these rows, and prompts tell for plain ones.
+        curves = [curve.at(decoding, context) for curve in (self.cost, self._reading)]
+        while most > LEAST_CHUNK and max(curve.relative(most) for curve in curves) > PATIENCE:
             most //= 2
         return most
 
