@@ -1,4 +1,4 @@
-"""auto: copy after the longest recent match, as far as such matches have been holding.
+"""longest_match: copy after the longest recent match, as far as such matches have been holding.
 
 Ours: no paper. The idea of trusting long matches more is SAM decoding's (Hu et al. 2024); here the
 trust is measured while decoding.
@@ -23,7 +23,7 @@ WORTH = 0.06
 
 
 @dataclass(frozen=True, repr=False)
-class Auto(Drafter):
+class LongestMatch(Drafter):
     """Copy after the longest of the recent matches; the longer it is, the further.
 
     Of the `candidates` most recent occurrences of the last `min` ids the one with the longest
@@ -36,8 +36,8 @@ class Auto(Drafter):
     """Longest past that is compared, and longest draft."""
     candidates: int = 16
 
-    name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "the default: longest recent match, length by what is being accepted"
+    name: ClassVar[str] = "longest_match"
+    summary: ClassVar[str] = "the longest recent match, length by what is being accepted"
 
     def __post_init__(self) -> None:
         for option in ("min", "max", "candidates"):
@@ -51,7 +51,7 @@ class Auto(Drafter):
 
 
 class _Matcher(DrafterState):
-    def __init__(self, config: Auto, ctx: Context) -> None:
+    def __init__(self, config: LongestMatch, ctx: Context) -> None:
         self.config = config
         # Longer ones first: they are rarer, so their recent occurrences reach further back.
         self.history = History(ctx, (config.min + 2, config.min + 1, config.min))
