@@ -21,8 +21,8 @@ FILES = (
 """Under `recorded/`; each is one stream of answers, whose earlier ones the memory holds."""
 
 TALK = (
-    "mt_redundant, turn 1", "mt_redundant, turn 2", "mt_bench, turn 2", "spec_bench, mt_bench, turn 1",
-    "spec_bench, mt_bench, turn 2", "gsm8k_json",
+    "mt_redundant, turn 1", "mt_redundant, turn 2", "mt_bench, turn 2",
+    "spec_bench, mt_bench, turn 1", "spec_bench, mt_bench, turn 2", "gsm8k_json",
 )  # fmt: skip
 """One family: MT-Bench's questions and GSM8K."""
 WORK = (

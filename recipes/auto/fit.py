@@ -13,12 +13,13 @@ from pathlib import Path
 
 from columns import COLUMNS, Answer, streams
 
-from draftsmith.drafters.mixture.belief import Belief
-from draftsmith.drafters.mixture.candidates import CELLS, new_work
-from draftsmith.drafters.mixture.contexts import LENGTH, Bank, hash_on, index, new_bank, put
-from draftsmith.drafters.mixture.grow import read
+from draftsmith.drafters.mixture.belief import Belief, banks_of
+from draftsmith.drafters.mixture.candidates import new_work
+from draftsmith.drafters.mixture.contexts import LENGTH, Bank, new_bank, put
+from draftsmith.drafters.mixture.grow import NOTHING, advance
 from draftsmith.drafters.mixture.prior import save, untaught
 
+EMPTY = new_bank()
 RATE = 0.001
 FORGETTING = 1e6
 """Cases that a cell remembers while it is fitted."""
@@ -31,9 +32,12 @@ LEADING = 8
 def remember(bank: Bank, answer: Answer) -> Bank:
     """The memory, with one more answer."""
     length, head = int(bank.marks[LENGTH]), answer.prompt[-LEADING:]
+    end = length + len(head) + len(answer.ids)
     bank = put(bank, length, [*head, *answer.ids], 0)
-    hash_on(bank, length, length + len(head))
-    index(bank, length + len(head), length + len(head) + len(answer.ids), length)
+    advance(
+        bank, end, length + len(head), length, end, EMPTY, untaught(1), new_work(1),
+        0.0, 1.0, 1.0, NOTHING,
+    )  # fmt: skip
     return bank
 
 
@@ -47,11 +51,11 @@ def weights(data: Sequence[Sequence[Answer]]) -> dict[str | None, float]:
 
 def teach(belief: Belief, answer: Answer, earlier: Bank, rate: float, weight: float) -> None:
     """Let the belief predict an answer."""
-    length = len(answer.prompt)
-    bank = put(new_bank(), 0, answer.prompt + answer.ids, 1)
-    index(bank, 0, length, 0)
-    work = new_work(len(belief.chance) // CELLS)
-    read(bank, length, length + len(answer.ids), 0, earlier, belief, work, rate, FORGETTING, weight)
+    ids = answer.prompt + answer.ids
+    advance(
+        put(new_bank(), 0, ids, 1), len(ids), 0, 0, len(answer.prompt), earlier, belief,
+        new_work(banks_of(belief)), rate, FORGETTING, weight, NOTHING,
+    )  # fmt: skip
 
 
 def fit(data: Sequence[Sequence[Answer]], columns: Sequence[str], banks: int) -> Belief:
@@ -63,7 +67,7 @@ def fit(data: Sequence[Sequence[Answer]], columns: Sequence[str], banks: int) ->
             random.Random(epoch).shuffle(chosen)
             for answer in chosen:
                 rate = RATE * 0.4**epoch
-                teach(belief, answer, new_bank(), rate, weight[answer.column])
+                teach(belief, answer, EMPTY, rate, weight[answer.column])
         return belief
     for stream in data:
         memory = new_bank()

@@ -1,7 +1,7 @@
 """auto: one tree from a learnt mixture of what followed contexts of several lengths.
 
-Ours: no paper. Prediction as in context-mixing compressors (PAQ, CMIX), growth as in best-first search;
-docs/algorithms/auto.md has the algorithm and its ancestors.
+Ours: no paper. Prediction as in context-mixing compressors (PAQ, CMIX), growth as in best-first
+search; docs/algorithms/auto.md has the algorithm and its ancestors.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.mixture.belief import Belief
-from draftsmith.drafters.mixture.candidates import CELLS, new_work
-from draftsmith.drafters.mixture.compiled import floats, values
-from draftsmith.drafters.mixture.contexts import REACH, Bank, hash_on, index, new_bank, put
-from draftsmith.drafters.mixture.grow import (
+from draftsmith.drafters.mixture.belief import Belief, banks_of
+from draftsmith.drafters.mixture.candidates import (
+    CHANCE,
     FIELDS,
     LABEL,
     LARGEST,
     PARENT,
     SOURCE,
-    cost,
-    grow,
-    new_tree,
-    read,
+    TREE,
+    new_work,
 )  # fmt: skip
+from draftsmith.drafters.mixture.compiled import floats, values
+from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
+from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
 from draftsmith.drafters.mixture.prior import prior
 from draftsmith.drafters.ngrams import find
 
@@ -71,7 +72,8 @@ class Auto(Drafter):
 
     def open(self, ctx: Context) -> DrafterState:
         state = Mixture(prior(1), chain=self.chain)
-        state.follow(ctx, len(ctx.ids))
+        state.take(ctx)
+        state.read()
         return state
 
 
@@ -82,66 +84,79 @@ class Mixture(DrafterState):
         """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
         self.belief, self.chain = belief, chain
         self.earlier = earlier or new_bank()
-        self.work, self.tree = new_work(len(belief.chance) // CELLS), new_tree()
+        self.work = new_work(banks_of(belief))
         self.tokens, self.cost = 1.6, 1.0
         """What a pass brings and costs at present."""
-        self.widths, self.costs = floats((0, LARGEST)), floats((1, 1 + NODE_COST * LARGEST))
+        self.widths, self.costs = [0.0, LARGEST], [1.0, 1.0 + NODE_COST * LARGEST]
+        """Of a pass: nodes that each of its sequences drafts, and cost in plain passes."""
         self.drafts = 0
         self.begin()
 
     def begin(self) -> None:
         """Forget all text, and nothing that was learnt."""
         self.own = new_bank()
-        self.length = self.offset = 0
-        """Tokens indexed, and those before the context's own: the prediction and what leads to it."""
+        self.offset = 0
+        """Ids of the bank before the context's own: the prediction, and what leads to it."""
+        self.length = 0
+        """Ids of the bank that were put there; from `told` on they are the target's words."""
+        self.told: int | None = None
         self.twin: int | None = None
+        """Where in the context the prediction stands, too, from the bank's first id on."""
 
     def truncate(self, length: int) -> None:
         # Counts cannot be taken back one by one: nobody knows which followers had been dropped.
         if length < self.length - self.offset:
             self.begin()
 
-    def follow(self, ctx: Context, end: int) -> None:
-        """Index the context's ids up to `end`."""
+    def take(self, ctx: Context) -> None:
+        """Put what is new of the context into the bank."""
         if not self.length and ctx.prediction:
             # As if it were the answer; where the answer leaves it, shorter contexts find it again.
             head = ctx.ids[max(0, ctx.prompt_length - REACH) : ctx.prompt_length]
             self._put([*head, *ctx.prediction])
-            hash_on(self.own, 0, len(head))
-            self.length = self.offset = len(head) + len(ctx.prediction)
-            index(self.own, len(head), self.length, 0)
+            self.offset = self.length
+            self._advance(NOTHING, len(head), 0)
             twin = find(ctx.prediction, ctx.ids)
             self.twin = None if twin is None else twin - len(head)
-        start, self.length = self.length, self.offset + end
-        if start < self.length:
-            self._put(ctx.ids[start - self.offset : end], start)
-            index(self.own, start, self.length, self.offset)
+        self._put(ctx.ids[self.length - self.offset :])
 
-    def _put(self, ids: Sequence[int], start: int = 0) -> None:
-        self.own = put(self.own, start, ids, LARGEST)
+    def read(self) -> None:
+        """Index, and learn, what was put."""
+        self._advance(NOTHING, 0, self.offset)
+
+    def _put(self, ids: Sequence[int]) -> None:
+        self.own = put(self.own, self.length, ids, LARGEST)
+        self.length += len(ids)
+
+    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
+        """Read what was put, draft what is wanted; how many nodes."""
+        told, self.told = self.length if self.told is None else self.told, None
+        return advance(
+            self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
+            RATE, MEMORY, 1.0, wanted,
+        )  # fmt: skip
 
     def draft(self, ctx: Context) -> Draft:
-        self.follow(ctx, len(ctx.ids))
+        self.take(ctx)
         if ctx.cost is not None and self.drafts % CURVE_KEPT == 0:
-            # All sequences of a pass draft about as much.
-            rungs, rows = (0, *LADDER), ctx.cost.rows
-            self.widths = floats(rungs)
-            self.costs = floats([ctx.cost.relative(rows * rung) for rung in rungs])
+            # The sequences of a pass are thought to draft alike.
+            self.widths = [0.0, *LADDER]
+            self.costs = [ctx.cost.relative(ctx.cost.rows * width) for width in (0, *LADDER)]
         self.drafts += 1
-        most = min(ctx.budget, LARGEST)
-        n = grow(
-            self.own, self.length, self.earlier, self.belief, self.work, self.tree, most,
-            ctx.depth, self.chain, self.widths, self.costs, self.tokens / self.cost, self.offset,
+        wanted = Wanted(
+            min(ctx.budget, LARGEST), ctx.depth, self.chain, floats(self.widths),
+            floats(self.costs), self.tokens / self.cost,
         )  # fmt: skip
+        n = self._advance(wanted, 0, self.offset)
         if not n:
             return EMPTY
-        nodes = values(self.tree.nodes, n * FIELDS)
+        nodes = values(self.work.ints, TREE, n * FIELDS)
         return Draft(
             tuple(nodes[LABEL::FIELDS]),
             tuple(nodes[PARENT::FIELDS]),
             (Auto.name,) * n,
             origins=tuple(map(self._origin, nodes[SOURCE::FIELDS])),
-            chances=tuple(values(self.tree.chances, n)),
+            chances=tuple(values(self.work.floats, CHANCE, n)),
         )
 
     def _origin(self, place: int) -> int:
@@ -151,14 +166,10 @@ class Mixture(DrafterState):
         return -1 if place < 0 or self.twin is None else self.twin + place
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
-        told = len(outcome.verdict.tokens)
-        self.follow(ctx, max(self.length - self.offset, len(ctx.ids) - told))
-        start, self.length = self.length, self.offset + len(ctx.ids)
-        self._put(ctx.ids[start - self.offset :], start)
-        read(
-            self.own, start, self.length, self.offset, self.earlier, self.belief, self.work, RATE,
-            MEMORY, 1.0,
-        )  # fmt: skip
-        spent = cost(self.widths, self.costs, outcome.draft.size)
-        self.tokens += PACE * (told - self.tokens)
+        count, drafted = len(outcome.verdict.tokens), outcome.draft.size
+        if self.told is None:
+            self.told = self.offset + len(ctx.ids) - count
+        self.take(ctx)
+        spent = float(np.interp(drafted, self.widths, self.costs))
+        self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)

@@ -1,9 +1,9 @@
 """Contexts: what followed the last 0, 1, 2, 8 and 32 tokens before, in one text or in several.
 
-A bank keeps for every context of its texts which tokens followed it, the newest first, how often, and
-where last; and of every token how often and where it was. Found by hashes of the tokens, which are
-compared with the text before they count. The hash is drawn anew for every bank, so nobody can make a
-text whose contexts collide; no result depends on it.
+A bank keeps for every context of its texts which tokens followed it, the newest first, how often,
+and where last; and of every token how often it was there, and where. A context is found by a hash
+of its tokens, which are compared with the text before it counts. Hashes are drawn anew for every
+bank, so nobody can write a text whose contexts collide; no result depends on them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from secrets import randbelow
 from typing import NamedTuple
 
-from draftsmith.drafters.mixture.compiled import Ints, compiled, grown, ints
+from draftsmith.drafters.mixture.compiled import Ints, grown, inner, ints
 
 LENGTHS = (0, 1, 2, 8, 32)
-"""How many last tokens each context has. They are nested: where one is unknown, longer ones are."""
+"""How many last tokens each context has; where one is unknown, longer ones are."""
 ORDERS = len(LENGTHS)
 REACH = LENGTHS[-1]
 KEPT = 64
@@ -28,16 +28,16 @@ PRIME = 2**31 - 1
 """Of polynomial hashes: products of two fit into 63 bits."""
 
 KEY, ORDER, TOTAL, END, HEAD, KINDS, NODE = range(7)
-"""Fields of a node, and how many: hash, place in LENGTHS, times seen, where the latest occurrence ends,
-newest follower (-1: none), followers kept."""
+"""Fields of a node, and how many: hash, place in LENGTHS, times seen, where it last ended, newest
+follower or -1, followers kept."""
 TOKEN, COUNT, PLACE, NEXT, FOLLOWER = range(5)
-"""Fields of a follower: token, times seen after this context, where last, the next older one or -1."""
+"""Fields of a follower, and how many: token, times it followed, where last, next older or -1."""
 (
-    LENGTH, NODES, FOLLOWERS, KNOWN, LATEST, BEFORE, LISTED, RADIX, SPREAD, POWERS, FIRST,
-) = (*range(10), 9 + ORDERS)  # fmt: skip
-"""Places in `marks`: tokens indexed; nodes and followers in use; different tokens; the latest token and
-the latest other one; how many are on the list of the most frequent; what hashes are made with; that
-list, each with its count."""
+    LENGTH, NODES, PLACED, FOLLOWERS, KNOWN, LATEST, BEFORE, LISTED, RADIX, SPREAD, POWERS, FIRST,
+) = (*range(11), 10 + ORDERS)  # fmt: skip
+"""Places in `marks`: tokens indexed; nodes in use, and those that have slots; followers in use;
+different tokens; the latest token, and the latest other one; how many are on the list of the most
+frequent; what hashes are made with; that list, each token with its count."""
 MARKS = FIRST + 2 * FREQUENT
 
 
@@ -45,11 +45,11 @@ class Bank(NamedTuple):
     """Contexts in arrays, which grow by doubling."""
 
     ids: Ints
-    """The texts; behind them is room for the path that is asked about."""
+    """The texts; behind them is room for a path that is asked about."""
     prefix: Ints
     """[i]: hash of ids[:i]."""
     slots: Ints
-    """Hash table of nodes, at most half full: 1 + node, 0 where empty; a power of two."""
+    """Hash table of nodes, at most half full: 1 + node, 0 where empty; a power of two long."""
     nodes: Ints
     followers: Ints
     marks: Ints
@@ -66,28 +66,24 @@ def new_bank() -> Bank:
 
 
 def put(bank: Bank, length: int, ids: Sequence[int], room: int) -> Bank:
-    """The bank with `ids` behind its `length` tokens, not indexed yet.
-
-    Room for that, and for `room` more tokens behind, is made.
-    """
-    end = length + len(ids)
-    nodes = int(bank.marks[NODES]) + ORDERS * len(ids)
+    """The bank with `ids` behind its first `length`, to be indexed, and `room` for more."""
+    end, marks = length + len(ids), bank.marks
+    new = end - int(marks[LENGTH])
+    nodes = int(marks[NODES]) + ORDERS * new
     bank = bank._replace(
         ids=grown(bank.ids, end + room),
         prefix=grown(bank.prefix, end + room + 1),
         nodes=grown(bank.nodes, nodes * NODE),
-        followers=grown(
-            bank.followers, (int(bank.marks[FOLLOWERS]) + (ORDERS - 1) * len(ids)) * FOLLOWER
-        ),
+        followers=grown(bank.followers, (int(marks[FOLLOWERS]) + (ORDERS - 1) * new) * FOLLOWER),
     )
     if len(bank.slots) < 2 * nodes:
         bank = bank._replace(slots=ints(1 << (2 * nodes - 1).bit_length()))
-        rehash(bank)
+        marks[PLACED] = 0
     bank.ids[length:end] = ids
     return bank
 
 
-@compiled
+@inner
 def hash_on(bank: Bank, start: int, end: int) -> None:
     """Hash ids[start:end] behind what is hashed."""
     for place in range(start, end):
@@ -95,14 +91,14 @@ def hash_on(bank: Bank, start: int, end: int) -> None:
         bank.prefix[place + 1] = key % PRIME
 
 
-@compiled
+@inner
 def hash_of(bank: Bank, order: int, end: int) -> int:
-    """Hash of the tokens before `end` that a node of this order is found by; ids may be a path's."""
+    """Hash of the tokens before `end` that a node of this order is found by."""
     start = bank.prefix[end - SPANS[order]]
     return (bank.prefix[end] - start * bank.marks[POWERS + order]) % PRIME
 
 
-@compiled
+@inner
 def find(bank: Bank, order: int, key: int, ids: Ints, end: int) -> int:
     """The node of the context that ends at `end` of `ids`; where it is unknown, -1 - its slot."""
     span, mask = SPANS[order], len(bank.slots) - 1
@@ -122,26 +118,27 @@ def find(bank: Bank, order: int, key: int, ids: Ints, end: int) -> int:
     return -1 - slot
 
 
-@compiled
+@inner
 def rehash(bank: Bank) -> None:
-    """Put all nodes into empty slots."""
+    """Give slots to the nodes that have none, after the table has grown."""
     mask = len(bank.slots) - 1
-    for node in range(bank.marks[NODES]):
+    for node in range(bank.marks[PLACED], bank.marks[NODES]):
         key, order = bank.nodes[node * NODE + KEY], bank.nodes[node * NODE + ORDER]
         slot = ((key * bank.marks[SPREAD] + order) >> 16) & mask
         while bank.slots[slot]:
             slot = (slot + 1) & mask
         bank.slots[slot] = node + 1
+    bank.marks[PLACED] = bank.marks[NODES]
 
 
-@compiled
+@inner
 def see(bank: Bank, order: int, end: int) -> int:
-    """Count one more occurrence of the context that ends at `end`; returns its node."""
+    """Count one more occurrence of the context that ends at `end`; its node."""
     key = hash_of(bank, order, end)
     node = find(bank, order, key, bank.ids, end)
     if node < 0:
         slot, node = -1 - node, bank.marks[NODES]
-        bank.marks[NODES] += 1
+        bank.marks[NODES] = bank.marks[PLACED] = node + 1
         bank.slots[slot] = node + 1
         at = node * NODE
         bank.nodes[at + KEY], bank.nodes[at + ORDER] = key, order
@@ -151,7 +148,7 @@ def see(bank: Bank, order: int, end: int) -> int:
     return node
 
 
-@compiled
+@inner
 def follow(bank: Bank, node: int, place: int) -> None:
     """The token at `place` came after the context: it is its newest follower now."""
     token, at, f = bank.ids[place], node * NODE, bank.followers
@@ -177,26 +174,34 @@ def follow(bank: Bank, node: int, place: int) -> None:
     f[entry * FOLLOWER + PLACE] = place
 
 
-@compiled
-def index(bank: Bank, start: int, end: int, floor: int) -> None:
-    """Index ids[start:end], each after the contexts before it that begin at `floor` or later."""
+@inner
+def index(bank: Bank, end: int, quiet: int, floor: int) -> None:
+    """Index what is new of ids[:end], but for what lies before `quiet`: that is only context.
+
+    Contexts begin at `floor` or later.
+    """
     marks = bank.marks
-    for place in range(start, end):
+    start = marks[LENGTH]
+    hash_on(bank, start, end)
+    for place in range(max(start, quiet), end):
         token = bank.ids[place]
-        hash_on(bank, place, place + 1)
-        for order in range(1, ORDERS):
+        for order in range(ORDERS):
             if LENGTHS[order] > place - floor:
                 break
-            follow(bank, see(bank, order, place), place)
-        times = bank.nodes[see(bank, 0, place + 1) * NODE + TOTAL]
-        marks[KNOWN] += times == 1
+            node = see(bank, order, place if order else place + 1)
+            if order:
+                follow(bank, node, place)
+                continue
+            times = bank.nodes[node * NODE + TOTAL]
+            if times == 1:
+                marks[KNOWN] += 1
+            rank(marks, token, times)
         if token != marks[LATEST]:
             marks[BEFORE], marks[LATEST] = marks[LATEST], token
-        rank(marks, token, times)
     marks[LENGTH] = end
 
 
-@compiled
+@inner
 def rank(marks: Ints, token: int, times: int) -> None:
     """Keep the list of the most frequent tokens, the latest first among equals."""
     listed = marks[LISTED]
@@ -211,9 +216,7 @@ def rank(marks: Ints, token: int, times: int) -> None:
         else:
             return
     while at and marks[FIRST + 2 * at - 1] <= times:
-        marks[FIRST + 2 * at], marks[FIRST + 2 * at + 1] = (
-            marks[FIRST + 2 * at - 2],
-            marks[FIRST + 2 * at - 1],
-        )
+        for field in range(2):
+            marks[FIRST + 2 * at + field] = marks[FIRST + 2 * at - 2 + field]
         at -= 1
     marks[FIRST + 2 * at], marks[FIRST + 2 * at + 1] = token, times

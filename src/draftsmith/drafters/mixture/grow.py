@@ -5,87 +5,100 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from draftsmith.drafters.mixture.belief import Belief, guess, learn
-from draftsmith.drafters.mixture.candidates import CELL, ID, ORIGIN, Work
-from draftsmith.drafters.mixture.compiled import Floats, Ints, compiled, floats, ints
-from draftsmith.drafters.mixture.contexts import Bank, hash_on, index
+from draftsmith.drafters.mixture.candidates import (
+    CANDIDATE,
+    CANDIDATES,
+    CHANCE,
+    CHANCES,
+    DEPTH,
+    FIELDS,
+    HOPE,
+    ID,
+    LABEL,
+    ORIGIN,
+    PARENT,
+    RANK,
+    REACH,
+    SOURCE,
+    TREE,
+    WAITING,
+    Work,
+)  # fmt: skip
+from draftsmith.drafters.mixture.compiled import Floats, compiled, floats, inner, no
+from draftsmith.drafters.mixture.contexts import LENGTH, Bank, hash_on, index, rehash
 
-LARGEST = 64
-"""Nodes of a tree."""
-LABEL, PARENT, DEPTH, SOURCE, FIELDS = range(5)
-"""Fields of a node, and how many: token, parent or -1, depth from 1, where it was copied from or -1."""
 LEAST_SLOPE = 0.002
 """A node is never taken to cost less, in plain passes: growing costs time, too."""
 
 
-class Tree(NamedTuple):
-    """Nodes, the likeliest to be accepted first, and those that may be next, in the same order."""
+class Wanted(NamedTuple):
+    """What a draft may be, and what it is worth."""
 
-    nodes: Ints
-    """(LARGEST * FIELDS,)"""
-    chances: Floats
-    """(LARGEST,) of being right where the parent is."""
-    reaches: Floats
-    """(LARGEST,) of being accepted."""
-    waiting: Ints
-    """(LARGEST * FIELDS,)"""
-    hopes: Floats
-    """(LARGEST,) chances of those that wait."""
-    ranks: Floats
-    """(LARGEST,) reaches of those that wait."""
+    most: int
+    """Nodes, at most LARGEST."""
+    depth: int
+    chain: bool
+    """Whether only one branch can be verified."""
+    widths: Floats
+    costs: Floats
+    """Of passes with so many nodes, rising from 0, in plain passes."""
+    rate: float
+    """Tokens that the time of a plain pass yields at present."""
 
 
-def new_tree() -> Tree:
-    """Room for a tree."""
-    zeros = [0.0] * LARGEST
-    nodes, waiting = ints(LARGEST * FIELDS), ints(LARGEST * FIELDS)
-    return Tree(nodes, floats(zeros), floats(zeros), waiting, floats(zeros), floats(zeros))
+NOTHING = Wanted(0, 0, False, floats((0.0, 1.0)), floats((1.0, 1.0)), 1.0)
 
 
 @compiled
-def read(
-    own: Bank, start: int, end: int, floor: int, earlier: Bank, belief: Belief, work: Work,
-    rate: float, memory: float, weight: float,
-) -> None:  # fmt: skip
-    """Learn from what the target said, ids[start:end], token by token, and index it."""
+def advance(
+    own: Bank, end: int, quiet: int, floor: int, told: int, earlier: Bank, belief: Belief,
+    work: Work, rate: float, memory: float, weight: float, wanted: Wanted,
+) -> int:  # fmt: skip
+    """Read what is new of the bank's ids up to `end`, then draft; the number of nodes that pay.
+
+    What lies before `quiet` is only context, contexts begin at `floor` or later, and from `told` on
+    the target said the tokens, so they are learnt from: see `belief.learn`.
+    """
+    rehash(own)
+    start = min(end, max(told, own.marks[LENGTH]))
+    index(own, start, quiet, floor)
     for place in range(start, end):
         count = guess(own, earlier, belief, work, place)
         learn(belief, work, count, own.ids[place], rate, memory, weight)
-        index(own, place, place + 1, floor)
+        index(own, place + 1, quiet, floor)
+    return grow(own, floor, earlier, belief, work, wanted) if wanted.most else 0
 
 
-@compiled
-def grow(
-    own: Bank, length: int, earlier: Bank, belief: Belief, work: Work, tree: Tree,
-    most: int, depth: int, chain: bool, widths: Floats, costs: Floats, rate: float, floor: int,
-) -> int:  # fmt: skip
-    """Draft at most `most` nodes after the `length` ids, `depth` deep, or a `chain`; how many pay.
+@inner
+def grow(own: Bank, floor: int, earlier: Bank, belief: Belief, work: Work, wanted: Wanted) -> int:
+    """A tree behind the indexed ids; how many of its nodes pay.
 
-    `costs`: of a pass with `widths` nodes, rising from 0, in plain passes; `rate`: tokens that a
-    plain pass's time yields at present. A node pays where it is accepted oftener than decoding
-    would yield tokens in the time that it takes.
+    A node pays where it is accepted oftener than decoding would yield tokens in the time that it
+    takes.
     """
-    count = waiting = best = 0
+    f, rate, widths, costs = work.floats, wanted.rate, wanted.widths, wanted.costs
+    count = waiting = best = level = no(floor)
     gain = highest = 0.0
-    node, level, reach = -1, 0, 1.0
+    reach, node = 1.0, -1 - level
     while True:
-        least = rate * slope(widths, costs, count)
-        if level < depth:
-            end = walk(own, length, tree, node)
+        here = cost(widths, costs, count)
+        least = rate * slope(widths, costs, count, here)
+        if level < wanted.depth:
+            end = walk(own, work, node, level)
             found = guess(own, earlier, belief, work, end)
-            waiting = queue(
-                tree, waiting, most - count, work, found, node, level, reach, least, chain
-            )
-        if not waiting or count == most or tree.ranks[0] < least:
+            room = 1 if wanted.chain else wanted.most - count
+            waiting = queue(work, waiting, room, found, node, level, reach, least)
+        if not waiting or count == wanted.most or f[RANK] < least:
             return best
-        waiting = take(own, length, floor, tree, count, waiting)
-        node, level, reach = count, tree.nodes[count * FIELDS + DEPTH], tree.reaches[count]
-        count += 1
-        gain += reach - rate * (cost(widths, costs, count) - cost(widths, costs, count - 1))
+        node, count = count, count + 1
+        waiting = take(own, floor, work, node, waiting)
+        level, reach = work.ints[TREE + node * FIELDS + DEPTH], f[REACH + node]
+        gain += reach - rate * (cost(widths, costs, count) - here)
         if gain > highest:
             highest, best = gain, count
 
 
-@compiled
+@inner
 def cost(widths: Floats, costs: Floats, nodes: int) -> float:
     """Of a pass, on the line through the points."""
     i = 1
@@ -95,82 +108,83 @@ def cost(widths: Floats, costs: Floats, nodes: int) -> float:
     return costs[i - 1] + max(rise, LEAST_SLOPE) * (nodes - widths[i - 1])
 
 
-@compiled
-def slope(widths: Floats, costs: Floats, nodes: int) -> float:
+@inner
+def slope(widths: Floats, costs: Floats, nodes: int, here: float) -> float:
     """What one more node costs at least, however many more there will be."""
-    here = cost(widths, costs, nodes)
     least = cost(widths, costs, nodes + 1) - here
     for i in range(1, len(widths)):
         if widths[i] > nodes:
-            least = min(least, (cost(widths, costs, int(widths[i])) - here) / (widths[i] - nodes))
+            least = min(least, (costs[i] - here) / (widths[i] - nodes))
     return max(least, LEAST_SLOPE)
 
 
-@compiled
-def walk(own: Bank, length: int, tree: Tree, node: int) -> int:
-    """Put the path down to `node` behind the ids; where it ends."""
-    end = length + (tree.nodes[node * FIELDS + DEPTH] if node >= 0 else 0)
-    place = end
+@inner
+def walk(own: Bank, work: Work, node: int, level: int) -> int:
+    """Put the path down to `node` behind the indexed ids; where it ends."""
+    length = own.marks[LENGTH]
+    end = place = length + level
     while node >= 0:
         place -= 1
-        own.ids[place] = tree.nodes[node * FIELDS + LABEL]
-        node = tree.nodes[node * FIELDS + PARENT]
+        own.ids[place] = work.ints[TREE + node * FIELDS + LABEL]
+        node = work.ints[TREE + node * FIELDS + PARENT]
     hash_on(own, length, end)
     return end
 
 
-@compiled
+@inner
 def queue(
-    tree: Tree, waiting: int, room: int, work: Work, found: int, node: int, level: int,
-    reach: float, least: float, chain: bool,
+    work: Work, waiting: int, room: int, found: int, node: int, level: int, reach: float,
+    least: float,
 ) -> int:  # fmt: skip
-    """Let the candidates wait that may pay, in `room` places; how many wait now."""
-    width, c = CELL + len(work.absent), work.candidates
-    if chain:
-        room = 1
+    """Let the candidates wait that may pay, in `room` places; how many wait now.
+
+    Of equals the child of the earlier node is before, of a node's children the lower id.
+    """
+    w, f = work.ints, work.floats
     for one in range(found):
-        rank, token = reach * work.chances[one], c[one * width + ID]
+        rank, token = reach * f[CHANCES + one], w[CANDIDATES + one * CANDIDATE + ID]
         if rank < least:
             continue
         at = waiting
-        while at and (
-            rank > tree.ranks[at - 1]
-            or (
-                rank == tree.ranks[at - 1]
-                and node == tree.waiting[(at - 1) * FIELDS + PARENT]
-                and token < tree.waiting[(at - 1) * FIELDS + LABEL]
-            )
-        ):
+        while at:
+            to = WAITING + (at - 1) * FIELDS
+            if rank < f[RANK + at - 1]:
+                break
+            if rank == f[RANK + at - 1] and (w[to + PARENT] < node or w[to + LABEL] < token):
+                break
             at -= 1
         if at >= room:
             continue
         waiting = min(waiting + 1, room)
         for i in range(waiting - 1, at, -1):
-            tree.ranks[i], tree.hopes[i] = tree.ranks[i - 1], tree.hopes[i - 1]
-            for field in range(FIELDS):
-                tree.waiting[i * FIELDS + field] = tree.waiting[(i - 1) * FIELDS + field]
-        tree.ranks[at], tree.hopes[at] = rank, work.chances[one]
-        to = at * FIELDS
-        tree.waiting[to + LABEL], tree.waiting[to + PARENT] = token, node
-        tree.waiting[to + DEPTH] = level + 1
-        tree.waiting[to + SOURCE] = c[one * width + ORIGIN]
+            copy(work, i - 1, i)
+        to = WAITING + at * FIELDS
+        f[RANK + at], f[HOPE + at] = rank, f[CHANCES + one]
+        w[to + LABEL], w[to + PARENT], w[to + DEPTH] = token, node, level + 1
+        w[to + SOURCE] = w[CANDIDATES + one * CANDIDATE + ORIGIN]
     return waiting
 
 
-@compiled
-def take(own: Bank, length: int, floor: int, tree: Tree, count: int, waiting: int) -> int:
-    """The first that waits becomes node `count`; how many wait now."""
-    tree.chances[count], tree.reaches[count] = tree.hopes[0], tree.ranks[0]
+@inner
+def copy(work: Work, one: int, to: int) -> None:
+    """Move one that waits to another place."""
+    work.floats[RANK + to] = work.floats[RANK + one]
+    work.floats[HOPE + to] = work.floats[HOPE + one]
     for field in range(FIELDS):
-        tree.nodes[count * FIELDS + field] = tree.waiting[field]
-    parent = tree.nodes[count * FIELDS + PARENT]
-    onward = tree.nodes[parent * FIELDS + SOURCE] + 1 if parent >= 0 else 0
-    # A copy goes on where it was: the text up to `floor` and that behind are two.
-    if 0 < onward < length and onward != floor:
-        if own.ids[onward] == tree.nodes[count * FIELDS + LABEL]:
-            tree.nodes[count * FIELDS + SOURCE] = onward
+        work.ints[WAITING + to * FIELDS + field] = work.ints[WAITING + one * FIELDS + field]
+
+
+@inner
+def take(own: Bank, floor: int, work: Work, node: int, waiting: int) -> int:
+    """The first that waits becomes a node; how many wait now."""
+    w, at = work.ints, TREE + node * FIELDS
+    work.floats[CHANCE + node], work.floats[REACH + node] = work.floats[HOPE], work.floats[RANK]
+    for field in range(FIELDS):
+        w[at + field] = w[WAITING + field]
+    onward = w[TREE + w[at + PARENT] * FIELDS + SOURCE] + 1 if w[at + PARENT] >= 0 else 0
+    # A copy goes on where it was; what lies before `floor` is another text.
+    if 0 < onward < own.marks[LENGTH] and onward != floor and own.ids[onward] == w[at + LABEL]:
+        w[at + SOURCE] = onward
     for i in range(waiting - 1):
-        tree.ranks[i], tree.hopes[i] = tree.ranks[i + 1], tree.hopes[i + 1]
-        for field in range(FIELDS):
-            tree.waiting[i * FIELDS + field] = tree.waiting[(i + 1) * FIELDS + field]
+        copy(work, i + 1, i)
     return waiting - 1
