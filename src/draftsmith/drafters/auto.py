@@ -26,7 +26,7 @@ from draftsmith.drafters.mixture.candidates import (
     SOURCE,
     TREE,
     new_work,
-)  # fmt: skip
+)
 from draftsmith.drafters.mixture.compiled import floats, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from draftsmith.drafters.mixture.candidates import (
     ABSENT,
+    BANKED,
     CANDIDATE,
     CANDIDATES,
     CELL,
@@ -27,7 +28,7 @@ from draftsmith.drafters.mixture.candidates import (
     forget,
     gather,
     look_up,
-)  # fmt: skip
+)
 from draftsmith.drafters.mixture.compiled import Floats, inner, no
 from draftsmith.drafters.mixture.contexts import ORDERS, Bank
 

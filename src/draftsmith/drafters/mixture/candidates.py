@@ -31,7 +31,7 @@ from draftsmith.drafters.mixture.contexts import (
     Bank,
     find,
     hash_of,
-)  # fmt: skip
+)
 
 ASKED = 8
 """Followers of a context, the newest, that become candidates; so do a bank's latest two tokens and
@@ -62,10 +62,10 @@ USED, BANKED, FOUND, ABSENT, SLOTS = 0, 1, 2, 2 + INPUTS, 2 + 2 * INPUTS
 CANDIDATES = SLOTS + TABLE
 TREE = CANDIDATES + MOST * CANDIDATE
 WAITING = TREE + LARGEST * FIELDS
-"""Where in `Work.ints` things begin: how many inputs there are, and how many of them, the first,
-are contexts of banks; the node of each input's context,
--1 where it is unknown, and the cell of a candidate that is none of its followers; 1 + candidate by
-slot; candidates; the tree's nodes, and those that wait to be such."""
+"""Where in `Work.ints` things begin: how many inputs there are, and how many of them, the first
+ones, are contexts of banks; the node of each input's context, -1 where it is unknown, and the cell
+of a candidate that is none of its followers; 1 + candidate by slot; candidates; the tree's nodes,
+and those that wait to be such."""
 ODDS, CHANCES, CHANCE, REACH, HOPE, RANK = 0, MOST, *(2 * MOST + i * LARGEST for i in range(4))
 """Where in `Work.floats`: logits and probabilities of candidates; of nodes the probability of being
 right where the parent is, and of being accepted; both of those that wait."""

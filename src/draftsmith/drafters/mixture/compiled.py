@@ -6,6 +6,9 @@ Both give the same trees. Compiled code is kept beside the source, or in the use
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,22 +24,35 @@ Ints = MutableSequence[int]
 Floats = MutableSequence[float]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+OPTIONS = {"nogil": True, "error_model": "numpy"}
 
-def compiled(function: Function, **options: Any) -> Function:
+
+def compiled(function: Function) -> Function:
     """Compiled at its first call, or taken from the cache; the interpreter's lock is released."""
     if not COMPILED:
         return function
-    options |= {"nogil": True, "error_model": "numpy"}
+    # The cache looks at the function's own file only, so its name there tells what it calls, too.
+    function.__qualname__ += f"-{_stamp()}"
     try:
-        made = numba.njit(cache=True, **options)(function)
+        made = numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no folder that the cache could be in
-        made = numba.njit(**options)(function)
+        made = numba.njit(**OPTIONS)(function)
     return made  # type: ignore[no-any-return]
 
 
 def inner(function: Function) -> Function:
-    """Compiled for compiled callers alone, which takes less."""
-    return compiled(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    """Compiled into its callers, which are compiled, too."""
+    if not COMPILED:
+        return function
+    alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(**alone, **OPTIONS)(function)  # type: ignore[no-any-return]
+
+
+@cache
+def _stamp() -> str:
+    """Names the state of all files of this folder."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 @inner

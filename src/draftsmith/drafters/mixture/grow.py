@@ -23,7 +23,7 @@ from draftsmith.drafters.mixture.candidates import (
     TREE,
     WAITING,
     Work,
-)  # fmt: skip
+)
 from draftsmith.drafters.mixture.compiled import Floats, compiled, floats, inner, no
 from draftsmith.drafters.mixture.contexts import LENGTH, Bank, hash_on, index, rehash
 

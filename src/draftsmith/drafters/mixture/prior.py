@@ -21,7 +21,7 @@ from draftsmith.drafters.mixture.belief import (
     RARE,
     VALUES,
     Belief,
-)  # fmt: skip
+)
 from draftsmith.drafters.mixture.candidates import CELLS
 from draftsmith.drafters.mixture.compiled import floats
 from draftsmith.drafters.mixture.contexts import ORDERS
