@@ -36,7 +36,7 @@ from draftsmith.drafters.ngrams import find
 NODE_COST = 0.015
 """What a node is taken to make a pass dearer where no curve says it, in plain passes."""
 
-RATE = 0.004
+RATE = 0.007
 """Of the weights' learning while decoding."""
 MEMORY = 255.0
 """Cases a cell remembers."""

@@ -37,8 +37,9 @@ ASKED = 8
 """Followers of a context, the newest, that become candidates; so do a bank's latest two tokens and
 its most frequent ones."""
 
-PRESENT = 7 * 7
-"""Cells of a follower: times it followed, by times the context was seen (or by its age)."""
+PRESENT = 2 * 7 * 7
+"""Cells of a follower: whether it is the newest, times it followed, times the context was seen (for
+the context of no tokens: its age)."""
 CELLS = PRESENT + 7 * 4
 """And of any other candidate: times the context was seen, by how many kinds followed it."""
 
@@ -203,7 +204,8 @@ def examine(bank: Bank, first: int, work: Work, count: int) -> None:
             if w[SLOTS + slot]:
                 at = CANDIDATES + (w[SLOTS + slot] - 1) * CANDIDATE
                 times = size_class(f[entry * FOLLOWER + COUNT])
-                w[at + CELL + first + order] = times * 7 + seen
+                older = 0 if entry == bank.nodes[node * NODE + HEAD] else 7
+                w[at + CELL + first + order] = (older + times) * 7 + seen
                 w[at + ROW] += order - w[at + ROW] % ORDERS
                 if not first:
                     w[at + ORIGIN] = f[entry * FOLLOWER + PLACE]

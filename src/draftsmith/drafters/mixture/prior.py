@@ -31,9 +31,9 @@ FILE = Path(__file__).with_name("prior.safetensors")
 NAMES = ("chance", "cases", "weights")
 """What is stored of a belief."""
 BOUNDS = ((0.0, 1.0), (0.0, 1e9), (-HEAVY, HEAVY))
-CONFIDENCE = 30.0
+CONFIDENCE = 100.0
 """Cases that a prior's cell claims at most, so that it follows the text at hand."""
-CONFIDENCE = 30.0
+CONFIDENCE = 100.0
 """Cases that a prior's cell claims at most, so that it follows the text at hand."""
 TYPICAL = (0, 1, 2, 3.5, 6.5, 12, 24)
 """Of the size classes."""
@@ -45,7 +45,8 @@ def untaught(banks: int) -> Belief:
     cells = [0.02] * CELLS
     for times in range(1, 7):
         for total in range(times, 7):
-            cells[times * 7 + total] = min(0.9, TYPICAL[times] / (TYPICAL[total] + 2))
+            share = min(0.9, TYPICAL[times] / (TYPICAL[total] + 2))
+            cells[times * 7 + total] = cells[(7 + times) * 7 + total] = share
     weights = [0.0] * (AFTER * (inputs + 1)) + ([0.3] * inputs + [0.0]) * ORDERS**banks
     return _belief(cells * inputs, [0.0] * (CELLS * inputs), weights)
 
