@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from draftsmith.core.budget import CostCurve, RecordedCost
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.auto import NODE_COST, Auto, Mixture
+from draftsmith.drafters.auto import NODE_COST, Affordable, Auto, Mixture
 from draftsmith.drafters.mixture import compiled, prior
 from draftsmith.drafters.mixture.belief import FAR, HEAVY
 from draftsmith.drafters.mixture.contexts import (
@@ -420,6 +420,26 @@ def test_a_prior_is_the_same_when_read_again(tmp_path: Path) -> None:
     file = tmp_path / "prior.safetensors"
     prior.save(file, prior.load(prior.FILE))
     assert file.read_bytes() == prior.FILE.read_bytes()
+
+
+def test_without_numba_it_matches_longest_where_trees_are_too_dear() -> None:
+    for seconds, source in ((0.00001, "auto"), (0.01, "longest_match")):
+        cost = CostCurve()
+        ctx = context([1, 2, 3, 4, 5] * 20)
+        ctx.cost = cost
+        for _ in range(3):
+            cost.record(0, 0.01)
+            cost.record_draft(Auto(), ctx.budget, seconds)
+        frugal = Affordable(Auto(), Mixture(prior.prior(1)))
+        for _ in range(3):
+            draft = frugal.draft(ctx)
+            assert {*draft.source} == {source}
+            verdict = verified(draft, [1, 2, 3, 4, 5] * 20)
+            ctx.ids = [*ctx.ids, *verdict.tokens]
+            frugal.observe(ctx, told(draft, verdict))
+        frugal.truncate(3)
+        ctx.ids = ctx.ids[:3]
+        assert frugal.draft(ctx).size <= 64
 
 
 def test_states_learn_apart() -> None:

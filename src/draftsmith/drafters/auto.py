@@ -16,6 +16,7 @@ from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.mixture.belief import Belief, banks_of
 from draftsmith.drafters.mixture.candidates import (
     CHANCE,
@@ -27,7 +28,7 @@ from draftsmith.drafters.mixture.candidates import (
     TREE,
     new_work,
 )
-from draftsmith.drafters.mixture.compiled import floats, values
+from draftsmith.drafters.mixture.compiled import COMPILED, floats, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
 from draftsmith.drafters.mixture.prior import prior
@@ -44,6 +45,8 @@ PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
 """Drafts for which a cost curve is read once."""
+TOO_DEAR = 0.1
+"""Plain passes that growing a tree may take: about what it brings over `longest_match`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +77,34 @@ class Auto(Drafter):
         state = Mixture(prior(1), chain=self.chain)
         state.take(ctx)
         state.read()
-        return state
+        return state if COMPILED else Affordable(self, state)
+
+
+class Affordable(DrafterState):
+    """Where numba is missing: `longest_match` as soon as trees have cost more than they bring."""
+
+    def __init__(self, config: Auto, state: DrafterState) -> None:
+        self.config, self.state = config, state
+        self.budget: Budget | None = None
+        """Of `longest_match`."""
+
+    def draft(self, ctx: Context) -> Draft:
+        if ctx.cost is None:
+            return self.state.draft(ctx)
+        if self.budget is None and ctx.cost.drafting(self.config, ctx.budget) > TOO_DEAR:
+            matcher = LongestMatch()
+            self.state, self.budget = matcher.open(ctx), matcher.auto_budget(ctx.cost)
+        if self.budget is not None:
+            ctx = replace(ctx, budget=min(ctx.budget, self.budget.next(ctx.cost.rows)))
+        return self.state.draft(ctx) if ctx.budget else EMPTY
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:
+        if self.budget is not None and len(outcome.draft):
+            self.budget.record(outcome.draft.depth, len(outcome.verdict.path))
+        self.state.observe(ctx, outcome)
+
+    def truncate(self, length: int) -> None:
+        self.state.truncate(length)
 
 
 class Mixture(DrafterState):
