@@ -21,12 +21,17 @@ from fit import fit, remember
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, DrafterState, Outcome
-from draftsmith.drafters.auto import NODE_COST, Auto, Mixture
+from draftsmith.drafters.auto import Auto, Mixture
 from draftsmith.drafters.mixture.belief import Belief
 from draftsmith.drafters.mixture.candidates import LARGEST
 from draftsmith.drafters.mixture.contexts import Bank, new_bank
 from draftsmith.drafters.mixture.prior import adaptable
 
+COSTS = {
+    ("ids alone", "rest"): 0.0130, ("ids alone", "picked"): 0.0124,
+    ("with memory", "rest"): 0.0101, ("with memory", "picked"): 0.0096,
+}  # fmt: skip
+"""What a node is taken to cost, so that at most 12 of them are drafted a pass, with memory 16."""
 BINS = 10
 
 
@@ -97,7 +102,7 @@ class Priors:
 def judge(
     data: Sequence[Sequence[Answer]],
     priors: Priors,
-    cost: float = NODE_COST,
+    cost: float,
     *,
     memory: bool,
     picked: bool,
@@ -191,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--output", "-o", type=Path, help="folder for the table and the plot")
-    parser.add_argument("--cost", type=float, default=NODE_COST, help="of a node, in plain passes")
+    parser.add_argument("--cost", type=float, help="of a node, in plain passes")
     parser.add_argument("--chain", action="store_true", help="the best chain instead of a tree")
     options = parser.parse_args()
     data = list(streams(options.data))
@@ -199,8 +204,9 @@ def main() -> None:
     for banks, name in ((1, "ids alone"), (2, "with memory")):
         priors = Priors.fitted(data, banks)
         for picked, part in ((False, "rest"), (True, "picked")):
+            cost = options.cost or COSTS[name, part]
             arms[f"{name}, {part}"] = judge(
-                data, priors, options.cost, memory=banks == 2, picked=picked, chain=options.chain
+                data, priors, cost, memory=banks == 2, picked=picked, chain=options.chain
             )
     alone = {
         c: total([arms[f"ids alone, {part}"][c] for part in ("rest", "picked")]) for c in COLUMNS

@@ -268,6 +268,19 @@ def test_origins_carry_the_tokens_they_claim(
         mixture.truncate(cut)
 
 
+def test_earlier_answers_are_drafted_from() -> None:
+    """They have no place in the context, and are found by contexts of all lengths."""
+    text = random.Random(5).sample(range(5000), k=300)
+    memory = Mixture(prior.prior(1))
+    memory.draft(context(text))
+    ctx = context(text[100:140])
+    mixture = Mixture(prior.prior(2), earlier=memory.own)
+    draft = mixture.draft(ctx)
+    assert draft.first_branch().tokens[:10] == tuple(text[140:150])
+    assert {*(draft.origins or ())} == {-1}
+    assert not {*Mixture(prior.prior(2)).draft(ctx).tokens} & {*text[140:150]}
+
+
 def test_a_prediction_is_what_the_answer_is_expected_to_be() -> None:
     prediction = tuple(range(200, 230))
     mixture, ctx = state([1, 2, 3, 4, 5], prediction)

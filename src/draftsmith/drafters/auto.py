@@ -34,11 +34,13 @@ from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
 from draftsmith.drafters.mixture.prior import prior
 from draftsmith.drafters.ngrams import find
 
-NODE_COST = 0.015
+NODE_COST = 0.013
 """What a node is taken to make a pass dearer where no curve says it, in plain passes."""
 
 RATE = 0.007
 """Of the weights' learning while decoding."""
+KEPT_RATE = 0.003
+"""The same where what is learnt is kept from answer to answer."""
 MEMORY = 255.0
 """Cases a cell remembers."""
 PACE = 0.05
@@ -114,6 +116,7 @@ class Mixture(DrafterState):
         """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
         self.belief, self.chain = belief, chain
         self.earlier = earlier or new_bank()
+        self.rate = RATE if earlier is None else KEPT_RATE
         self.work = new_work(banks_of(belief))
         self.tokens, self.cost = 1.6, 1.0
         """What a pass brings and costs at present."""
@@ -163,7 +166,7 @@ class Mixture(DrafterState):
         told, self.told = self.length if self.told is None else self.told, None
         return advance(
             self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
-            RATE, MEMORY, 1.0, wanted,
+            self.rate, MEMORY, 1.0, wanted,
         )  # fmt: skip
 
     def draft(self, ctx: Context) -> Draft:

@@ -99,6 +99,15 @@ def hash_of(bank: Bank, order: int, end: int) -> int:
 
 
 @inner
+def hash_again(bank: Bank, order: int, ids: Ints, end: int) -> int:
+    """The same of ids that the bank has not hashed: every bank hashes in its own way."""
+    key = 0 * order
+    for place in range(end - SPANS[order], end):
+        key = (key * bank.marks[RADIX] + ids[place] + 1) % PRIME
+    return key
+
+
+@inner
 def find(bank: Bank, order: int, key: int, ids: Ints, end: int) -> int:
     """The node of the context that ends at `end` of `ids`; where it is unknown, -1 - its slot."""
     span, mask = SPANS[order], len(bank.slots) - 1
