@@ -29,7 +29,7 @@ from draftsmith.drafters.mixture.prior import adaptable
 
 COSTS = {
     ("ids alone", "rest"): 0.0131, ("ids alone", "picked"): 0.0124,
-    ("with memory", "rest"): 0.00985, ("with memory", "picked"): 0.0094,
+    ("with memory", "rest"): 0.00985, ("with memory", "picked"): 0.0095,
 }  # fmt: skip
 """What a node is taken to cost, so that at most 12 of them are drafted a pass, with memory 16."""
 BINS = 10
