@@ -202,7 +202,7 @@ def test_the_commands(tmp_path: Path) -> None:
         answer = call("estimate", log, "-t", model, "--cost", "0.02", "--budget", budget, "--json")
         assert answer.exit_code == 0, answer.output
         rows = json.loads(answer.stdout)["rows"]
-        assert [row["suite"] for row in rows] == ["log"] * 3
+        assert [row["suite"] for row in rows] == ["log"] * 4
         assert rows[0]["drafter"].startswith("prompt_lookup")
     for args, reason in (
         (("cost", model, "--contexts", "x"), "--contexts 'x' cannot work"),

@@ -371,7 +371,7 @@ def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
         ("hf:prompt_lookup(10)", OptionError, "name the options"),
         ("hf:assisted", OptionError, "give the assistant"),
         ("copyspec(gama=3)", UnknownName, "unknown option of copyspec 'gama'"),
-        ("copyspec+auto(mni=2)", UnknownName, "unknown option of auto 'mni'"),
+        ("copyspec+longest_match(mni=2)", UnknownName, "unknown option of longest_match 'mni'"),
         ("copyspec+atuo", UnknownName, "unknown arm 'atuo'. Did you mean 'auto'"),
         ("copyspec@x", OptionError, "budget='x' cannot work"),
     ],

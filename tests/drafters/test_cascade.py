@@ -257,15 +257,15 @@ def test_needs_are_merged() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "copyspec+auto",
-        "cascade(copyspec, auto)",
-        "cascade(drafters=('copyspec', 'auto'))",
-        " copyspec() + auto(min=1) ",
+        "copyspec+longest_match",
+        "cascade(copyspec, longest_match)",
+        "cascade(drafters=('copyspec', 'longest_match'))",
+        " copyspec() + longest_match(min=1) ",
     ],
 )
 def test_ways_to_type_it(spec: str) -> None:
     drafter = parse(spec)
-    assert drafter == Cascade((parse("copyspec"), parse("auto")))
+    assert drafter == Cascade((parse("copyspec"), parse("longest_match")))
     assert parse(str(drafter)) == drafter
     assert hash(parse(str(drafter))) == hash(drafter)
 
@@ -281,7 +281,10 @@ def test_cascades_nest() -> None:
     ("spec", "message"),
     [
         ("copyspec+atuo", "unknown drafter 'atuo'. Did you mean 'auto'"),
-        ("cascade(copyspec, auto(mni=2))", "unknown option of auto 'mni'. Did you mean 'min'"),
+        (
+            "cascade(copyspec, longest_match(mni=2))",
+            "unknown option of longest_match 'mni'. Did you mean 'min'",
+        ),
         ("copyspec-auto", "cannot be read; write it like"),
         ("copyspec+3", "cannot be read"),
         ("cascade(3)", "cannot be read"),

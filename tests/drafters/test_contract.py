@@ -26,9 +26,9 @@ SETTINGS = [
     "prompt_lookup(max=2)",
     "prompt_lookup(match=last)",
     "prompt_lookup(max=5, min=2, tokens=30)",
-    "auto(min=2)",
-    "auto(candidates=1, max=4)",
-    "copyspec+auto",
+    "longest_match(min=2)",
+    "longest_match(candidates=1, max=4)",
+    "copyspec+longest_match",
     "cascade(prompt_lookup(min=2), spectra(W=3))",
 ]
 

@@ -54,26 +54,26 @@ def test_prompt_lookup_tries_long_ngrams_first() -> None:
     assert drafted("prompt_lookup", [1, 2, 3]) == ()
 
 
-def test_auto_prefers_the_longest_past() -> None:
+def test_longest_match_prefers_the_longest_past() -> None:
     ids = [1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4]
-    assert drafted("auto", ids)[0] == 50
+    assert drafted("longest_match", ids)[0] == 50
 
 
-def test_auto_drafts_further_after_longer_matches() -> None:
+def test_longest_match_drafts_further_after_longer_matches() -> None:
     text = list(range(100, 140))
-    short = drafted("auto", [*text, 1, 2, 3, 104])
-    long = drafted("auto", [*text, *text[:20]])
+    short = drafted("longest_match", [*text, 1, 2, 3, 104])
+    long = drafted("longest_match", [*text, *text[:20]])
     assert len(long) > len(short)
     assert long[:5] == tuple(text[20:25])
 
 
-def test_auto_goes_on_into_its_own_copy() -> None:
-    got = drafted("auto", [9, 8] + [1, 2, 3] * 8)
+def test_longest_match_goes_on_into_its_own_copy() -> None:
+    got = drafted("longest_match", [9, 8] + [1, 2, 3] * 8)
     assert len(got) > 10
     assert got == tuple([1, 2, 3] * 30)[: len(got)]
 
 
-@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
+@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "longest_match"])
 def test_prediction_is_copied_from(spec: str) -> None:
     got = drafted(spec, [50, 51, 52, 3, 4, 5], prediction=(3, 4, 5, 6, 7, 8))
     assert got[:2] == (6, 7)
@@ -90,7 +90,7 @@ def test_prediction_never_spills_into_the_prompt() -> None:
         ("copyspec(block=2)", [1, 2, 3, 10, 11, 1, 2, 3], (3, 4)),
         ("copyspec(overlap=True)", [7] * 4, (3,)),
         ("prompt_lookup(tokens=2)", [5, 9, 1, 2, 3, 4, 9, 2, 3], (5, 6)),
-        ("auto", [0, *range(1, 10), *range(1, 6)], (6, 7)),
+        ("longest_match", [0, *range(1, 10), *range(1, 6)], (6, 7)),
     ],
 )
 def test_copies_know_where_they_come_from(
@@ -104,12 +104,12 @@ def test_copies_know_where_they_come_from(
 
 def test_a_loop_comes_from_its_last_round() -> None:
     ctx = context([9, 8] + [1, 2, 3] * 8)
-    found = parse("auto").open(ctx).draft(ctx).origins
+    found = parse("longest_match").open(ctx).draft(ctx).origins
     assert found is not None
     assert found[:7] == (23, 24, 25, 23, 24, 25, 23)
 
 
-@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
+@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "longest_match"])
 def test_a_copy_of_the_prediction_has_no_place_in_the_context(spec: str) -> None:
     ctx = context([50, 51, 52, 3, 4, 5], prediction=(3, 4, 5, 6, 7, 8))
     draft = parse(spec).open(ctx).draft(ctx)
@@ -117,7 +117,7 @@ def test_a_copy_of_the_prediction_has_no_place_in_the_context(spec: str) -> None
     assert draft.origins is None
 
 
-@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "auto"])
+@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "longest_match"])
 def test_a_prediction_that_the_prompt_holds_is_copied_from_there(spec: str) -> None:
     """As when a file is edited: it is the prediction and stands in the prompt."""
     ids, prediction = [50, 3, 4, 5, 6, 7, 8, 51, 3, 4, 5], (3, 4, 5, 6, 7, 8)
@@ -163,7 +163,12 @@ def test_index_equals_a_search(ids: list[int], n: int, cut: int) -> None:
     assert index.recent(latest, most=100) == starts[::-1]
 
 
-COPIERS = ["copyspec(gamma=1, overlap=True)", "copyspec(match=last)", "prompt_lookup", "auto"]
+COPIERS = [
+    "copyspec(gamma=1, overlap=True)",
+    "copyspec(match=last)",
+    "prompt_lookup",
+    "longest_match",
+]
 
 
 @given(
@@ -191,7 +196,9 @@ def test_origins_carry_the_tokens_they_claim(
         state.truncate(cut)
 
 
-@pytest.mark.parametrize("spec", ["copyspec", "copyspec(match=last)", "prompt_lookup", "auto"])
+@pytest.mark.parametrize(
+    "spec", ["copyspec", "copyspec(match=last)", "prompt_lookup", "longest_match"]
+)
 def test_a_constant_context_stays_fast(spec: str) -> None:
     """The worst case for chains of equal n-grams: 100,000 of them are no more work than 1,000.
 

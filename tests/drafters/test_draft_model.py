@@ -14,9 +14,9 @@ import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
 from draftsmith import accelerate
 from draftsmith.core.drafter import Drafter, DrafterState
-from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model import draft_model
 from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
@@ -111,13 +111,13 @@ def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("copier", [Auto, Parrot])
+@pytest.mark.parametrize("copier", [LongestMatch, Parrot])
 @pytest.mark.parametrize("name", ["shallower", "tli"])
 def test_the_drafters_cache_equals_a_fresh_prefill(
     name: str, copier: type[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After every draft, whatever was accepted of the one before."""
-    monkeypatch.setattr(draft_model, "Auto", copier)
+    monkeypatch.setattr(draft_model, "LongestMatch", copier)
     serving = engine(drafters()[name])
     bound: Any = serving.drafter
     checked = 0

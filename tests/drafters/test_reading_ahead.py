@@ -15,10 +15,10 @@ import tiny
 from architectures import RECURRENT, build, prompt
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
-from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model import draft_model
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.load import load
@@ -30,7 +30,7 @@ IDS = [5, 6, 7, 8, 9] * 12
 @pytest.fixture(autouse=True)
 def _parrot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guesses in every pass, whatever that costs."""
-    monkeypatch.setattr(draft_model, "Auto", Parrot)
+    monkeypatch.setattr(draft_model, "LongestMatch", Parrot)
 
 
 def bound(model: Any = None, **options: Any) -> BoundDraftModel:
@@ -131,7 +131,7 @@ def test_recurrent_drafters_read_ahead_too(name: str) -> None:
 
 def test_how_far_it_reads_is_not_left_to_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide passes round differently in half precision, so a seed would not mean the same again."""
-    monkeypatch.setattr(draft_model, "Auto", Auto)
+    monkeypatch.setattr(draft_model, "LongestMatch", LongestMatch)
     half = copy.deepcopy(tiny.model()).to(torch.bfloat16)
     config = DraftModel(half, tokenizer=tiny.tokenizer(), confidence=0, tokens=12)
     found = []

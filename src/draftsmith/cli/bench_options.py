@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHOWN = 5
 """Wrong lines that are named; the rest is only counted."""
 
-DEFAULT_DRAFTERS = ("prompt_lookup", "copyspec", "auto")
+DEFAULT_DRAFTERS = ("prompt_lookup", "copyspec", "longest_match", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,152 +1,208 @@
-"""auto: copy after the longest recent match, as far as such matches have been holding.
+"""auto: one tree from a learnt mixture of what followed contexts of several lengths.
 
-Ours: no paper. The idea of trusting long matches more is SAM decoding's (Hu et al. 2024); here the
-trust is measured while decoding.
+Ours: no paper. Prediction as in context-mixing compressors (PAQ, CMIX), growth as in best-first
+search; docs/algorithms/auto.md has the algorithm and its ancestors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
+from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.drafters.ngrams import History
-from draftsmith.drafters.options import at_least
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.longest_match import LongestMatch
+from draftsmith.drafters.mixture.belief import Belief, banks_of
+from draftsmith.drafters.mixture.candidates import (
+    CHANCE,
+    FIELDS,
+    LABEL,
+    LARGEST,
+    PARENT,
+    SOURCE,
+    TREE,
+    new_work,
+)
+from draftsmith.drafters.mixture.compiled import COMPILED, floats, values
+from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
+from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
+from draftsmith.drafters.mixture.prior import prior
+from draftsmith.drafters.ngrams import find
 
-BUCKETS = (1, 2, 3, 5, 9, 17, 33)
-"""Smallest match length of each bucket; trust is learnt per bucket."""
+NODE_COST = 0.013
+"""What a node is taken to make a pass dearer where no curve says it, in plain passes."""
 
-WORTH = 0.06
-"""A token less likely than this to be reached is not worth a position in the pass."""
+RATE = 0.007
+"""Of the weights' learning while decoding."""
+KEPT_RATE = 0.003
+"""The same where what is learnt is kept from answer to answer."""
+MEMORY = 255.0
+"""Cases a cell remembers."""
+PACE = 0.05
+"""Weight of the last pass in what passes bring and cost at present."""
+CURVE_KEPT = 8
+"""Drafts for which a cost curve is read once."""
+TOO_DEAR = 0.1
+"""Plain passes that growing a tree may take: about what it brings over `longest_match`."""
 
 
 @dataclass(frozen=True, repr=False)
 class Auto(Drafter):
-    """Copy after the longest of the recent matches; the longer it is, the further.
+    """A tree of what most likely follows, by a mixture that learns while it decodes.
 
-    Of the `candidates` most recent occurrences of the last `min` ids the one with the longest
-    common past wins (ties: the most recent). The draft is as long as copies after matches of that
-    length have lately held, and stays away where they have not.
+    Contexts of the last 0, 1, 2, 8 and 32 tokens say what followed them in prompt, prediction and
+    answer; a logistic mixture makes probabilities of it; the tree grows by the likeliest node, as
+    long as that brings more than it costs.
     """
-
-    min: int = 1
-    max: int = 64
-    """Longest past that is compared, and longest draft."""
-    candidates: int = 16
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "the default: longest recent match, length by what is being accepted"
+    summary: ClassVar[str] = "the default: a tree of what followed like contexts, by learnt odds"
+    width: ClassVar[int] = LARGEST
+    chain: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        for option in ("min", "max", "candidates"):
-            at_least(self, option, 1)
+    def bind(self, model: ModelFacts) -> Drafter:
+        """It drafts the best chain for a model that verifies nothing else."""
+        bound = replace(self)
+        object.__setattr__(bound, "chain", model.shape != "tree")
+        return bound
 
-    def preferred_width(self) -> int:
-        return self.max
+    def auto_budget(self, cost: CostCurve) -> Budget:
+        """All that it wants: it weighs the cost itself."""
+        return OpenBudget(cost, self.preferred_width())
 
     def open(self, ctx: Context) -> DrafterState:
-        return _Matcher(self, ctx)
+        state = Mixture(prior(1), chain=self.chain)
+        state.take(ctx)
+        state.read()
+        return state if COMPILED else Affordable(self, state)
 
 
-class _Matcher(DrafterState):
-    def __init__(self, config: Auto, ctx: Context) -> None:
-        self.config = config
-        # Longer ones first: they are rarer, so their recent occurrences reach further back.
-        self.history = History(ctx, (config.min + 2, config.min + 1, config.min))
-        self.trust = [Trust(prior) for prior in (0.2, 0.5, 0.75, 0.85, 0.92, 0.95, 0.97)]
-        self._bucket: int | None = None
+class Affordable(DrafterState):
+    """Where numba is missing: `longest_match` as soon as trees have cost more than they bring."""
+
+    def __init__(self, config: Auto, state: DrafterState) -> None:
+        self.config, self.state = config, state
+        self.budget: Budget | None = None
+        """Of `longest_match`."""
 
     def draft(self, ctx: Context) -> Draft:
-        self.history.extend(ctx.ids)
-        match = self._longest(ctx)
-        if match is None:
-            return EMPTY
-        start, length = match
-        self._bucket = bucket = sum(length >= least for least in BUCKETS) - 1
-        width = min(self.trust[bucket].width(), self.config.max, ctx.budget)
-        copied = self.history.copy_onward(start, width)
-        origins = self.history.origins(start, len(copied))
-        return Draft.chain(copied, self.config.name, origins=origins)
+        if ctx.cost is None:
+            return self.state.draft(ctx)
+        if self.budget is None and ctx.cost.drafting(self.config, ctx.budget) > TOO_DEAR:
+            matcher = LongestMatch()
+            self.state, self.budget = matcher.open(ctx), matcher.auto_budget(ctx.cost)
+        if self.budget is not None:
+            ctx = replace(ctx, budget=min(ctx.budget, self.budget.next(ctx.cost.rows)))
+        return self.state.draft(ctx) if ctx.budget else EMPTY
 
-    def _longest(self, ctx: Context) -> tuple[int, int] | None:
-        """(where to copy from, length of the common past) of the best match."""
-        for index in self.history.indexes:
-            best: tuple[int, int] | None = None
-            for occurrence in index.recent(index.latest, self.config.candidates):
-                start = occurrence + index.n
-                length = self._common_past(start)
-                if best is None or length > best[1]:
-                    best = start, length
-                if length >= self.config.max:
-                    break  # none can be longer, and this is the most recent
-            if best is not None:
-                return best
-            if ctx.prediction and len(ctx.ids) == ctx.prompt_length:
-                return 0, self.config.max  # the answer is expected to begin like the prediction
-        return None
-
-    def _common_past(self, start: int) -> int:
-        """How many ids before `start` equal the last ids, at most `max`."""
-        ids, end, length = self.history.ids, len(self.history.ids), 0
-        limit = min(self.config.max, start)
-        while length < limit and ids[start - length - 1] == ids[end - length - 1]:
-            length += 1
-        return length
-
-    def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
-        drafted = outcome.draft.size
-        if drafted and self._bucket is not None:
-            self.trust[self._bucket].record(drafted, len(outcome.verdict.path))
-        self._bucket = None
+    def observe(self, ctx: Context, outcome: Outcome) -> None:
+        if self.budget is not None and len(outcome.draft):
+            self.budget.record(outcome.draft.depth, len(outcome.verdict.path))
+        self.state.observe(ctx, outcome)
 
     def truncate(self, length: int) -> None:
-        self.history.truncate(length)
+        self.state.truncate(length)
 
 
-class Trust:
-    """How far copies hold after matches of one length, learnt from what became of them.
+class Mixture(DrafterState):
+    """One sequence's contexts, and what was learnt of them."""
 
-    Two probabilities: that the first copied token is right, and, once one was right, that the next
-    is too. A copy that began well mostly goes on, which a single one would not show.
-    """
+    def __init__(self, belief: Belief, *, chain: bool = False, earlier: Bank | None = None) -> None:
+        """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
+        self.belief, self.chain = belief, chain
+        self.earlier = earlier or new_bank()
+        self.rate = RATE if earlier is None else KEPT_RATE
+        self.work = new_work(banks_of(belief))
+        self.tokens, self.cost = 1.6, 1.0
+        """What a pass brings and costs at present."""
+        self.widths, self.costs = [0.0, LARGEST], [1.0, 1.0 + NODE_COST * LARGEST]
+        """Of a pass: nodes that each of its sequences drafts, and cost in plain passes."""
+        self.drafts = 0
+        self.begin()
 
-    def __init__(self, prior: float) -> None:
-        self.first = Frequency(prior)
-        self.next = Frequency(max(prior, 0.75))
+    def begin(self) -> None:
+        """Forget all text, and nothing that was learnt."""
+        self.own = new_bank()
+        self.offset = 0
+        """Ids of the bank before the context's own: the prediction, and what leads to it."""
+        self.length = 0
+        """Ids of the bank that were put there; from `told` on they are the target's words."""
+        self.told: int | None = None
+        self.twin: int | None = None
+        """Where in the context the prediction stands, too, from the bank's first id on."""
 
-    def width(self) -> int:
-        """Tokens worth drafting: those still likely enough to be reached; 0: none."""
-        reach, onward = self.first.value, self.next.value
-        if reach < WORTH:
-            # Old failures fade, so that a drafter that stays silent gets another try some day.
-            self.first.fade()
-            return 0
-        return 1 + int(log(WORTH / reach) / log(onward))
+    def truncate(self, length: int) -> None:
+        # Counts cannot be taken back one by one: nobody knows which followers had been dropped.
+        if length < self.length - self.offset:
+            self.begin()
 
-    def record(self, drafted: int, accepted: int) -> None:
-        self.first.record(accepted > 0)
-        for depth in range(1, min(accepted + 1, drafted)):
-            self.next.record(depth < accepted)
+    def take(self, ctx: Context) -> None:
+        """Put what is new of the context into the bank."""
+        if not self.length and ctx.prediction:
+            # As if it were the answer; where the answer leaves it, shorter contexts find it again.
+            head = ctx.ids[max(0, ctx.prompt_length - REACH) : ctx.prompt_length]
+            self._put([*head, *ctx.prediction])
+            self.offset = self.length
+            self._advance(NOTHING, len(head), 0)
+            twin = find(ctx.prediction, ctx.ids)
+            self.twin = None if twin is None else twin - len(head)
+        self._put(ctx.ids[self.length - self.offset :])
 
+    def read(self) -> None:
+        """Index, and learn, what was put."""
+        self._advance(NOTHING, 0, self.offset)
 
-class Frequency:
-    """A smoothed frequency that forgets slowly and never claims certainty."""
+    def _put(self, ids: Sequence[int]) -> None:
+        self.own = put(self.own, self.length, ids, LARGEST)
+        self.length += len(ids)
 
-    def __init__(self, prior: float, weight: float = 3.0, memory: float = 0.96) -> None:
-        self.prior, self.weight, self.memory = prior, weight, memory
-        self.right = self.total = 0.0
+    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
+        """Read what was put, draft what is wanted; how many nodes."""
+        told, self.told = self.length if self.told is None else self.told, None
+        return advance(
+            self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
+            self.rate, MEMORY, 1.0, wanted,
+        )  # fmt: skip
 
-    @property
-    def value(self) -> float:
-        return min(0.99, (self.right + self.weight * self.prior) / (self.total + self.weight))
+    def draft(self, ctx: Context) -> Draft:
+        self.take(ctx)
+        if ctx.cost is not None and self.drafts % CURVE_KEPT == 0:
+            # The sequences of a pass are thought to draft alike.
+            self.widths = [0.0, *LADDER]
+            self.costs = [ctx.cost.relative(ctx.cost.rows * width) for width in (0, *LADDER)]
+        self.drafts += 1
+        wanted = Wanted(
+            min(ctx.budget, LARGEST), ctx.depth, self.chain, floats(self.widths),
+            floats(self.costs), self.tokens / self.cost,
+        )  # fmt: skip
+        n = self._advance(wanted, 0, self.offset)
+        if not n:
+            return EMPTY
+        nodes = values(self.work.ints, TREE, n * FIELDS)
+        return Draft(
+            tuple(nodes[LABEL::FIELDS]),
+            tuple(nodes[PARENT::FIELDS]),
+            (Auto.name,) * n,
+            origins=tuple(map(self._origin, nodes[SOURCE::FIELDS])),
+            chances=tuple(values(self.work.floats, CHANCE, n)),
+        )
 
-    def record(self, right: bool) -> None:
-        self.fade()
-        self.right += right
-        self.total += 1
+    def _origin(self, place: int) -> int:
+        """Where in the context's ids a place of the bank's is; -1: nowhere."""
+        if place >= self.offset:
+            return place - self.offset
+        return -1 if place < 0 or self.twin is None else self.twin + place
 
-    def fade(self) -> None:
-        self.right *= self.memory
-        self.total *= self.memory
+    def observe(self, ctx: Context, outcome: Outcome) -> None:
+        count, drafted = len(outcome.verdict.tokens), outcome.draft.size
+        if self.told is None:
+            self.told = self.offset + len(ctx.ids) - count
+        self.take(ctx)
+        spent = float(np.interp(drafted, self.widths, self.costs))
+        self.tokens += PACE * (count - self.tokens)
+        self.cost += PACE * (spent - self.cost)

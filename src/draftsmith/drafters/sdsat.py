@@ -25,7 +25,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.sampling import argmax, without
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.core.tree import Continuation, merge
-from draftsmith.drafters.auto import Frequency
+from draftsmith.drafters.longest_match import Frequency
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
 from draftsmith.model.adaptive import AdaptiveTokens

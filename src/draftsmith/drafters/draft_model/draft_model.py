@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.slem import Bridge, StringMatch
 from draftsmith.drafters.draft_model.slrs import StringRejection, rule_of
 from draftsmith.drafters.draft_model.tli import TokenLevel, TokenMap
 from draftsmith.drafters.draft_model.translation import Pair, Translation
+from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
@@ -117,7 +117,7 @@ class DraftModel(Drafter):
             why=why,
             rewinds=loaded.capabilities.cache != "replay",
             row_bytes=loaded.row_bytes,
-            copier=Auto() if self.copies else None,
+            copier=LongestMatch() if self.copies else None,
         )
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002

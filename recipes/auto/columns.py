@@ -1,0 +1,74 @@
+"""The recorded answers that the prior is fitted and judged on, as token ids, by column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.records import Record
+from draftsmith.bench.suites import evenly, read, task
+
+FILES = (
+    "mt_redundant.qwen2.5-72b.jsonl",
+    "mt_bench.qwen2.5-72b.jsonl",
+    "spec_bench.vicuna-7b.jsonl",
+    "humaneval.qwen2.5-coder-32b.jsonl",
+    "gsm8k_json.llama-3.1-8b-instruct.jsonl",
+    "commit_edits.jsonl.xz",
+)
+"""Under `recorded/`; each is one stream of answers, whose earlier ones the memory holds."""
+
+TALK = (
+    "mt_redundant, turn 1", "mt_redundant, turn 2", "mt_bench, turn 2",
+    "spec_bench, mt_bench, turn 1", "spec_bench, mt_bench, turn 2", "gsm8k_json",
+)  # fmt: skip
+"""One family: MT-Bench's questions and GSM8K."""
+WORK = (
+    "spec_bench, summarization", "spec_bench, rag", "spec_bench, math_reasoning", "spec_bench, qa",
+    "spec_bench, translation", "humaneval", "commit_edits",
+)  # fmt: skip
+"""The other."""
+COLUMNS = (*TALK, *WORK)
+PICKED = 60
+"""Answers of a column that priors are fitted on; the rest is only ever judged."""
+LONGEST = 2048
+
+
+@dataclass(slots=True)
+class Answer:
+    """A recorded answer; `column` is None where it only joins the memory."""
+
+    column: str | None
+    prompt: list[int]
+    ids: list[int]
+    vocab_size: int
+    picked: bool = False
+
+
+def streams(data: Path, picked: int = PICKED) -> Iterator[list[Answer]]:
+    """The answers of each file, in its order."""
+    encoding = Encoding((data / "tokenizers",))
+    for file in FILES:
+        answers = []
+        for record in read(data / "recorded" / file).records:
+            encoded = encoding(record)
+            ids = list(encoded.answer[:LONGEST])
+            answers.append(Answer(column(record), list(encoded.prompt), ids, encoded.vocab_size))
+        for name in COLUMNS:
+            mine = [answer for answer in answers if answer.column == name]
+            for i in evenly(len(mine), picked):
+                mine[i].picked = True
+        yield answers
+
+
+def column(record: Record) -> str | None:
+    """What an answer is counted under; MT-Bench's first turns are MT-Redundant's, too."""
+    turn = f", turn {record.turn}"
+    name = record.suite
+    if name == "spec_bench":
+        name += f", {task(record)}"
+    if name.startswith("mt_") or name.endswith("mt_bench"):
+        name += turn
+    return name if name in COLUMNS else None

@@ -1,0 +1,152 @@
+"""longest_match: copy after the longest recent match, as far as such matches have been holding.
+
+Ours: no paper. The idea of trusting long matches more is SAM decoding's (Hu et al. 2024); here the
+trust is measured while decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar
+
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.drafters.ngrams import History
+from draftsmith.drafters.options import at_least
+
+BUCKETS = (1, 2, 3, 5, 9, 17, 33)
+"""Smallest match length of each bucket; trust is learnt per bucket."""
+
+WORTH = 0.06
+"""A token less likely than this to be reached is not worth a position in the pass."""
+
+
+@dataclass(frozen=True, repr=False)
+class LongestMatch(Drafter):
+    """Copy after the longest of the recent matches; the longer it is, the further.
+
+    Of the `candidates` most recent occurrences of the last `min` ids the one with the longest
+    common past wins (ties: the most recent). The draft is as long as copies after matches of that
+    length have lately held, and stays away where they have not.
+    """
+
+    min: int = 1
+    max: int = 64
+    """Longest past that is compared, and longest draft."""
+    candidates: int = 16
+
+    name: ClassVar[str] = "longest_match"
+    summary: ClassVar[str] = "the longest recent match, length by what is being accepted"
+
+    def __post_init__(self) -> None:
+        for option in ("min", "max", "candidates"):
+            at_least(self, option, 1)
+
+    def preferred_width(self) -> int:
+        return self.max
+
+    def open(self, ctx: Context) -> DrafterState:
+        return _Matcher(self, ctx)
+
+
+class _Matcher(DrafterState):
+    def __init__(self, config: LongestMatch, ctx: Context) -> None:
+        self.config = config
+        # Longer ones first: they are rarer, so their recent occurrences reach further back.
+        self.history = History(ctx, (config.min + 2, config.min + 1, config.min))
+        self.trust = [Trust(prior) for prior in (0.2, 0.5, 0.75, 0.85, 0.92, 0.95, 0.97)]
+        self._bucket: int | None = None
+
+    def draft(self, ctx: Context) -> Draft:
+        self.history.extend(ctx.ids)
+        match = self._longest(ctx)
+        if match is None:
+            return EMPTY
+        start, length = match
+        self._bucket = bucket = sum(length >= least for least in BUCKETS) - 1
+        width = min(self.trust[bucket].width(), self.config.max, ctx.budget)
+        copied = self.history.copy_onward(start, width)
+        origins = self.history.origins(start, len(copied))
+        return Draft.chain(copied, self.config.name, origins=origins)
+
+    def _longest(self, ctx: Context) -> tuple[int, int] | None:
+        """(where to copy from, length of the common past) of the best match."""
+        for index in self.history.indexes:
+            best: tuple[int, int] | None = None
+            for occurrence in index.recent(index.latest, self.config.candidates):
+                start = occurrence + index.n
+                length = self._common_past(start)
+                if best is None or length > best[1]:
+                    best = start, length
+                if length >= self.config.max:
+                    break  # none can be longer, and this is the most recent
+            if best is not None:
+                return best
+            if ctx.prediction and len(ctx.ids) == ctx.prompt_length:
+                return 0, self.config.max  # the answer is expected to begin like the prediction
+        return None
+
+    def _common_past(self, start: int) -> int:
+        """How many ids before `start` equal the last ids, at most `max`."""
+        ids, end, length = self.history.ids, len(self.history.ids), 0
+        limit = min(self.config.max, start)
+        while length < limit and ids[start - length - 1] == ids[end - length - 1]:
+            length += 1
+        return length
+
+    def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
+        drafted = outcome.draft.size
+        if drafted and self._bucket is not None:
+            self.trust[self._bucket].record(drafted, len(outcome.verdict.path))
+        self._bucket = None
+
+    def truncate(self, length: int) -> None:
+        self.history.truncate(length)
+
+
+class Trust:
+    """How far copies hold after matches of one length, learnt from what became of them.
+
+    Two probabilities: that the first copied token is right, and, once one was right, that the next
+    is too. A copy that began well mostly goes on, which a single one would not show.
+    """
+
+    def __init__(self, prior: float) -> None:
+        self.first = Frequency(prior)
+        self.next = Frequency(max(prior, 0.75))
+
+    def width(self) -> int:
+        """Tokens worth drafting: those still likely enough to be reached; 0: none."""
+        reach, onward = self.first.value, self.next.value
+        if reach < WORTH:
+            # Old failures fade, so that a drafter that stays silent gets another try some day.
+            self.first.fade()
+            return 0
+        return 1 + int(log(WORTH / reach) / log(onward))
+
+    def record(self, drafted: int, accepted: int) -> None:
+        self.first.record(accepted > 0)
+        for depth in range(1, min(accepted + 1, drafted)):
+            self.next.record(depth < accepted)
+
+
+class Frequency:
+    """A smoothed frequency that forgets slowly and never claims certainty."""
+
+    def __init__(self, prior: float, weight: float = 3.0, memory: float = 0.96) -> None:
+        self.prior, self.weight, self.memory = prior, weight, memory
+        self.right = self.total = 0.0
+
+    @property
+    def value(self) -> float:
+        return min(0.99, (self.right + self.weight * self.prior) / (self.total + self.weight))
+
+    def record(self, right: bool) -> None:
+        self.fade()
+        self.right += right
+        self.total += 1
+
+    def fade(self) -> None:
+        self.right *= self.memory
+        self.total *= self.memory

@@ -1,0 +1,1 @@
+"""What `auto` is made of: contexts, belief, growth; functions on arrays."""

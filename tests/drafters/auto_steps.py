@@ -1,0 +1,96 @@
+"""Random steps of `auto`, printed as JSON: python auto_steps.py COUNT [plain]
+
+`plain` runs it as where numba is missing. Compared between processes by test_auto.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+if "plain" in sys.argv:
+    sys.modules["numba"] = None  # type: ignore[assignment]
+
+import torch
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Outcome
+from draftsmith.core.sampling import SamplingParams, TorchSampler
+from draftsmith.core.target import RowOutput
+from draftsmith.core.verify import Verdict, verify_greedy
+from draftsmith.drafters.auto import Mixture
+from draftsmith.drafters.mixture.compiled import COMPILED
+from draftsmith.drafters.mixture.prior import prior
+
+
+def context(ids: list[int], prediction: tuple[int, ...] = (), vocab_size: int = 300_000) -> Context:
+    return Context(
+        ids=ids,
+        prompt_length=len(ids),
+        vocab_size=vocab_size,
+        sampling=SamplingParams(),
+        sampler=TorchSampler.seeded(0),
+        prediction=prediction,
+        budget=64,
+        depth=64,
+    )
+
+
+def verified(draft: Draft, truth: list[int]) -> Verdict:
+    """What a target that says `truth` accepts."""
+    depths = (0, *draft.node_depths())
+    return verify_greedy(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
+
+
+def told(draft: Draft, verdict: Verdict) -> Outcome:
+    return Outcome(draft, verdict, RowOutput(torch.empty((0, 0))))
+
+
+def step(state: Mixture, ctx: Context, truth: list[int]) -> Draft:
+    """One step on a sequence that goes on with `truth`."""
+    draft = state.draft(ctx)
+    draft.check(ctx.vocab_size, ctx.budget, len(ctx.ids))
+    verdict = verified(draft, truth)
+    ctx.ids = [*ctx.ids, *verdict.tokens]
+    state.observe(ctx, told(draft, verdict))
+    return draft
+
+
+def texts(source: random.Random) -> list[int]:
+    """Phrases that come again, mistakes among them."""
+    phrases = [[source.randrange(60) for _ in range(source.randrange(2, 40))] for _ in range(8)]
+    text: list[int] = []
+    while len(text) < 700:
+        text += (
+            p if source.random() < 0.95 else source.randrange(60) for p in source.choice(phrases)
+        )
+    return text
+
+
+def steps(count: int, seed: int = 0) -> list[Any]:
+    """[tokens, parents, chances] of `count` drafts; with rewinds, predictions and chains."""
+    source, found = random.Random(seed), []
+    while len(found) < count:
+        text = texts(source)
+        begin = source.randrange(1, 300)
+        prediction = tuple(text[begin : begin + 100]) if source.random() < 0.3 else ()
+        ctx = context(text[:begin], prediction)
+        state = Mixture(prior(1), chain=source.random() < 0.2)
+        for _ in range(60):
+            at = len(ctx.ids)
+            if at > len(text) - 70:
+                break
+            draft = step(state, ctx, text[at : at + 70])
+            found.append([draft.tokens, draft.parents, draft.chances or ()])
+            if source.random() < 0.03:
+                kept = source.randrange(1, len(ctx.ids))
+                ctx.ids = ctx.ids[:kept]
+                state.truncate(kept)
+    return found[:count]
+
+
+if __name__ == "__main__":
+    assert ("plain" in sys.argv) != COMPILED
+    json.dump(steps(int(sys.argv[1])), sys.stdout)
