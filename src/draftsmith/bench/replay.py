@@ -173,11 +173,13 @@ def replay(
     vocab_size: int,
     budget: ReplayBudget | None = None,
     limit: int | None = None,
+    earlier: object | None = None,
 ) -> Replay:
     """What `drafter`, at its own width or within `budget`, would have saved on a recorded answer.
 
     `limit` is the most new tokens that the recorded generation was allowed, where it is known:
-    drafts end there. Raises UnsupportedError for drafters that need a model.
+    drafts end there. `earlier`: what is remembered of answers, which this one then joins. Raises
+    UnsupportedError for drafters that need a model.
     """
     check(drafter)
     target = ReplayTarget(answer, vocab_size)
@@ -192,10 +194,12 @@ def replay(
         limit=limit or len(answer) + _BEYOND,
         stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )
+    session.context.earlier = earlier
     start(session, target)
     target.prefill(session.row)
     while not session.finished:
         step([session], target)
+    session.end_drafter()
     if session.drafter_error is not None:
         raise session.drafter_error
     if session.ids[session.prompt_length :] != list(answer):

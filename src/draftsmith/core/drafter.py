@@ -40,6 +40,8 @@ class Context:
     """
     prediction: tuple[int, ...] = ()
     """Ids of a text that the answer is expected to resemble."""
+    earlier: object | None = None
+    """What requests share of earlier answers, for the drafter that knows what it is."""
     budget: int = 0
     """Target positions this step may spend: draft and probe nodes together."""
     depth: int = 0
@@ -76,6 +78,12 @@ class DrafterState(ABC):
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: B027  optional by design
         """Learn from the step; `ctx.ids` already holds the emitted tokens. Optional."""
+
+    def end(self, ctx: Context) -> None:  # noqa: B027
+        """The answer has ended, or was cancelled: keep of it what later requests may use. Optional.
+
+        Not called where something failed. The state may yet serve the next turn of a chat.
+        """
 
     def truncate(self, length: int) -> None:  # noqa: B027
         """Forget every id at or beyond `length`: the host rewound the sequence."""

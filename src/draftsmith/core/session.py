@@ -133,6 +133,14 @@ class Session:
         self.budget = FixedBudget(0)
         self.close_drafter()
 
+    def end_drafter(self) -> None:
+        """Tell the drafter's state that the answer ended, unless it failed half-way."""
+        if self.state is not None and self.error is None and not self.settling:
+            try:
+                self.state.end(self.context)
+            except Exception as error:
+                self.put_aside(error)
+
     def close_drafter(self) -> None:
         """Close the drafter's state if there is one; a failure of that is counted."""
         state, self.state = self.state, None

@@ -20,6 +20,7 @@ from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.mixture.belief import Belief, banks_of
 from draftsmith.drafters.mixture.candidates import (
     CHANCE,
+    ELSEWHERE,
     FIELDS,
     LABEL,
     LARGEST,
@@ -31,9 +32,12 @@ from draftsmith.drafters.mixture.candidates import (
 from draftsmith.drafters.mixture.compiled import COMPILED, floats, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
-from draftsmith.drafters.mixture.prior import prior
+from draftsmith.drafters.mixture.memory import Answers
+from draftsmith.drafters.mixture.prior import copied, prior
 from draftsmith.drafters.ngrams import find
 
+EARLIER = "auto.earlier"
+"""The source of nodes that only earlier answers led to."""
 NODE_COST = 0.013
 """What a node is taken to make a pass dearer where no curve says it, in plain passes."""
 
@@ -76,7 +80,10 @@ class Auto(Drafter):
         return OpenBudget(cost, self.preferred_width())
 
     def open(self, ctx: Context) -> DrafterState:
-        state = Mixture(prior(1), chain=self.chain)
+        if isinstance(ctx.earlier, Answers):
+            state: Mixture = Remembering(ctx.earlier, chain=self.chain)
+        else:
+            state = Mixture(prior(1), chain=self.chain)
         state.take(ctx)
         state.read()
         return state if COMPILED else Affordable(self, state)
@@ -104,6 +111,9 @@ class Affordable(DrafterState):
         if self.budget is not None and len(outcome.draft):
             self.budget.record(outcome.draft.depth, len(outcome.verdict.path))
         self.state.observe(ctx, outcome)
+
+    def end(self, ctx: Context) -> None:
+        self.state.end(ctx)
 
     def truncate(self, length: int) -> None:
         self.state.truncate(length)
@@ -184,11 +194,12 @@ class Mixture(DrafterState):
         if not n:
             return EMPTY
         nodes = values(self.work.ints, TREE, n * FIELDS)
+        places = nodes[SOURCE::FIELDS]
         return Draft(
             tuple(nodes[LABEL::FIELDS]),
             tuple(nodes[PARENT::FIELDS]),
-            (Auto.name,) * n,
-            origins=tuple(map(self._origin, nodes[SOURCE::FIELDS])),
+            tuple(EARLIER if place == ELSEWHERE else Auto.name for place in places),
+            origins=tuple(map(self._origin, places)),
             chances=tuple(values(self.work.floats, CHANCE, n)),
         )
 
@@ -206,3 +217,25 @@ class Mixture(DrafterState):
         spent = float(np.interp(drafted, self.widths, self.costs))
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)
+
+
+class Remembering(Mixture):
+    """The same, that also drafts from earlier answers and learns for later ones."""
+
+    def __init__(self, answers: Answers, *, chain: bool = False) -> None:
+        super().__init__(copied(answers.belief), chain=chain, earlier=answers.bank)
+        self.answers, self.start = answers, answers.belief
+
+    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
+        with self.answers.memory.lock:
+            # Asked for anew each time: nothing stays here that is deleted there.
+            self.earlier = self.answers.bank
+            nodes = super()._advance(wanted, quiet, floor)
+            self.earlier = self.own
+        return nodes
+
+    def end(self, ctx: Context) -> None:
+        self.take(ctx)
+        self.read()
+        self.answers.join(ctx.ids, ctx.prompt_length, self.start, self.belief)
+        self.start, self.belief = self.answers.belief, copied(self.answers.belief)

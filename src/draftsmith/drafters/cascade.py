@@ -169,6 +169,10 @@ class _Members(DrafterState):
         for number, state in enumerate(self.states):
             state.observe(ctx, outcome if number == speaker else unheard(outcome))
 
+    def end(self, ctx: Context) -> None:
+        for state in self.states:
+            state.end(ctx)
+
     def truncate(self, length: int) -> None:
         self.speaker = None
         for state in self.states:

@@ -7,10 +7,14 @@ from typing import Any, Unpack
 
 from draftsmith.core.drafter import sync
 from draftsmith.core.session import Session
+from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.engine.jobs import Job, Piece, Stream
 from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
+
+REMEMBERED = 16_000_000
+"""Bytes of a conversation's answers, where the engine remembers none."""
 
 
 class Chat:
@@ -18,7 +22,8 @@ class Chat:
 
     Every turn renders the whole history with the model's template, and keeps drafter state and
     (unless other requests have pushed it out) cache up to the longest common token prefix with what
-    was there before.
+    was there before. Its answers are remembered to draft from, also those that leave the history:
+    by itself until `reset`, or by the engine where that remembers answers.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class Chat:
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._scheduler, self._prepare = scheduler, prepare
+        self._answers = Memory(REMEMBERED, scheduler.model.facts)
         self._open: Stream | None = None
         self._last: Session | None = None
         """The last turn's, whose drafter state the next one takes."""
@@ -55,6 +61,8 @@ class Chat:
         history = [*self.messages, {"role": "user", "content": message}]
         request = self._prepare({**self.options, **options})
         job = request.job(request.encode(history), streaming=True)
+        if job.session.context.earlier is None:
+            job.session.context.earlier = self._answers.of("")
         self._open = Stream(job, self._turn(job, history))
         return self._open
 
@@ -66,16 +74,18 @@ class Chat:
         if self._last is not None:
             self._last.close_drafter()
         self._last = None
+        self._answers.forget()
 
     def _resume(self, session: Session) -> None:
         """Give a new turn's session the drafter's state of the last turn."""
         last, self._last = self._last, None
         if last is None or last.state is None:
             return
-        same_prediction = last.context.prediction == session.context.prediction
-        if last.drafter == session.drafter and same_prediction:
-            session.state = last.state
-            sync(last.state, last.ids, session.ids)
+        before, now = last.context, session.context
+        same = before.prediction == now.prediction and before.earlier is now.earlier
+        if last.drafter == session.drafter and same:
+            session.state, last.state = last.state, None
+            sync(session.state, last.ids, session.ids)
         else:
             last.close_drafter()
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, overload
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.drafter import Drafter
+from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.chat import Chat
@@ -39,18 +40,27 @@ class Engine:
         max_batch: int = 16,
         memory: int | None = None,
         prefixes: int = 8,
+        answers: int = 0,
+        answers_file: str | Path | None = None,
         cost: CostCurve | None = None,
     ) -> None:
         """`max_batch`: most sequences in a pass. `memory`: most bytes that requests and kept
         sequences may hold; by default three quarters of what is free now.
 
         `prefixes`: finished sequences that are kept in memory for prompts that begin like them.
-        `cost`: what passes cost, where that is not to be learnt from this engine's own ones. Raises
-        OptionError for values that cannot work.
+        `answers`: bytes that earlier answers may take, which `auto` then drafts from, too;
+        `answers_file`: where `close` keeps them, and whence they come back. `cost`: what passes
+        cost, where that is not to be learnt from this engine's own ones. Raises OptionError for
+        values that cannot work, LoadError for a file that does not hold this model's answers.
         """
         self.model = model
         self.budget = request.checked_budget(budget)
         self.cost = cost or CostCurve()
+        if answers_file is not None and not answers:
+            raise OptionError("answers_file needs answers=, the bytes that answers may take")
+        path = None if answers_file is None else Path(answers_file)
+        self.answers = Memory(answers, model.facts, path) if answers else None
+        """What is remembered of earlier answers; None: nothing."""
         own = self._bound(parse(drafter))
         self.drafter = own.drafter
         self._own = {parse(drafter): own, self.drafter: own}
@@ -75,6 +85,8 @@ class Engine:
         max_batch: int = 16,
         memory: int | None = None,
         prefixes: int = 8,
+        answers: int = 0,
+        answers_file: str | Path | None = None,
         dtype: Any = None,
         device: Any = None,
         device_map: Any = None,
@@ -99,6 +111,8 @@ class Engine:
             max_batch=max_batch,
             memory=memory,
             prefixes=prefixes,
+            answers=answers,
+            answers_file=answers_file,
         )
 
     @property
@@ -135,7 +149,7 @@ class Engine:
         tokenizer returns), or messages (the model's chat template is applied). Options: `drafter`
         and `budget` for this call; `prediction`, a text or ids that the answer is expected to
         resemble; `chat_template_kwargs`; `cache_salt`, a word without which nobody else's cached
-        prefixes serve; and the fields of `SamplingParams`, of which those not
+        prefixes and earlier answers serve; and the fields of `SamplingParams`, of which those not
         given come from the model's generation_config.
         Returns a `GenerationResult`; a list of them for a list of prompts; with n > 1 a list of n
         per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
@@ -165,6 +179,11 @@ class Engine:
         self.prepare(options)  # so that a bad option is told now, not at the first message
         return Chat(self.scheduler, self.prepare, system, options)
 
+    def close(self) -> None:
+        """Save what is remembered of answers, where a file was named; raises WriteError."""
+        if self.answers is not None and self.answers.path is not None:
+            self.answers.save()
+
     def prepare(self, options: Mapping[str, Any]) -> Request:
         """One call's choices, checked before anything runs."""
         given = dict(options)
@@ -187,4 +206,5 @@ class Engine:
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
 
     def _bound(self, config: Drafter) -> Drafting:
-        return Drafting.of(self.model, config, self.budget, self.cost)
+        made = Drafting.of(self.model, config, self.budget, self.cost)
+        return replace(made, answers=self.answers)

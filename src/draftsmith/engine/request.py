@@ -17,6 +17,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import Needs
+from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.engine.autocast import Mode
 from draftsmith.engine.jobs import Job
 from draftsmith.errors import OptionError, PromptError, UnknownName
@@ -87,6 +88,8 @@ class Drafting:
     needs: Needs
     budget: BudgetSpec
     cost: CostCurve
+    answers: Memory | None = None
+    """Of earlier answers, where they are remembered."""
 
     @classmethod
     def of(
@@ -128,7 +131,7 @@ class Request:
     """What the model's generation_config asks of every answer."""
     began: float
     salt: str
-    """Cached prefixes are shared with requests of the same salt only."""
+    """Cached prefixes and answers are shared with requests of the same salt only."""
 
     @classmethod
     def of(cls, drafting: Drafting, options: Mapping[str, Any]) -> Request:
@@ -204,6 +207,8 @@ class Request:
         )
         if params.logprobs:
             session.logprobs = []
+        if self.drafting.answers is not None:
+            session.context.earlier = self.drafting.answers.of(self.salt)
         if session.limit <= 0:
             session.finish_reason = "length"
         why = self.drafting.needs.why

@@ -245,6 +245,7 @@ class Scheduler:
             session = job.session
             if session.row is not None:
                 self.prefixes.keep(job)
+            session.end_drafter()
             if not job.keeps_drafter:
                 session.close_drafter()
             job.done = True

@@ -53,6 +53,8 @@ TABLE = 256
 LARGEST = 64
 """Nodes of a tree."""
 
+ELSEWHERE = -2
+"""Where a candidate was seen last that longer contexts of the second bank alone know."""
 ID, ROW, ORIGIN, SLOT, CELL, CANDIDATE = 0, 1, 2, 3, 4, 4 + INPUTS
 """Fields of a candidate, and how many: token; what its weights are chosen by; where the first
 bank's longest context saw it last, or -1; its slot; a cell for each input, -1: nothing known."""
@@ -211,6 +213,8 @@ def examine(bank: Bank, first: int, work: Work, count: int) -> None:
                 w[at + ROW] += order - w[at + ROW] % ORDERS
                 if not first:
                     w[at + ORIGIN] = f[entry * FOLLOWER + PLACE]
+                elif w[at + ORIGIN] < 0:
+                    w[at + ORIGIN] = ELSEWHERE
             entry = f[entry * FOLLOWER + NEXT]
 
 

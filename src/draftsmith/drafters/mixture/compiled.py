@@ -80,6 +80,11 @@ def grown(array: Ints, size: int) -> Ints:
     return more
 
 
+def size_of(array: Any) -> int:
+    """Bytes that an array takes, in plain code about."""
+    return int(array.nbytes) if COMPILED else 40 * len(array)
+
+
 def values(array: Any, start: int, size: int) -> list[Any]:
     """A piece of an array, as Python's own values."""
     piece = array[start : start + size]

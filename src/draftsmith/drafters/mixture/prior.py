@@ -69,6 +69,11 @@ def adaptable(taught: Belief) -> Belief:
     return Belief(cells, floats(taught.weights))
 
 
+def copied(belief: Belief) -> Belief:
+    """A belief with arrays of its own."""
+    return Belief(*map(floats, belief))
+
+
 def _belief(chance: Sequence[float], cases: Sequence[float], weights: Sequence[float]) -> Belief:
     cells = ((p, n, log(p / (1 - p))) for p, n in zip(chance, cases, strict=True))
     return Belief(floats([value for cell in cells for value in cell]), floats(weights))
@@ -76,14 +81,14 @@ def _belief(chance: Sequence[float], cases: Sequence[float], weights: Sequence[f
 
 def save(path: Path, beliefs: Mapping[int, Belief]) -> None:
     """Write beliefs by their number of banks."""
-    tensors = {
-        f"{banks}.{name}": np.array(array, np.float32)
-        for banks, one in beliefs.items()
-        for name, array in zip(
-            NAMES, (one.cells[CHANCE::VALUES], one.cells[CASES::VALUES], one.weights), strict=True
-        )
-    }
-    path.write_bytes(serialize(tensors))
+    tensors = (as_tensors(str(banks), one) for banks, one in beliefs.items())
+    path.write_bytes(serialize({name: array for each in tensors for name, array in each.items()}))
+
+
+def as_tensors(key: str, belief: Belief) -> dict[str, Any]:
+    """What a file stores of a belief; their names begin with `key`."""
+    arrays = belief.cells[CHANCE::VALUES], belief.cells[CASES::VALUES], belief.weights
+    return {f"{key}.{n}": np.array(a, np.float32) for n, a in zip(NAMES, arrays, strict=True)}
 
 
 def load(path: Path) -> dict[int, Belief]:
@@ -93,7 +98,7 @@ def load(path: Path) -> dict[int, Belief]:
     """
     try:
         tensors = load_file(path)
-        return {banks: _checked(banks, tensors) for banks in (1, 2)}
+        return {banks: checked(tensors, str(banks), banks) for banks in (1, 2)}
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise LoadError(
             f"{path} is no prior of auto ({error}); install draftsmith again, or make the file "
@@ -101,13 +106,13 @@ def load(path: Path) -> dict[int, Belief]:
         ) from error
 
 
-def _checked(banks: int, tensors: Mapping[str, Any]) -> Belief:
+def checked(tensors: Mapping[str, Any], key: str, banks: int) -> Belief:
     """One of a file's beliefs; raises ValueError or LookupError."""
     inputs = banks * ORDERS
     sizes = inputs * CELLS, inputs * CELLS, (AFTER + ORDERS**banks) * (inputs + 1)
     found = []
     for name, size, (low, high) in zip(NAMES, sizes, BOUNDS, strict=True):
-        array = tensors[f"{banks}.{name}"]
+        array = tensors[f"{key}.{name}"]
         if array.shape != (size,):
             raise ValueError(f"{name} has the shape {array.shape}, not ({size},)")
         if not ((array >= low) & (array <= high)).all():  # NaN is neither

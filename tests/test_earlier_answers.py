@@ -1,0 +1,195 @@
+"""Earlier answers in the engine: they change drafts and never tokens, and stay with their salt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.drafters.auto import EARLIER
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import GenerationInterrupted, LoadError, OptionError
+from draftsmith.model.load import load
+
+MODEL = load(tiny.model(), tiny.tokenizer())
+PROMPTS = [[5, 6, 7, 8, 9, 10 + i] for i in range(6)]
+BYTES = 2_000_000
+
+
+def engine(**options: Any) -> Engine:
+    return Engine(MODEL, budget=12, **options)
+
+
+def remembering(**options: Any) -> Engine:
+    return engine(answers=BYTES, **options)
+
+
+def count(one: Engine) -> int:
+    assert one.answers is not None
+    return one.answers.count
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}])
+def test_tokens_are_those_of_an_engine_without_memory(options: dict[str, Any]) -> None:
+    plain, memory = engine(), remembering()
+    drafted = set[str]()
+    for _ in range(3):
+        for prompt in PROMPTS:
+            expected = plain.generate(prompt, max_new_tokens=40, **options)
+            got = memory.generate(prompt, max_new_tokens=40, **options)
+            assert got.tokens == expected.tokens
+            drafted |= {*got.stats.by_source}
+    assert count(memory) == 18
+    assert EARLIER in drafted
+    both = memory.generate(PROMPTS, max_new_tokens=40, **options)
+    assert [r.tokens for r in both] == [
+        r.tokens for r in plain.generate(PROMPTS, max_new_tokens=40, **options)
+    ]
+
+
+def test_an_answer_given_before_takes_fewer_passes_and_points_nowhere() -> None:
+    memory = remembering()
+    first = memory.generate(PROMPTS[0], max_new_tokens=60)
+    again = memory.generate(PROMPTS[0], max_new_tokens=60)
+    assert again.tokens == first.tokens
+    assert again.stats.passes < first.stats.passes
+    named = [at for at, source in enumerate(again.sources) if source == EARLIER]
+    assert named
+    assert all(again.origins[at] is None for at in named)
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    plain = engine()
+    first = plain.generate(PROMPTS[0], max_new_tokens=60)
+    again = plain.generate(PROMPTS[0], max_new_tokens=60)
+    assert plain.answers is None
+    assert again.stats.passes == first.stats.passes
+    assert EARLIER not in again.stats.by_source
+
+
+def test_salts_are_apart_and_can_be_forgotten() -> None:
+    memory = remembering()
+    fresh = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="a").stats
+    other = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="b").stats
+    assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
+    assert EARLIER not in other.by_source
+    again = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="a").stats
+    assert again.passes < fresh.passes
+    assert memory.answers is not None
+    memory.answers.forget("a")
+    after = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="a").stats
+    assert (after.passes, after.drafted) == (fresh.passes, fresh.drafted)
+    assert count(memory) == 2
+
+
+def test_what_was_cancelled_is_remembered_as_far_as_it_came() -> None:
+    memory = remembering()
+    stream = memory.stream(PROMPTS[0], max_new_tokens=60)
+    for _ in range(8):
+        next(stream)
+    stream.close()
+    assert memory.answers is not None
+    assert [*memory.answers._list[0].ids] == [*PROMPTS[0], *stream.result.tokens]
+
+
+def test_what_failed_is_not_remembered() -> None:
+    memory = remembering()
+
+    def fail(ids: Any, scores: Any) -> Any:
+        if ids.shape[1] > 20:
+            raise RuntimeError("no")
+        return scores
+
+    with pytest.raises(GenerationInterrupted):
+        memory.generate(PROMPTS[0], max_new_tokens=60, processors=fail)
+    assert count(memory) == 0
+    memory.generate(PROMPTS[0], max_new_tokens=60)
+    assert count(memory) == 1
+
+
+class Unsteady(Drafter):
+    """Fails when the answer ends."""
+
+    name = "unsteady"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        class State(DrafterState):
+            def draft(self, ctx: Context) -> Draft:
+                return Draft.chain(ctx.ids[-2:], self.__class__.__name__)
+
+            def end(self, ctx: Context) -> None:
+                raise RuntimeError(f"after {len(ctx.ids)}")
+
+        return State()
+
+
+def test_a_drafter_that_fails_at_the_end_costs_no_answer() -> None:
+    plain = engine(drafter="none").generate(PROMPTS[0], max_new_tokens=20)
+    got = engine(drafter=Unsteady()).generate(PROMPTS[0], max_new_tokens=20)
+    assert got.tokens == plain.tokens
+    assert got.stats.drafter_failures == 1
+    assert any("after 26" in notice for notice in got.notices)
+
+
+def test_a_member_of_a_cascade_remembers() -> None:
+    memory = remembering(drafter="copyspec+auto")
+    memory.generate(PROMPTS[0], max_new_tokens=30)
+    assert count(memory) == 1
+
+
+def test_a_file_carries_answers_from_one_engine_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "answers.safetensors"
+    first = remembering(answers_file=path)
+    fresh = first.generate(PROMPTS[0], max_new_tokens=60).stats
+    assert not path.exists(), "nothing is written while it answers"
+    first.close()
+    second = remembering(answers_file=str(path))
+    assert second.generate(PROMPTS[0], max_new_tokens=60).stats.passes < fresh.passes
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(LoadError, match="give another file, or delete it"):
+        remembering(answers_file=path)
+    second.close()
+    assert count(remembering(answers_file=path)) == 2, "what was in memory is not lost"
+    engine().close()
+
+
+def test_a_file_without_a_bound_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="answers="):
+        engine(answers_file=tmp_path / "a")
+
+
+# -------------------------------------------------------------------------------------- chats
+
+
+def test_a_chat_drafts_from_an_answer_that_left_its_history() -> None:
+    chat = engine().chat(max_new_tokens=60)
+    fresh = chat.send("hello world")
+    chat.messages.clear()
+    again = chat.send("hello world")
+    assert again.tokens == fresh.tokens
+    assert again.stats.passes < fresh.stats.passes
+    assert EARLIER in again.sources
+
+
+def test_chats_are_apart_and_a_reset_forgets() -> None:
+    one = engine()
+    chat, other = one.chat(max_new_tokens=60), one.chat(max_new_tokens=60)
+    fresh = chat.send("hello world").stats
+    assert other.send("hello world").stats.passes == fresh.passes
+    chat.reset()
+    again = chat.send("hello world").stats
+    assert (again.passes, again.drafted) == (fresh.passes, fresh.drafted)
+
+
+def test_a_turn_with_another_salt_begins_anew() -> None:
+    chat = remembering().chat(max_new_tokens=60)
+    fresh = chat.send("hello world", cache_salt="a").stats
+    chat.messages.clear()
+    other = chat.send("hello world", cache_salt="b").stats
+    assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
+    chat.messages.clear()
+    assert chat.send("hello world", cache_salt="a").stats.passes < fresh.passes
