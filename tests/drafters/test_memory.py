@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
+from draftsmith.bench.replay import replay
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.auto import EARLIER, Auto, Mixture
+from draftsmith.drafters.auto import EARLIER, Affordable, Auto, Mixture
 from draftsmith.drafters.mixture.belief import CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
 from draftsmith.drafters.mixture.candidates import FOUND
 from draftsmith.drafters.mixture.contexts import LENGTHS, ORDERS
@@ -52,6 +56,8 @@ def context(ids: list[int], answers: Answers | None) -> Context:
 def opened(ids: list[int], answers: Answers | None) -> tuple[Mixture, Context]:
     ctx = context(ids, answers)
     state = Auto().open(ctx)
+    if isinstance(state, Affordable):  # where there is no numba
+        state = state.state
     assert isinstance(state, Mixture)
     return state, ctx
 
@@ -121,6 +127,44 @@ def test_the_end_of_the_prompt_leads_to_the_answer() -> None:
     join(shared, [*range(200, 300), *LEAD], PLANTED)
     assert PLANTED[0] in drafted([1, 2, *LEAD], shared)
     assert 250 not in drafted([1, 2, 248, 249], shared), "the prompt itself is nobody's answer"
+
+
+def test_a_replay_joins_what_it_is_given() -> None:
+    shared, told = memory().of(""), answer(1)
+    passes = [replay(LEAD, told, Auto(), V, earlier=shared).stats.passes for _ in range(2)]
+    assert passes[0] == replay(LEAD, told, Auto(), V, earlier=memory().of("")).stats.passes
+    assert passes[1] < passes[0]
+    assert shared.memory.count == 2
+
+
+def test_plain_code_remembers_the_same(tmp_path: Path) -> None:
+    """In a process of its own, without compiled code."""
+    told, path = PLANTED, tmp_path / "answers.safetensors"
+    both = memory(path=path)
+    join(both.of(""), LEAD, told)
+    both.save()
+    script = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from draftsmith.drafters.auto import Remembering
+from draftsmith.drafters.mixture.compiled import COMPILED
+from test_memory import *
+both = memory(path=Path(sys.argv[2]))
+join(both.of("other"), LEAD, answer(1))
+state = Remembering(both.of(""))
+ctx = context([1, 2, 3, *PLANTED[:10]], both.of(""))
+print(COMPILED, *state.draft(ctx).tokens)
+state.end(ctx)
+both.save()
+"""
+    env = dict(os.environ, NUMBA_DISABLE_JIT="1")
+    run = [sys.executable, "-c", script, str(Path(__file__).parent), str(path)]
+    out = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout.split()
+    state, ctx = opened([1, 2, 3, *PLANTED[:10]], both.of(""))
+    assert out[0] == "False"
+    assert [*map(int, out[1:])] == [*state.draft(ctx).tokens]
+    assert memory(path=path).count == 2
 
 
 # ----------------------------------------------------------------------------------- tenants

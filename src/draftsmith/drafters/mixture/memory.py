@@ -245,7 +245,7 @@ def remember(bank: Bank, answer: Answer) -> Bank:
     """The bank with one more answer."""
     start = int(bank.marks[LENGTH])
     end, quiet = start + len(answer.ids), start + answer.quiet
-    bank = put(bank, start, answer.ids, 0)
+    bank = put(bank, start, answer.ids.tolist(), 0)
     advance(
         bank, end, quiet, start, end, NONE, NO_BELIEF, WORK, 0.0, 1.0, 1.0, NOTHING
     )  # fmt: skip
