@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from draftsmith.core.draft import Draft
@@ -43,3 +44,28 @@ def test_a_fitted_prior_drafts_repeated_answers(recipe: ModuleType) -> None:
         assert tokens > 5
         assert 5 < nodes <= 64
         assert recipe.table({"one": judged}).count("\n") == len(recipe.COLUMNS) + 2
+
+
+@pytest.mark.usefixtures("recipe")
+def test_rows_are_taught_and_what_ids_are_worth_stays() -> None:
+    knowledge, passes = map(importlib.import_module, ("knowledge", "passes"))
+    # Ten tokens in turn, each followed by another new one, which its row had named second.
+    ids, rows, kinds = [], [], (0, 1, 2, 3, 4, 5, 6, 6)
+    for pair in range(150):
+        turn, named = pair % 10, [1000 + pair % 10 * 100 + pair // 10 + i for i in range(8)]
+        ids += turn, named[0]
+        rows += [turn + 1, *named, *kinds], [named[0] + 1, (turn + 1) % 10, *named[1:], *kinds]
+    aside = [[100, node, *rows[node]] for node in range(60)]
+    answer = passes.Passes("qa", ids, 100, np.array(rows[99:-1]), np.array(aside))
+    shipped, belief = knowledge.load(knowledge.FILE)[1], knowledge.load(knowledge.FILE)[1]
+    knowledge.teach(belief, [answer])
+    once = list(belief.weights)
+    counts = {
+        arm: knowledge.replay(belief, answer, 0.02, arm)
+        for arm in (knowledge.IDS, knowledge.ACCEPTED, knowledge.ALL)
+    }
+    same = knowledge.replay(shipped, answer, 0.02, knowledge.IDS)
+    assert counts[knowledge.IDS].tolist() == same.tolist()
+    assert counts[knowledge.ALL][1] < counts[knowledge.IDS][1]
+    knowledge.teach(belief, [answer])
+    assert list(belief.weights) == once

@@ -44,17 +44,19 @@ def verified(draft: Draft, truth: list[int]) -> Verdict:
     return verify_greedy(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
 
 
-def told(draft: Draft, verdict: Verdict) -> Outcome:
-    return Outcome(draft, verdict, RowOutput(torch.empty((0, 0))))
+def told(draft: Draft, verdict: Verdict, logits: bool = False) -> Outcome:
+    """What a target says that knows 60 tokens, with or without its logits."""
+    rows, source = 1 + len(draft) if logits else 0, torch.Generator().manual_seed(len(draft))
+    return Outcome(draft, verdict, RowOutput(3 * torch.randn(rows, 60, generator=source)))
 
 
-def step(state: Mixture, ctx: Context, truth: list[int]) -> Draft:
+def step(state: Mixture, ctx: Context, truth: list[int], logits: bool = False) -> Draft:
     """One step on a sequence that goes on with `truth`."""
     draft = state.draft(ctx)
     draft.check(ctx.vocab_size, ctx.budget, len(ctx.ids))
     verdict = verified(draft, truth)
     ctx.ids = [*ctx.ids, *verdict.tokens]
-    state.observe(ctx, told(draft, verdict))
+    state.observe(ctx, told(draft, verdict, logits))
     return draft
 
 
@@ -70,7 +72,7 @@ def texts(source: random.Random) -> list[int]:
 
 
 def steps(count: int, seed: int = 0) -> list[Any]:
-    """[tokens, parents, chances] of `count` drafts; with rewinds, predictions and chains."""
+    """[tokens, parents, chances] of `count` drafts; with rewinds, predictions, chains, logits."""
     source, found = random.Random(seed), []
     while len(found) < count:
         text = texts(source)
@@ -78,11 +80,12 @@ def steps(count: int, seed: int = 0) -> list[Any]:
         prediction = tuple(text[begin : begin + 100]) if source.random() < 0.3 else ()
         ctx = context(text[:begin], prediction)
         state = Mixture(prior(1), chain=source.random() < 0.2)
+        logits = source.random() < 0.5
         for _ in range(60):
             at = len(ctx.ids)
             if at > len(text) - 70:
                 break
-            draft = step(state, ctx, text[at : at + 70])
+            draft = step(state, ctx, text[at : at + 70], logits)
             found.append([draft.tokens, draft.parents, draft.chances or ()])
             if source.random() < 0.03:
                 kept = source.randrange(1, len(ctx.ids))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
@@ -29,11 +30,12 @@ from draftsmith.drafters.mixture.candidates import (
     TREE,
     new_work,
 )
-from draftsmith.drafters.mixture.compiled import COMPILED, floats, values
+from draftsmith.drafters.mixture.compiled import COMPILED, floats, ints, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
 from draftsmith.drafters.mixture.memory import Answers
 from draftsmith.drafters.mixture.prior import copied, prior
+from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
 from draftsmith.drafters.ngrams import find
 
 EARLIER = "auto.earlier"
@@ -60,8 +62,9 @@ class Auto(Drafter):
     """A tree of what most likely follows, by a mixture that learns while it decodes.
 
     Contexts of the last 0, 1, 2, 8 and 32 tokens say what followed them in prompt, prediction and
-    answer; a logistic mixture makes probabilities of it; the tree grows by the likeliest node, as
-    long as that brings more than it costs.
+    answer, and the target's logits what it held possible after the last token before; a logistic
+    mixture makes probabilities of it; the tree grows by the likeliest node, as long as that brings
+    more than it costs.
     """
 
     name: ClassVar[str] = "auto"
@@ -143,6 +146,9 @@ class Mixture(DrafterState):
         self.length = 0
         """Ids of the bank that were put there; from `told` on they are the target's words."""
         self.told: int | None = None
+        self.said: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
+        """Tokens of the last pass, the logits behind each, and which of them come last."""
+        self.work = self.work._replace(rows=ints(0), new=ints(0))
         self.twin: int | None = None
         """Where in the context the prediction stands, too, from the bank's first id on."""
 
@@ -179,8 +185,24 @@ class Mixture(DrafterState):
             self.rate, MEMORY, 1.0, wanted,
         )  # fmt: skip
 
+    def keep(self) -> None:
+        """Let what the target's logits said be remembered."""
+        new: list[int] = []
+        if self.said is not None:
+            tokens, logits, path = self.said
+            rows = best(tokens, logits)
+            # Of a token the last row stays: that of what was accepted.
+            order = [*(row for row in range(len(rows)) if row not in path), *path]
+            new = [number for row in order for number in rows[row]]
+        if new and not len(self.work.rows):
+            self.work = self.work._replace(rows=ints(KEPT * WIDTH))
+        self.work = self.work._replace(new=ints(len(new)))
+        self.work.new[:] = new
+        self.said = None
+
     def draft(self, ctx: Context) -> Draft:
         self.take(ctx)
+        self.keep()
         if ctx.cost is not None and self.drafts % CURVE_KEPT == 0:
             # The sequences of a pass are thought to draft alike.
             self.widths = [0.0, *LADDER]
@@ -214,6 +236,10 @@ class Mixture(DrafterState):
         if self.told is None:
             self.told = self.offset + len(ctx.ids) - count
         self.take(ctx)
+        logits, tokens = outcome.output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
+        if len(logits) > drafted and logits.shape[-1] >= BEST:
+            path = [0, *(1 + node for node in outcome.verdict.path)]
+            self.said = tokens[: 1 + drafted], logits[: 1 + drafted], path
         spent = float(np.interp(drafted, self.widths, self.costs))
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)

@@ -31,6 +31,7 @@ from draftsmith.drafters.mixture.candidates import (
 )
 from draftsmith.drafters.mixture.compiled import Floats, inner, no
 from draftsmith.drafters.mixture.contexts import ORDERS, Bank
+from draftsmith.drafters.mixture.rows import compare, recall
 
 CHANCE, CASES, LOGIT, VALUES = range(4)
 """Of a cell, and how many: the probability that a candidate in this situation is right, cases that
@@ -53,8 +54,9 @@ class Belief(NamedTuple):
     cells: Floats
     """(I * CELLS * VALUES,)"""
     weights: Floats
-    """((AFTER + ORDERS ** banks) * (I + 1),) rows of weights and a bias: by what followed the last
-    token; and, to be added, by the longest context of each bank that knows the candidate."""
+    """((AFTER + ORDERS ** banks * KNOWN) * (I + 1),) rows of weights and a bias: by what followed
+    the last token; and, to be added, by the longest context of each bank that knows the candidate
+    and by whether the target's own row names it."""
 
 
 def banks_of(belief: Belief) -> int:
@@ -80,6 +82,7 @@ def guess(own: Bank, earlier: Bank, belief: Belief, work: Work, end: int) -> int
         if first:
             bank = earlier
         look_up(bank, first, own, end, work)
+    count = recall(work, own.ids[end - 1] if end else -1, count)
     bank = own
     for first in range(0, inputs, ORDERS):
         if first:
@@ -90,6 +93,7 @@ def guess(own: Bank, earlier: Bank, belief: Belief, work: Work, end: int) -> int
         if first:
             bank = earlier
         examine(bank, first, work, count)
+    compare(work, count)
     forget(work, count)
     weigh(belief, work, count)
     return count

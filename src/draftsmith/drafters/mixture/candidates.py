@@ -47,7 +47,7 @@ CELLS = PRESENT + 7 * 4
 MOST = 128
 """Candidates; two banks name at most 84."""
 INPUTS = 16
-"""Most inputs: one for every context of every bank, and a few that others may add."""
+"""Most inputs: one for every context of every bank, then the rows."""
 TABLE = 256
 """Slots in which candidates are found by their token."""
 LARGEST = 64
@@ -80,12 +80,17 @@ class Work(NamedTuple):
 
     ints: Ints
     floats: Floats
+    rows: Ints
+    """What the target's own logits said, see `rows`; empty where it gave none."""
+    new: Ints
+    """Rows that the last pass gave, to be kept when its tokens are read."""
 
 
 def new_work(banks: int) -> Work:
-    """Room for the contexts of so many banks."""
-    work = Work(ints(WAITING + LARGEST * FIELDS), floats([0.0] * (2 * MOST + 4 * LARGEST)))
-    work.ints[USED] = work.ints[BANKED] = banks * ORDERS
+    """Room for the contexts of so many banks, and the rows."""
+    room = ints(WAITING + LARGEST * FIELDS), floats([0.0] * (2 * MOST + 4 * LARGEST))
+    work = Work(*room, ints(0), ints(0))
+    work.ints[BANKED], work.ints[USED] = banks * ORDERS, banks * ORDERS + 1
     return work
 
 

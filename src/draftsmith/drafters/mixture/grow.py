@@ -26,6 +26,7 @@ from draftsmith.drafters.mixture.candidates import (
 )
 from draftsmith.drafters.mixture.compiled import Floats, compiled, floats, inner, no
 from draftsmith.drafters.mixture.contexts import LENGTH, Bank, hash_on, index, rehash
+from draftsmith.drafters.mixture.rows import remember
 
 LEAST_SLOPE = 0.002
 """A node is never taken to cost less, in plain passes: growing costs time, too."""
@@ -66,6 +67,8 @@ def advance(
         count = guess(own, earlier, belief, work, place)
         learn(belief, work, count, own.ids[place], rate, memory, weight)
         index(own, place + 1, quiet, floor)
+    # Not before: the row that a token was said by would tell what is to be learnt.
+    remember(work)
     return grow(own, floor, earlier, belief, work, wanted) if wanted.most else 0
 
 

@@ -25,6 +25,7 @@ from draftsmith.drafters.mixture.belief import (
 from draftsmith.drafters.mixture.candidates import CELLS
 from draftsmith.drafters.mixture.compiled import floats
 from draftsmith.drafters.mixture.contexts import ORDERS
+from draftsmith.drafters.mixture.rows import KNOWN
 from draftsmith.errors import LoadError
 
 FILE = Path(__file__).with_name("prior.safetensors")
@@ -33,21 +34,19 @@ NAMES = ("chance", "cases", "weights")
 BOUNDS = ((0.0, 1.0), (0.0, 1e9), (-HEAVY, HEAVY))
 CONFIDENCE = 100.0
 """Cases that a prior's cell claims at most, so that it follows the text at hand."""
-CONFIDENCE = 100.0
-"""Cases that a prior's cell claims at most, so that it follows the text at hand."""
 TYPICAL = (0, 1, 2, 3.5, 6.5, 12, 24)
 """Of the size classes."""
 
 
 def untaught(banks: int) -> Belief:
     """What is believed before anything was seen: frequencies, and all inputs alike."""
-    inputs = banks * ORDERS
+    inputs = banks * ORDERS + 1
     cells = [0.02] * CELLS
     for times in range(1, 7):
         for total in range(times, 7):
             share = min(0.9, TYPICAL[times] / (TYPICAL[total] + 2))
             cells[times * 7 + total] = cells[(7 + times) * 7 + total] = share
-    weights = [0.0] * (AFTER * (inputs + 1)) + ([0.3] * inputs + [0.0]) * ORDERS**banks
+    weights = [0.0] * (AFTER * (inputs + 1)) + ([0.3] * inputs + [0.0]) * ORDERS**banks * KNOWN
     return _belief(cells * inputs, [0.0] * (CELLS * inputs), weights)
 
 
@@ -108,8 +107,8 @@ def load(path: Path) -> dict[int, Belief]:
 
 def checked(tensors: Mapping[str, Any], key: str, banks: int) -> Belief:
     """One of a file's beliefs; raises ValueError or LookupError."""
-    inputs = banks * ORDERS
-    sizes = inputs * CELLS, inputs * CELLS, (AFTER + ORDERS**banks) * (inputs + 1)
+    inputs = banks * ORDERS + 1
+    sizes = inputs * CELLS, inputs * CELLS, (AFTER + ORDERS**banks * KNOWN) * (inputs + 1)
     found = []
     for name, size, (low, high) in zip(NAMES, sizes, BOUNDS, strict=True):
         array = tensors[f"{key}.{name}"]

@@ -1,0 +1,157 @@
+"""What the target's logits said, as one more input of `auto`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from auto_steps import context, verified
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Outcome
+from draftsmith.core.target import RowOutput
+from draftsmith.drafters.auto import Mixture
+from draftsmith.drafters.mixture.compiled import ints
+from draftsmith.drafters.mixture.prior import prior
+from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
+
+V = 700
+
+
+def logits_of(node: int, token: int) -> Tensor:
+    """(V,) after which `token` comes; the runner-ups are the next ids."""
+    logits = torch.zeros(V)
+    for i in range(BEST):
+        logits[(token + i) % V] = 9.0 - 2 * i
+    logits[(token + 300 + node) % V] = 0.5
+    return logits
+
+
+def step(state: Mixture, ctx: object, truth: list[int], logits: Tensor | None = None) -> Draft:
+    """One pass of a target that goes on with `truth`; unless given, its logits say so."""
+    draft = state.draft(ctx)
+    if logits is None:
+        depths = (0, *draft.node_depths())
+        logits = torch.stack(
+            [logits_of(n, truth[min(depth, len(truth) - 1)]) for n, depth in enumerate(depths)]
+        )
+    verdict = verified(draft, truth)
+    ctx.ids = [*ctx.ids, *verdict.tokens]
+    state.observe(ctx, Outcome(draft, verdict, RowOutput(logits)))
+    return draft
+
+
+def opened(ids: list[int]) -> tuple[Mixture, object]:
+    return Mixture(prior(1)), context(ids, vocab_size=V)
+
+
+@pytest.mark.parametrize("vocab", [BEST, 100, 512, 700, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_the_best_tokens(vocab: int, dtype: torch.dtype) -> None:
+    logits = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(i))
+                          for i in range(3)]).mul(0.5).to(dtype)  # fmt: skip
+    if dtype == torch.bfloat16:
+        logits = (logits.argsort(-1).argsort(-1) % 200 * 0.5).to(dtype) if vocab <= 200 else logits
+    rows = torch.tensor(best([4, 5, 6], logits)).view(3, WIDTH)
+    assert rows[:, 0].tolist() == [5, 6, 7]
+    wanted = logits.float().topk(BEST)
+    chosen = logits.float().gather(1, rows[:, 1 : 1 + BEST])
+    assert torch.equal(chosen, wanted.values)
+    chances = wanted.values.softmax(-1)
+    for classes, chance in zip(rows[:, 1 + BEST :].tolist(), chances.tolist(), strict=True):
+        steps = (0.9, 0.6, 0.3, 0.1, 0.03, 0.01)
+        assert classes == [sum(p < step for step in steps) for p in chance]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_rows_that_are_not_finite_are_left_out(bad: float) -> None:
+    logits = torch.rand(2, V)
+    logits[0, 3] = bad
+    rows = best([8, 9], logits)
+    assert rows[0] == []
+    assert len(rows[1]) == WIDTH
+    assert best([8], torch.full((1, V), -torch.inf)) == [[]]
+
+
+def test_what_was_never_in_the_text_is_drafted_where_the_logits_named_it() -> None:
+    state, ctx = opened([1, 2, 3, 4, 5])
+    step(state, ctx, [600, 7, 8, 9])  # after 5 comes 600, perhaps 601
+    assert 601 not in state.draft(ctx).tokens
+    ctx.ids = [*ctx.ids, 5]
+    state.take(ctx)
+    draft = state.draft(ctx)
+    assert {600, 601} <= set(draft.tokens)
+    assert draft.origins[draft.tokens.index(601)] == -1
+    draft.check(V, 64, len(ctx.ids))
+
+
+def test_rejected_nodes_tell_too() -> None:
+    state, ctx = opened([1, 2, 3, 1, 2, 3, 1, 2])
+    draft = step(state, ctx, [50, 51])
+    assert 3 in draft.tokens  # rejected; what the target said behind it was 51
+    ctx.ids = [*ctx.ids, 3]
+    assert 52 in state.draft(ctx).tokens
+
+
+def test_the_row_of_what_was_accepted_stays() -> None:
+    """A token that stood in a rejected branch, too, is followed by what its accepted place said."""
+    state, ctx = opened([1, 2, 3, 1, 2, 3, 1, 2])
+    draft = state.draft(ctx)
+    assert 2 in draft.tokens
+    logits = torch.stack([logits_of(n, 100) for n in range(1 + len(draft))])
+    logits[0] = logits_of(0, 200)
+    verdict = verified(draft, [200])
+    ctx.ids = [*ctx.ids, *verdict.tokens]
+    state.observe(ctx, Outcome(draft, verdict, RowOutput(logits)))
+    ctx.ids = [*ctx.ids, 2]
+    found = state.draft(ctx)
+    first = {t for t, parent in zip(found.tokens, found.parents, strict=True) if parent == -1}
+    assert 201 in first
+    assert 101 not in first
+
+
+def test_without_logits_all_is_as_before() -> None:
+    """Rows come and go; ids are judged alike."""
+    text = [random.Random(3).randrange(20) for _ in range(300)]
+    one, ctx = opened(text[:200])
+    other, same = opened(text[:200])
+    other.work = other.work._replace(rows=ints(KEPT * WIDTH))
+    while len(ctx.ids) < 280:
+        empty = torch.empty((0, 0))
+        a = step(one, ctx, text[len(ctx.ids) :], empty)
+        b = step(other, same, text[len(same.ids) :], empty)
+        assert a == b
+    assert not len(one.work.rows)
+
+
+def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:
+    state, ctx = opened([1, 2, 3, 4, 5])
+    step(state, ctx, [600, 7, 8, 9])
+    state.draft(ctx)
+    state.truncate(3)
+    ctx.ids = [1, 2, 3, 4, 5]
+    rewound = state.draft(ctx)
+    fresh, other = opened([1, 2, 3, 4, 5])
+    fresh.belief, fresh.tokens, fresh.cost = state.belief, state.tokens, state.cost
+    assert rewound == fresh.draft(other)
+
+
+def test_tokens_of_one_place_are_told_apart() -> None:
+    state, ctx = opened([1, 2, 3, 4, 5])
+    step(state, ctx, [600, 7, 8, 9])
+    ctx.vocab_size = 2 * KEPT + V
+    ctx.ids = [*ctx.ids, 5 + KEPT]
+    assert 601 not in state.draft(ctx).tokens
+
+
+def test_memory_does_not_grow_with_the_answer() -> None:
+    state, ctx = opened([1, 2, 3])
+    source = random.Random(0)
+    sizes = set()
+    for _ in range(60):
+        step(state, ctx, [source.randrange(V) for _ in range(70)])
+        state.keep()
+        sizes.add(len(state.work.rows))
+    assert sizes == {KEPT * WIDTH}
