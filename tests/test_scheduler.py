@@ -536,6 +536,26 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     assert long.session.reading, "they take turns"
 
 
+def test_a_pass_whose_jobs_have_all_ended_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama")
+    scheduler, admit = engine.scheduler, engine.scheduler._admit
+    job = job_of(engine, prompt(20), max_new_tokens=4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        other = job_of(engine, prompt(20), max_new_tokens=4)
+
+    def left() -> list[Job]:
+        active = admit()
+        scheduler.abort([other])  # its caller's own thread, just now
+        return active
+
+    monkeypatch.setattr(scheduler, "_admit", left)
+    monkeypatch.setattr(scheduler, "_passes", 1)
+    list(scheduler.drive([job, other]))
+    assert job.session.generated == 4
+    assert not other.session.generated
+    assert step([], scheduler.runner, CostCurve()) == []
+
+
 def test_chunks_beside_rows_that_decode_are_bounded() -> None:
     cost = CostCurve()
     for width in (0, 64):

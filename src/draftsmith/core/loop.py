@@ -58,6 +58,8 @@ def step(
     model ends the last of the sessions, and more where that does not help. Raises nothing but what
     is no Exception (KeyboardInterrupt); after `mend` a step may then be made again.
     """
+    if not sessions:
+        return []
     begin = perf_counter()
     before = [session.generated for session in sessions]
     takes = [unread(s, target) or len(s.row.pending) for s in sessions] if take is None else [*take]

@@ -146,6 +146,8 @@ class Scheduler:
         takes = {id(job): len(job.session.row.pending) for job in jobs}
         takes |= self._chunks(jobs)
         jobs = [job for job in jobs if takes[id(job)]]
+        if not jobs:  # all of this mode have ended meanwhile
+            return
         sessions = [job.session for job in jobs]
         decoding = [session for session in sessions if not session.reading]
         read, context = sum(takes[id(j)] for j in jobs if j.session.reading), cached(decoding)
