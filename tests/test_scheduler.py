@@ -666,6 +666,40 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert most > 1
 
 
+@pytest.mark.parametrize("name", [*MODELS, "falcon_mqa", "deepseek_v3"])
+def test_a_row_is_counted_as_large_as_it_is(name: str) -> None:
+    model = build("falcon", multi_query=True) if name == "falcon_mqa" else build(name)
+    engine = Engine.from_pretrained(model, drafter="none")
+    job = job_of(engine, prompt(20), max_new_tokens=2)
+    engine.scheduler.add(job)
+    engine.scheduler.step()
+    row: Any = job.session.row
+    if engine.model.capabilities.cache == "replay":
+        pairs = [(one.keys, one.values) for one in row.state.layers if hasattr(one, "keys")]
+    else:
+        pairs = engine.scheduler.runner._memory.contents(row)  # type: ignore[attr-defined]
+    held = sum(tensor.nbytes for pair in pairs for tensor in pair if tensor is not None)
+    assert engine.model.row_bytes(row.cached) == held
+
+
+def test_a_configuration_by_layers_fails_no_request() -> None:
+    class ByLayer(type(tiny.model().config)):  # type: ignore[misc]
+        @property
+        def head_dim(self) -> int:
+            raise RuntimeError("ask for a layer")
+
+    model = load(tiny.model(), tiny.tokenizer())
+    unmeasured = replace(model, capabilities=replace(model.capabilities, position_bytes=()))
+    usual = unmeasured.row_bytes(10)
+    assert usual == model.row_bytes(10)
+    config = unmeasured.model.config
+    kind = type(config)
+    config.__dict__.pop("head_dim", None)
+    config.__class__ = ByLayer
+    assert unmeasured.row_bytes(10) == usual
+    config.__class__ = kind
+
+
 def test_all_that_a_request_holds_is_counted() -> None:
     model = load(tiny.model(), tiny.tokenizer())
     engine = Engine(model, drafter="none", budget=4)

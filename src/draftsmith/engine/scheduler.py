@@ -70,8 +70,8 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Put a job in line; never waits for a pass. Raises OptionError for a job too large."""
-        session, alone = job.session, need([job], self.runner)
-        if sum(alone) > self.memory:
+        session = job.session
+        if self.memory < inf and sum(alone := need([job], self.runner)) > self.memory:
             raise OptionError(
                 f"this request, {session.prompt_length} tokens and up to {session.limit} new ones, "
                 f"needs {alone}, but memory={self.memory:,} is all there may be (by default most "
@@ -190,6 +190,8 @@ class Scheduler:
 
     def _fit(self, jobs: Sequence[Job]) -> bool:
         """Whether there is memory for these; kept rows go for it, the least recently used first."""
+        if self.memory == inf:
+            return True
         kept = self.prefixes.others(jobs[-1])
         while sum(need(jobs, self.runner, [one.bytes for one in kept])) > self.memory:
             if not kept:

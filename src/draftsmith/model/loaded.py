@@ -22,9 +22,13 @@ _WITHOUT_KEYS = {"linear_attention", "mamba", "conv", "moe"}
 """Layer types that keep no keys."""
 
 
-def _number(given: Any) -> int:
-    """A setting that some models have for each layer: the largest."""
-    return int((max(given) if isinstance(given, list | tuple) else given) or 0)
+def _number(config: Any, name: str) -> int:
+    """A setting that some models have for each layer: the largest; 0 where none can be read."""
+    try:
+        given = getattr(config, name, 0)
+        return int((max(given) if isinstance(given, list | tuple) else given) or 0)
+    except Exception:  # what a configuration raises that wants to be asked layer by layer
+        return 0
 
 
 def last_part(name: str) -> str:
@@ -91,25 +95,31 @@ class LoadedModel:
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
     def row_bytes(self, positions: int, spare: int | None = None) -> int:
-        """Of keys and values of so many positions, by what the configuration says of its layers.
+        """Of keys and values of so many positions, as the self-test found them.
 
         `spare`: positions that a layer with a window may have beside it; None: it keeps them all.
         """
+        each = self.capabilities.position_bytes or self._configured_bytes
+        windows = cycle(windows_by_layer(self.config))
+        slots = (
+            positions if spare is None or window is None else min(positions, window.size + spare)
+            for window in windows
+        )
+        return sum(one * many for one, many in zip(each, slots, strict=False))
+
+    @property
+    def _configured_bytes(self) -> list[int]:
+        """A position's keys and values by layer, as most configurations tell them."""
         config = self.config
         layers, heads, groups, size, width = (
-            _number(getattr(config, name, 0))
+            _number(config, name)
             for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                          "hidden_size", "head_dim")
         )  # fmt: skip
         groups, width = groups or heads, width or (size // heads if heads else 0)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
-        windows = windows_by_layer(config)
-        slots = sum(
-            positions if spare is None or window is None else min(positions, window.size + spare)
-            for kind, window in zip(kinds, cycle(windows), strict=False)
-            if kind not in _WITHOUT_KEYS
-        )
-        return 2 * slots * groups * width * self.dtype.itemsize
+        one = 2 * groups * width * self.dtype.itemsize
+        return [0 if kind in _WITHOUT_KEYS else one for kind in kinds]
 
     @property
     def facts(self) -> ModelFacts:

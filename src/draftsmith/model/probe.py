@@ -109,42 +109,46 @@ def probe(loaded: LoadedModel) -> Capabilities:
     Raises UnsupportedError if its logits depend on later tokens: it cannot generate at all.
     """
     with torch.inference_mode():
-        reference = _reference(loaded)
-        reasons: list[str] = []
-        if reference.disturbed > _NOT_CAUSAL:
-            raise UnsupportedError(
-                f"{loaded.name} looks at tokens that come later (its logits change by "
-                f"{reference.disturbed:.0%}): it is no causal language model"
-            )
-        own = str(getattr(loaded.config, "_attn_implementation", None) or "eager")
-        recurrent = _is_recurrent(loaded)
-        if reference.disturbed > _independence(loaded):
-            reasons.append(
-                "rows of a pass change each other's logits (by "
-                f"{reference.disturbed:.1e}; per-tensor dynamic quantization does this), so "
-                "rejected drafts would change accepted tokens"
-            )
-            reference = reference.loose()
-        else:
-            found = (
-                _try_chain(loaded, reference, reasons, own, "replay")
-                if recurrent
-                else _try_parallel(loaded, reference, reasons, own)
-            )
-            if found is not None:
-                return found
-        kinds: tuple[CacheKind, ...] = ("replay",) if recurrent else ("rows", "replay")
-        for kind in kinds:
-            plain = Capabilities("plain", own, kind, batch=False)
-            problem = _problem(_check_steps, loaded, plain, reference)
-            if problem is not None and kind == "replay":
-                # Its own cache may be inexact. What its own `generate` does is right all the same.
-                reasons.append(f"one token at a time with its own cache: {problem}")
-                problem = _problem(_check_generate, loaded, plain, reference)
-            if problem is None:
-                return replace(plain, reasons=tuple(reasons))
-            reasons.append(f"plain decoding with its cache ({kind}): {problem}")
-        return Capabilities("plain", own, "none", batch=False, reasons=tuple(reasons))
+        return replace(_find(loaded), position_bytes=_position_bytes(loaded))
+
+
+def _find(loaded: LoadedModel) -> Capabilities:
+    reference = _reference(loaded)
+    reasons: list[str] = []
+    if reference.disturbed > _NOT_CAUSAL:
+        raise UnsupportedError(
+            f"{loaded.name} looks at tokens that come later (its logits change by "
+            f"{reference.disturbed:.0%}): it is no causal language model"
+        )
+    own = str(getattr(loaded.config, "_attn_implementation", None) or "eager")
+    recurrent = _is_recurrent(loaded)
+    if reference.disturbed > _independence(loaded):
+        reasons.append(
+            "rows of a pass change each other's logits (by "
+            f"{reference.disturbed:.1e}; per-tensor dynamic quantization does this), so "
+            "rejected drafts would change accepted tokens"
+        )
+        reference = reference.loose()
+    else:
+        found = (
+            _try_chain(loaded, reference, reasons, own, "replay")
+            if recurrent
+            else _try_parallel(loaded, reference, reasons, own)
+        )
+        if found is not None:
+            return found
+    kinds: tuple[CacheKind, ...] = ("replay",) if recurrent else ("rows", "replay")
+    for kind in kinds:
+        plain = Capabilities("plain", own, kind, batch=False)
+        problem = _problem(_check_steps, loaded, plain, reference)
+        if problem is not None and kind == "replay":
+            # Its own cache may be inexact. What its own `generate` does is right all the same.
+            reasons.append(f"one token at a time with its own cache: {problem}")
+            problem = _problem(_check_generate, loaded, plain, reference)
+        if problem is None:
+            return replace(plain, reasons=tuple(reasons))
+        reasons.append(f"plain decoding with its cache ({kind}): {problem}")
+    return Capabilities("plain", own, "none", batch=False, reasons=tuple(reasons))
 
 
 def _try_parallel(
@@ -409,6 +413,24 @@ def _whole(forward: Forward, ids: list[int]) -> Tensor:
     except (ValueError, TypeError, AttributeError, NotImplementedError):
         logits = forward([ids], positions, None, False, 0).logits
     return logits[0, -len(ids) :]
+
+
+def _position_bytes(loaded: LoadedModel) -> tuple[int, ...]:
+    """Bytes of a position's keys and values in each layer, read from a cache of the model's own.
+
+    Configurations tell it in too many ways: shared heads, latent attention, sizes by layer.
+    """
+    try:
+        output = Forward(loaded.model, None)([[loaded.vocab_size // 4]], [[0]], None, None, 1)
+        layers = output.past_key_values.layers
+    except Exception:  # third-party code; `row_bytes` then asks the configuration
+        return ()
+    pairs = [(getattr(one, "keys", None), getattr(one, "values", None)) for one in layers]
+    found = tuple(
+        sum(t.nbytes // t.shape[-2] for t in pair if isinstance(t, Tensor) and t.numel())
+        for pair in pairs
+    )
+    return found if any(found) else ()
 
 
 def _distance(got: Tensor, wanted: Tensor) -> float:
