@@ -700,6 +700,23 @@ def test_a_configuration_by_layers_fails_no_request() -> None:
     config.__class__ = kind
 
 
+def test_a_drafter_that_cannot_count_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama", memory=10**9, max_batch=1)
+    jobs = [job_of(engine, prompt(20), max_new_tokens=4, drafter="copyspec") for _ in range(3)]
+    for job in jobs[:2]:
+        engine.scheduler.add(job)
+
+    def fails(_self: Any, _positions: int) -> int:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(type(jobs[0].session.drafter), "bytes_for", fails)
+    with pytest.raises(RuntimeError, match="no idea"):
+        engine.scheduler.add(jobs[2])
+    while not all(job.done for job in jobs[:2]):
+        engine.scheduler.step()
+    assert [job.session.generated for job in jobs] == [4, 4, 0]
+
+
 def test_all_that_a_request_holds_is_counted() -> None:
     model = load(tiny.model(), tiny.tokenizer())
     engine = Engine(model, drafter="none", budget=4)

@@ -57,6 +57,8 @@ class Job:
     """The pass that last took a part of its prompt."""
     key: Any = None
     """What its row is computed under; None: nothing that others could use."""
+    need: Any = None
+    """The most it may come to hold (`memory.Need`); None: not asked yet."""
     aborted: bool = False
     done: bool = False
     """Whether it is over and its row given back."""

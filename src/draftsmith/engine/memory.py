@@ -43,8 +43,13 @@ class Need(NamedTuple):
 
 
 def need(jobs: Sequence[Job], runner: Runner, kept: Sequence[int] = ()) -> Need:
-    """The most that jobs may come to hold together, beside `kept` rows of so many bytes."""
-    rows, taps, logits, drafter = zip(*(_alone(job, runner) for job in jobs), strict=True)
+    """The most that jobs may come to hold together, beside `kept` rows of so many bytes.
+
+    A drafter is asked for its own once: should that fail, then before its job is in line.
+    """
+    for job in jobs:
+        job.need = job.need or _alone(job, runner)
+    rows, taps, logits, drafter = zip(*(job.need for job in jobs), strict=True)
     return Need(runner.bytes_for(rows, kept), sum(taps), sum(logits), sum(drafter))
 
 
