@@ -572,6 +572,20 @@ def test_chunks_beside_rows_that_decode_are_bounded() -> None:
     assert scheduler._room(4) == 16
 
 
+def test_chunks_grow_as_far_as_their_cost_allows() -> None:
+    scheduler = Scheduler(loaded("llama"), CostCurve(), 4)
+    scheduler._reading.at(2).record(0, 1.0)
+    taken = []
+    for _ in range(8):
+        taken.append(scheduler._room(2))
+        scheduler._reading.at(2).record(taken[-1], 1 + max(0, taken[-1] - 100) / 200)
+    assert taken == [32, 64, 128, 256, 256, 256, 256, 256], "at 512 it would be three passes"
+    scheduler._reading.at(3).record(0, 1.0)
+    for _ in range(8):
+        scheduler._reading.at(3).record(scheduler._room(3), 1.0)
+    assert scheduler._room(3) == scheduler.runner.chunk
+
+
 def test_steps_tell_what_chunks_cost() -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
     short, long = job_of(engine, prompt(5, 0), max_new_tokens=40), job_of(engine, prompt(200, 1))

@@ -45,8 +45,18 @@ class CostCurve:
     is assumed (what a GPU or a CPU in bfloat16 shows).
     """
 
-    def __init__(self, prior_slope: float = 0.02, smoothing: float = 0.1) -> None:
+    def __init__(
+        self,
+        prior_slope: float = 0.02,
+        smoothing: float = 0.1,
+        ladder: Sequence[int] = LADDER,
+    ) -> None:
+        """`prior_slope`: least rise of the cost by node, beyond the widths that were measured.
+
+        `ladder`: the widths that are told apart; others count as the next wider one.
+        """
         self.prior_slope = prior_slope
+        self.ladder = ladder
         self.smoothing = smoothing
         self.rows = 1
         """Sequences per pass; every batch size has its own curves (`at`)."""
@@ -80,7 +90,7 @@ class CostCurve:
 
     def record(self, width: int, seconds: float) -> None:
         """One pass whose drafts had `width` nodes together took `seconds`."""
-        rung = next((rung for rung in (0, *LADDER) if rung >= width), LADDER[-1])
+        rung = next((rung for rung in (0, *self.ladder) if rung >= width), self.ladder[-1])
         key = self.rows, self.doublings, rung
         if not rung:
             self._plainly.setdefault(self.rows, set()).add(self.doublings)
@@ -133,7 +143,7 @@ class CostCurve:
             return [(0, 1.0)]
         rows, known, points = self.rows, self._seconds, [(0, 1.0)]
         near = sorted(self._plainly[rows], key=lambda doublings: abs(doublings - self.doublings))
-        for rung in LADDER:
+        for rung in self.ladder:
             at = next((d for d in near if (rows, d, rung) in known), None)
             if at is not None:
                 points.append((rung, known[rows, at, rung][0] / known[rows, at, 0][0]))

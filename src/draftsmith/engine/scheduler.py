@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from math import inf
 from time import perf_counter
 
-from draftsmith.core.budget import LADDER, CostCurve
+from draftsmith.core.budget import CostCurve
 from draftsmith.core.loop import LEAST_CHUNK, cached, mend, start, step, unread
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
@@ -54,7 +54,9 @@ class Scheduler:
         self._driver: int | None = None
         """The thread that makes a step at the moment."""
         self._passes = 0
-        self._reading = CostCurve()
+        self._reading = CostCurve(
+            prior_slope=0, ladder=[1 << n for n in range(self.runner.chunk.bit_length())]
+        )
         """Of steps by the prompt tokens that they carried beside rows that decode."""
         self._told = False
         """Whether somebody heard of `_STALL`."""
@@ -154,7 +156,7 @@ class Scheduler:
         begin = perf_counter()
         with mode.entered():
             step(sessions, self.runner, self.cost, [takes[id(job)] for job in jobs])
-        if decoding and read in (0, *LADDER):
+        if decoding:
             self._reading.at(len(decoding), context).record(read, perf_counter() - begin)
         for job in jobs:
             job.book()
@@ -234,9 +236,13 @@ class Scheduler:
         most = self.runner.chunk
         if not decoding:
             return most
-        # Drafts tell before any prompt was read beside these rows, and prompts tell for plain ones.
-        curves = [curve.at(decoding, context) for curve in (self.cost, self._reading)]
-        while most > LEAST_CHUNK and max(curve.relative(most) for curve in curves) > PATIENCE:
+        # Drafts tell until the first part of a prompt was read beside so many rows; from then on
+        # parts grow as far as their own cost allows, from what was measured to twice as many.
+        curve, reading = self.cost.at(decoding, context), self._reading.at(decoding, context)
+        widest = reading.widths()[-1][0]
+        if widest:
+            curve, most = reading, min(most, max(LEAST_CHUNK, 2 * widest))
+        while most > LEAST_CHUNK and curve.relative(most) > PATIENCE:
             most //= 2
         return most
 
