@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,36 @@ def test_a_choice_is_measured_once(
     load(folder, dtype="measured")
     assert timed == ["bfloat16", "float32"] * 3
     assert len(list(mindful.iterdir())) == 2
+
+
+def test_a_choice_is_not_for_other_weights(
+    tmp_path: Path, timed: list[str], mindful: Path
+) -> None:
+    folder = tmp_path / "model"
+    for dtype in (torch.bfloat16, torch.float32):
+        saved(folder, dtype)
+        config = json.loads((folder / "config.json").read_text())
+        del config["dtype"]  # nothing but the weights tells
+        (folder / "config.json").write_text(json.dumps(config))
+        assert load(folder, dtype="measured").dtype == dtype
+    assert timed == ["bfloat16", "float32"]
+    assert len(list(mindful.iterdir())) == 1
+
+
+def test_without_a_home_folder_choices_are_not_remembered(
+    tmp_path: Path, timed: list[str], mindful: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    folder = saved(tmp_path / "model", torch.bfloat16)
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("DRAFTSMITH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):
+        assert load(folder, dtype="measured").dtype == torch.bfloat16
+    assert timed == ["bfloat16", "float32"] * 2
+    assert not mindful.exists()
 
 
 def test_a_cache_folder_that_cannot_be_written_costs_only_time(
