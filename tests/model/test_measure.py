@@ -127,9 +127,7 @@ def test_a_choice_is_measured_once(
     assert len(list(mindful.iterdir())) == 2
 
 
-def test_a_choice_is_not_for_other_weights(
-    tmp_path: Path, timed: list[str], mindful: Path
-) -> None:
+def test_a_choice_is_not_for_other_weights(tmp_path: Path, timed: list[str], mindful: Path) -> None:
     folder = tmp_path / "model"
     for dtype in (torch.bfloat16, torch.float32):
         saved(folder, dtype)
