@@ -120,10 +120,13 @@ def test_a_choice_is_measured_once(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     load(folder, dtype="measured")
     assert timed == ["bfloat16", "float32"] * 2
-    for file in mindful.iterdir():
-        file.write_text("{}")
-    load(folder, dtype="measured")
-    assert timed == ["bfloat16", "float32"] * 3
+    for spoil in ({}, {"seconds": {"bfloat16": {}, "float32": {}}}, {"own": "banana"}, None):
+        for file in mindful.iterdir():
+            known = json.loads(file.read_text())
+            file.write_text(json.dumps(spoil and known | spoil))
+        timed.clear()
+        load(folder, dtype="measured")
+        assert timed == ["bfloat16", "float32"]
     assert len(list(mindful.iterdir())) == 2
 
 

@@ -96,7 +96,10 @@ class Measured:
             known = json.loads(path.read_text(encoding="utf-8"))
             timed = known.pop("seconds").items()
             seconds = {name: {int(w): float(s) for w, s in costs.items()} for name, costs in timed}
-            return cls(seconds=seconds, faithful=frozenset(known.pop("faithful")), **known)
+            faithful = frozenset(known.pop("faithful"))
+            found = cls(seconds=seconds, faithful=faithful, **known)
+            found.explain()  # fails where passes are missing
+            return found if found.own in seconds.keys() & faithful else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
