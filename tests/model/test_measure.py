@@ -182,6 +182,7 @@ def test_what_is_free_is_what_the_container_leaves(
 ) -> None:
     files = {
         "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 1000 kB\n",
+        "/proc/self/cgroup": "0::/a/b\n",
         "/sys/fs/cgroup/memory.max": "max\n",
         "/sys/fs/cgroup/memory.current": "600000\n",
         "/sys/fs/cgroup/memory.stat": "anon 500000\nfile 100000\n",
@@ -198,6 +199,18 @@ def test_what_is_free_is_what_the_container_leaves(
     assert free() == 1_024_000
     assert free(memory_max="900000\n") == 400_000
     assert free(memory_max="400000\n") == 0
+    inner = tmp_path / "sys/fs/cgroup/a/b"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("700000\n")
+    (inner / "memory.current").write_text("100000\n")
+    assert free() == 600_000
+    assert free(memory_max="900000\n") == 400_000  # of the parent
+    old = tmp_path / "sys/fs/cgroup/memory"
+    old.mkdir()
+    (old / "memory.limit_in_bytes").write_text("500000\n")
+    (old / "memory.usage_in_bytes").write_text("300000\n")
+    (old / "memory.stat").write_text("cache 0\ntotal_cache 50000\n")
+    assert free(cgroup="9:cpu:/\n8:memory:/of/the/host\n0::/\n") == 250_000
     (tmp_path / "proc/meminfo").unlink()
     monkeypatch.setattr(measure, "memory_bytes", lambda _: 8000)
     assert measure.free_bytes(torch.device("cpu")) == 4000  # where no kernel's file tells
