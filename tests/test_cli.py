@@ -585,7 +585,7 @@ def test_threads_that_would_wait_for_a_core_are_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     cores: int, others: float, usual: int, wanted: int | None,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(loading, "_OURS", set(range(cores)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: usual)
     monkeypatch.setattr(loading, "_cores_of_others", lambda: others)
     assert loading.idle() == wanted
@@ -594,7 +594,9 @@ def test_threads_that_would_wait_for_a_core_are_left_out(
 
 def test_other_work_is_what_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stat = tmp_path / "stat"
-    stat.write_text("cpu  1000 200 300 99999 99999 10 20 30 5 5\ncpu0 7 7 7\n")
+    ours = "cpu1 900 100 300 99999 99999 10 20 30 5 5\ncpu3 100 100 0 9999 9999 0 0 0 0 0\n"
+    stat.write_text(f"cpu  9000 900 900 9 9 9 9 9 9 9\ncpu0 8000 700 600 9 9 9 9 9\n{ours}\n")
+    monkeypatch.setattr(loading, "_OURS", {1, 3})
     monkeypatch.setattr(loading, "Path", lambda _: stat)
     monkeypatch.setattr(os, "sysconf", lambda _: 100)
     monkeypatch.setattr(time, "process_time", lambda: 3.6)
@@ -602,6 +604,9 @@ def test_other_work_is_what_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(loading, "_BEGAN", (100.0, 2.0))
     monkeypatch.setattr(time, "perf_counter", lambda: 110.0)
     assert loading._cores_of_others() == pytest.approx(1.0)
+    for sandbox in ("", "\n", "cpu1 some\n", "cpu1 1 2\n"):
+        stat.write_text(sandbox)
+        assert loading._busy_seconds() == 0
     stat.unlink()
     assert loading._busy_seconds() == 0
 

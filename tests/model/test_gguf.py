@@ -95,6 +95,10 @@ def test_sums_are_computed_where_a_file_was_written(
     ours.converted(file)
     ours.converted(file)
     assert summed == [file.name, file.name, "model.safetensors", file.name]
+    (folder / "checked.json").write_bytes(b"\xff")
+    summed.clear()
+    assert ours._whole(folder)
+    assert summed == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "unsealed"])

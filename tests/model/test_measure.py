@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +120,42 @@ def test_a_choice_is_measured_once(
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     load(folder, dtype="measured")
     assert timed == ["bfloat16", "float32"] * 2
-    for file in mindful.iterdir():
-        file.write_text("{}")
-    load(folder, dtype="measured")
-    assert timed == ["bfloat16", "float32"] * 3
+    for spoil in ({}, {"seconds": {"bfloat16": {}, "float32": {}}}, {"own": "banana"}, None):
+        for file in mindful.iterdir():
+            known = json.loads(file.read_text())
+            file.write_text(json.dumps(spoil and known | spoil))
+        timed.clear()
+        load(folder, dtype="measured")
+        assert timed == ["bfloat16", "float32"]
     assert len(list(mindful.iterdir())) == 2
+
+
+def test_a_choice_is_not_for_other_weights(tmp_path: Path, timed: list[str], mindful: Path) -> None:
+    folder = tmp_path / "model"
+    for dtype in (torch.bfloat16, torch.float32):
+        saved(folder, dtype)
+        config = json.loads((folder / "config.json").read_text())
+        del config["dtype"]  # nothing but the weights tells
+        (folder / "config.json").write_text(json.dumps(config))
+        assert load(folder, dtype="measured").dtype == dtype
+    assert timed == ["bfloat16", "float32"]
+    assert len(list(mindful.iterdir())) == 1
+
+
+def test_without_a_home_folder_choices_are_not_remembered(
+    tmp_path: Path, timed: list[str], mindful: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    folder = saved(tmp_path / "model", torch.bfloat16)
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("DRAFTSMITH_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):
+        assert load(folder, dtype="measured").dtype == torch.bfloat16
+    assert timed == ["bfloat16", "float32"] * 2
+    assert not mindful.exists()
 
 
 def test_a_cache_folder_that_cannot_be_written_costs_only_time(
@@ -150,6 +182,7 @@ def test_what_is_free_is_what_the_container_leaves(
 ) -> None:
     files = {
         "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 1000 kB\n",
+        "/proc/self/cgroup": "0::/a/b\n",
         "/sys/fs/cgroup/memory.max": "max\n",
         "/sys/fs/cgroup/memory.current": "600000\n",
         "/sys/fs/cgroup/memory.stat": "anon 500000\nfile 100000\n",
@@ -166,6 +199,18 @@ def test_what_is_free_is_what_the_container_leaves(
     assert free() == 1_024_000
     assert free(memory_max="900000\n") == 400_000
     assert free(memory_max="400000\n") == 0
+    inner = tmp_path / "sys/fs/cgroup/a/b"
+    inner.mkdir(parents=True)
+    (inner / "memory.max").write_text("700000\n")
+    (inner / "memory.current").write_text("100000\n")
+    assert free() == 600_000
+    assert free(memory_max="900000\n") == 400_000  # of the parent
+    old = tmp_path / "sys/fs/cgroup/memory"
+    old.mkdir()
+    (old / "memory.limit_in_bytes").write_text("500000\n")
+    (old / "memory.usage_in_bytes").write_text("300000\n")
+    (old / "memory.stat").write_text("cache 0\ntotal_cache 50000\n")
+    assert free(cgroup="9:cpu:/\n8:memory:/of/the/host\n0::/\n") == 250_000
     (tmp_path / "proc/meminfo").unlink()
     monkeypatch.setattr(measure, "memory_bytes", lambda _: 8000)
     assert measure.free_bytes(torch.device("cpu")) == 4000  # where no kernel's file tells

@@ -269,6 +269,19 @@ def test_a_change_of_the_model_is_a_change_of_its_shells(change: Callable[[Any],
     assert torch.equal(after, by_switching(model, NAME))
 
 
+def test_a_norm_whose_class_is_patched_runs_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    other = OtherAttention(model, NAME)
+    before, kind = logits(other), type(model.model.norm)
+    written = kind.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "forward", lambda self, x: written(self, x).flip(-1))
+        after = logits(other)
+        assert not torch.equal(after, before)
+        assert torch.equal(after, by_switching(model, NAME))
+    assert torch.equal(logits(other), before)
+
+
 # What shells do in fewer calls
 
 
@@ -292,6 +305,28 @@ class WeightInside(torch.nn.Module):
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (self.weight.float() * normed).to(x.dtype)
+
+
+class Gated(torch.nn.Module):
+    """A norm like Llama's, but for who gives it a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(64)), 1e-6
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        x = x if gate is None else x * gate
+        normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+
+class Particular(Gated):
+    """Fails in its own way where the batch is not what it knows."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if x.ndim == 2:
+            raise AttributeError("no batch")
+        return super().forward(x)
 
 
 class MovedWeight(WeightInside):
@@ -337,7 +372,9 @@ def test_a_norm_that_is_written_out_runs_as_torchs(
     assert quick_calls == [dtype]
 
 
-@pytest.mark.parametrize("kind", [WeightInside, MovedWeight, lambda: torch.nn.LayerNorm(64)])
+@pytest.mark.parametrize(
+    "kind", [WeightInside, MovedWeight, Gated, Particular, lambda: torch.nn.LayerNorm(64)]
+)
 def test_a_norm_of_other_bits_is_left_alone(
     kind: Callable[[], torch.nn.Module], quick_calls: list[torch.dtype]
 ) -> None:

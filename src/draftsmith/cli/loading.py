@@ -108,14 +108,21 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+_OURS: set[int] | None = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+"""The processors that this command may use, before any library binds its threads."""
+
+
 def _busy_seconds() -> float:
-    """Of all processors, for anybody but this process, since the machine started; 0: not told."""
+    """Of our processors, for anybody but this process, since the machine started; 0: not told."""
+    ours, ticks = {f"cpu{number}" for number in _OURS or ()}, 0
     try:
-        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-    except OSError:  # Only Linux tells.
+        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+            if line.partition(" ")[0] in ours:
+                user, nice, system, _, _, *others = map(int, line.split()[1:9])
+                ticks += user + nice + system + sum(others)
+    except (OSError, ValueError):  # Only Linux tells, and not in every sandbox.
         return 0.0
-    user, nice, system, _, _, *others = map(int, line.split()[1:9])
-    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time() if ticks else 0.0
 
 
 _BEGAN = time.perf_counter(), _busy_seconds()
@@ -133,7 +140,7 @@ def idle() -> int | None:
     """
     import torch
 
-    cores, others = os.cpu_count() or 1, _cores_of_others()
+    cores, others = len(_OURS or ()) or os.cpu_count() or 1, _cores_of_others()
     threads = max(1, round(cores - others))
     if threads >= torch.get_num_threads():
         return None

@@ -78,21 +78,28 @@ class Measured:
         said += [f"{name} was not tried: {reason}" for name, reason in self.left_out.items()]
         return ", ".join(said) + (f" (measured on {self.when})" if self.when else "")
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | None) -> None:
         """Remember the choice; where that cannot be, the next load measures again."""
+        if path is None:
+            return
         known = asdict(self) | {"faithful": sorted(self.faithful), "when": date.today().isoformat()}
         with suppress(WriteError), writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(known) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Measured | None:
+    def load(cls, path: Path | None) -> Measured | None:
         """What `save` wrote; None where there is nothing of the kind."""
+        if path is None:
+            return None
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
             timed = known.pop("seconds").items()
             seconds = {name: {int(w): float(s) for w, s in costs.items()} for name, costs in timed}
-            return cls(seconds=seconds, faithful=frozenset(known.pop("faithful")), **known)
+            faithful = frozenset(known.pop("faithful"))
+            found = cls(seconds=seconds, faithful=faithful, **known)
+            found.explain()  # fails where passes are missing
+            return found if found.own in seconds.keys() & faithful else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

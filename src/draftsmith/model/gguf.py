@@ -288,8 +288,9 @@ def _whole(folder: Path) -> bool:
         stats = {name: file.stat() for name, file in present.items()}
         stamps = json.dumps([[name, s.st_size, s.st_mtime_ns] for name, s in stats.items()])
         note = folder / _CHECKED
-        if note.is_file() and note.read_text(encoding="utf-8") == stamps:
-            return True
+        with suppress(OSError, ValueError):  # a note that cannot be read costs sums, no more
+            if note.read_text(encoding="utf-8") == stamps:
+                return True
         right = all(
             stats[name].st_size == size and _sha256(present[name]) == digest
             for name, (size, digest) in files.items()

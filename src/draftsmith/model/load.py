@@ -27,7 +27,7 @@ from draftsmith.model.choice import MEASURED, Measured
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import compare_dtypes, machine
 from draftsmith.model.probe import probe
-from draftsmith.storage import cache_folder, digest
+from draftsmith.storage import cache_folder, digest, reading
 
 _UNTESTED = Capabilities("plain", "eager", "none", batch=False)
 
@@ -111,16 +111,26 @@ def _load_measured(
     return replace(models[measured.best], measured=measured)
 
 
-def choice_file(source: str, options: dict[str, Any], prepack: bool) -> Path:
+def choice_file(source: str, options: dict[str, Any], prepack: bool) -> Path | None:
     """Where it is remembered which dtype was the cheapest for a model, as things are here now.
 
-    `source` is a hub id or a folder. Raises as `read_config`.
+    `source` is a hub id or a folder. None without a home folder; raises as `read_config`.
     """
+    config = read_config(source, options)
+    # What the choice loses nothing of: a snapshot of the hub, or what lies in the folder now.
+    weights: list[object] = [getattr(config, "_commit_hash", None)]
+    folder = Path(builtin.resolve(source)).expanduser()
+    with reading(folder):
+        for file in sorted(folder.glob("*.safetensors")):
+            weights.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
     versions = map(version, ("draftsmith", "torch", "transformers"))
     capability = torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")
     here = [machine(), *capability, torch.get_num_threads(), *versions]
-    key = [source, read_config(source, options).to_dict(), prepack, here]
-    return cache_folder() / "dtypes" / f"{digest(key)}.json"
+    key = [source, config.to_dict(), weights, prepack, here]
+    try:
+        return cache_folder() / "dtypes" / f"{digest(key)}.json"
+    except RuntimeError:  # from pathlib: nobody told where home is
+        return None
 
 
 def folder_of(model: str) -> str:

@@ -321,19 +321,37 @@ def free_bytes(device: torch.device) -> int | None:
     if not available:
         total = memory_bytes(device)
         return None if total is None else total // 2  # a guess: elsewhere than on Linux
-    group, free = "/sys/fs/cgroup/memory.", 1024 * available
-    if most := _told(group + "max"):
-        used = _told(group + "current") - _told(group + "stat", "file")
-        free = max(0, min(free, most - used))
+    free = 1024 * available
+    for line in _lines("/proc/self/cgroup"):
+        number, kinds, path = line.split(":", 2)
+        if number == "0":
+            root, limit, usage, cache = "/sys/fs/cgroup", "max", "current", "file"
+        elif "memory" in kinds.split(","):
+            root, limit, usage = "/sys/fs/cgroup/memory", "limit_in_bytes", "usage_in_bytes"
+            cache = "total_cache"
+        else:
+            continue
+        # Each parent has a limit of its own; in a container the path may be the host's.
+        names = [name for name in path.split("/") if name]
+        for depth in range(len(names) + 1):
+            group = "/".join([root, *names[:depth], "memory."])
+            if most := _told(group + limit):
+                used = _told(group + usage) - _told(group + "stat", cache)
+                free = max(0, min(free, most - used))
     return free
+
+
+def _lines(path: str) -> list[str]:
+    """Of one of the kernel's files; none where it is not."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
 
 
 def _told(path: str, name: str = "") -> int:
     """The number behind a name in one of the kernel's files; 0 where there is none."""
-    try:
-        lines = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return 0
+    lines = [line.split() for line in _lines(path)]
     numbers = [words[-1] if not name else words[1] for words in lines if name in ("", words[0])]
     return int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
 

@@ -11,6 +11,7 @@ and an RMS norm that is written out in eight operations runs as torch's, if not 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,8 +100,11 @@ class _Shells:
                 self.refusal = f"{kind} was compiled, or its forward was replaced"
         self._watched: list[tuple[dict[str, Any], str, Any, Any]] = []
         """Attributes, the name of one, its value, and what that held if it is a container."""
+        self._norms: dict[Any, Any] = {}
+        """Classes of norms that were tried, and what they ran then."""
         if self.refusal is not None:
             return
+        self._norms = {type(parts[n]): type(parts[n]).forward for n in norms}
         classes: dict[Any, type] = {}
         hidden = {
             number: tuple(own for own, below in refers[number].items() if below & wanted)
@@ -136,7 +140,7 @@ class _Shells:
         for attributes, name, value, held in self._watched:
             if attributes.get(name) is not value or (held is not None and value != held):
                 return False
-        return True
+        return all(kind.forward is tried for kind, tried in self._norms.items())
 
 
 class _Shell:
@@ -193,7 +197,8 @@ class _NormShell(_ModuleShell):
     def forward(self, x: Tensor) -> Tensor:
         """x / √(mean x² + ε), times the weight."""
         weight: Any = self._parameters["weight"]
-        if not self.tried_dtype == x.dtype == weight.dtype or torch.is_autocast_enabled("cpu"):
+        as_tried = self.tried_dtype == x.dtype == weight.dtype and x.device.type == "cpu"
+        if not as_tried or torch.is_autocast_enabled("cpu"):
             return super().forward(x)  # type: ignore[misc, no-any-return]
         epsilon = getattr(self, self.epsilon_name)
         return weight * torch.rms_norm(x, weight.shape, None, epsilon)  # type: ignore[no-any-return]
@@ -220,7 +225,8 @@ def _rms_epsilon(part: Any) -> str | None:
             other = others or any(own.get(call) is not None for call in _REPLACED_CALLS)
         case _:
             return None
-    if name is None or other:
+    # A second argument may be a gate.
+    if name is None or other or len(inspect.signature(type(part).forward).parameters) != 2:
         return None
     x = torch.randn((5, len(weight)), generator=torch.Generator().manual_seed(0))
     # Squares that vanish beside the number, and large ones; the last row is a weight.
@@ -232,7 +238,7 @@ def _rms_epsilon(part: Any) -> str | None:
     try:
         with torch.inference_mode():  # a single row may take another kernel
             same = [torch.equal(norm.forward(r), quick.forward(r)) for r in (x, x[None, :1])]
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
     return name if all(same) else None
 
