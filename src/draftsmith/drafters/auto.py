@@ -79,8 +79,8 @@ class Auto(Drafter):
         return bound
 
     def auto_budget(self, cost: CostCurve) -> Budget:
-        """All that it wants: it weighs the cost itself."""
-        return OpenBudget(cost, self.preferred_width())
+        """All that it wants: it weighs the cost of nodes itself; pauses where asking it pays not."""
+        return OpenBudget(cost, self.preferred_width(), self)
 
     def open(self, ctx: Context) -> DrafterState:
         if isinstance(ctx.earlier, Answers):
@@ -240,7 +240,7 @@ class Mixture(DrafterState):
         if len(logits) > drafted and logits.shape[-1] >= BEST:
             path = [0, *(1 + node for node in outcome.verdict.path)]
             self.said = tokens[: 1 + drafted], logits[: 1 + drafted], path
-        spent = float(np.interp(drafted, self.widths, self.costs))
+        spent = float(np.interp(drafted, self.widths, self.costs)) if drafted else 1.0
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)
 
