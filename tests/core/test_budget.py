@@ -209,7 +209,7 @@ def test_what_weighs_costs_itself_is_not_asked_in_vain() -> None:
     cost = curve(0.02)
     for _ in range(3):
         cost.record_draft("slow", 64, 0.2)
-        cost.record_draft("quick", 64, 0.01)
+        cost.record_draft("quick", 64, 0.005)
     budget = OpenBudget(cost, 64, "slow")
     assert asked(budget, 0, 300) * 0.2 < 0.03 * 300
     assert asked(budget, 0, 34) >= 2, "it must notice when times change"

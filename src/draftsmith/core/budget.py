@@ -20,7 +20,7 @@ RETRY_WIDTH = 4
 LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
 
-HARMLESS = 0.02
+HARMLESS = 0.01
 """Plain passes that asking a drafter in vain may take a pass, with the pauses."""
 
 Points = list[tuple[int, float]]
@@ -255,7 +255,7 @@ class OpenBudget(FixedBudget):
         super().__init__(width)
         self.cost = cost
         self.drafter = drafter
-        self.brought = 0.4
+        self.brought = 0.3
         """Tokens accepted a pass, of late."""
         self._asked = False
         self._accepted = 0
