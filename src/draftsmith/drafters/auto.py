@@ -53,6 +53,8 @@ PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
 """Drafts for which a cost curve is read once."""
+FIXED = 1 << (20 if COMPILED else 22)
+"""Bytes of a state beside its bank at most: rows, belief, work; plain lists take more."""
 TOO_DEAR = 0.1
 """Plain passes that growing a tree may take: about what it brings over `longest_match`."""
 
@@ -79,8 +81,12 @@ class Auto(Drafter):
         return bound
 
     def auto_budget(self, cost: CostCurve) -> Budget:
-        """All that it wants: it weighs the cost of nodes itself; pauses where asking it pays not."""
+        """All that it wants: it weighs nodes itself, and pauses where asking does not pay."""
         return OpenBudget(cost, self.preferred_width(), self)
+
+    def bytes_for(self, positions: int) -> int:
+        """Of banks, and what a state takes however short the text is."""
+        return FIXED + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
         if isinstance(ctx.earlier, Answers):
@@ -244,6 +250,9 @@ class Mixture(DrafterState):
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)
 
+    def end(self, ctx: Context) -> None:  # noqa: ARG002
+        self.said = None  # a view of all the pass's logits: an idle chat would keep them
+
 
 class Remembering(Mixture):
     """The same, that also drafts from earlier answers and learns for later ones."""
@@ -261,6 +270,7 @@ class Remembering(Mixture):
         return nodes
 
     def end(self, ctx: Context) -> None:
+        super().end(ctx)
         self.take(ctx)
         self.read()
         self.answers.join(ctx.ids, ctx.prompt_length, self.start, self.belief)
