@@ -16,6 +16,7 @@ from draftsmith.core.budget import (
     AutoBudget,
     CostCurve,
     FixedBudget,
+    OpenBudget,
     RecordedCost,
     likeliest,
     share,
@@ -191,6 +192,32 @@ def test_drafting_time_counts() -> None:
     assert max(widths("quick")) == 8
     assert max(widths("slow")) == 1
     assert cost.at(2).drafting("slow", 4) == 0  # another batch size, other costs
+
+
+def asked(budget: OpenBudget, accepted: int, steps: int) -> int:
+    """How often it asks a drafter of whose every other draft so many tokens hold."""
+    count = 0
+    for _ in range(steps):
+        if budget.next():
+            count += 1
+            if accepted and count % 2:
+                budget.record(accepted, accepted)
+    return count
+
+
+def test_what_weighs_costs_itself_is_not_asked_in_vain() -> None:
+    cost = curve(0.02)
+    for _ in range(3):
+        cost.record_draft("slow", 64, 0.2)
+        cost.record_draft("quick", 64, 0.005)
+    budget = OpenBudget(cost, 64, "slow")
+    assert asked(budget, 0, 300) * 0.2 < 0.03 * 300
+    assert asked(budget, 0, 34) >= 2, "it must notice when times change"
+    assert asked(budget, 3, 60) > 40
+    assert asked(OpenBudget(cost, 64, "slow"), 1, 60) == 60, "half a token a pass is worth it"
+    assert asked(OpenBudget(cost, 64, "quick"), 0, 300) == 300, "it misses no copy to save nothing"
+    for plain in (OpenBudget(cost, 64), OpenBudget(RecordedCost({0: 1.0, 8: 1.2}), 64, "slow")):
+        assert asked(plain, 0, 300) == 300, "no time is known: the same drafts as ever"
 
 
 # --- one decision for a pass over several sequences -----------------------------------------------

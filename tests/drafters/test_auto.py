@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -100,6 +101,23 @@ def test_two_processes_may_compile_at_once_and_none_needs_a_cache(tmp_path: Path
     found = [json.loads(process.communicate()[0]) for process in running]
     assert found[0] == found[1] == found[2]
     assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_disk_that_is_full_when_the_cache_is_written_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(caching.Cache, "save_overload", full)
+    assert compiled.compiled(twice)(21) == 42
+
+
+def twice(number: int) -> int:
+    return 2 * number
 
 
 # --- contexts ------------------------------------------------------------------------------------

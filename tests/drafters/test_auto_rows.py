@@ -9,11 +9,11 @@ import torch
 from auto_steps import context, verified
 from torch import Tensor
 
-from draftsmith.core.draft import Draft
+from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Outcome
 from draftsmith.core.target import RowOutput
-from draftsmith.drafters.auto import Mixture
-from draftsmith.drafters.mixture.compiled import ints
+from draftsmith.drafters.auto import Auto, Mixture
+from draftsmith.drafters.mixture.compiled import ints, size_of
 from draftsmith.drafters.mixture.prior import prior
 from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
 
@@ -155,3 +155,38 @@ def test_memory_does_not_grow_with_the_answer() -> None:
         state.keep()
         sizes.add(len(state.work.rows))
     assert sizes == {KEPT * WIDTH}
+
+
+def test_bytes_are_said_with_the_rows_and_an_ended_answer_holds_no_logits() -> None:
+    state, ctx = opened([1, 2, 3])
+    step(state, ctx, [600, 7, 8, 9])
+    state.draft(ctx)
+    held = sum(map(size_of, (*state.own, *state.belief, *state.work)))
+    assert KEPT * WIDTH <= held <= Auto().bytes_for(0)
+    step(state, ctx, [600, 7, 8, 9])
+    assert state.said is not None
+    state.end(ctx)
+    assert state.said is None
+    state.draft(ctx)
+
+
+def test_passes_that_were_not_drafted_for_are_learnt_from_later() -> None:
+    """Nobody asks in a pause: the next draft knows all of it, as if there had been none."""
+    text = [random.Random(3).randrange(20) for _ in range(300)]
+    state, ctx = opened(text[:200])
+    before = list(state.belief.weights)
+    for _ in range(16):
+        ctx.ids = text[: len(ctx.ids) + 1]
+        state.observe(
+            ctx, Outcome(EMPTY, verified(EMPTY, ctx.ids[-1:]), RowOutput(torch.rand(1, V)))
+        )
+    assert not len(state.work.rows), "what logits say is not looked for in a pause"
+    assert state.told == 200
+    state.draft(ctx)
+    assert list(state.belief.weights) != before
+    fresh, other = opened(text[:200])
+    other.ids = ctx.ids
+    fresh.take(other)
+    fresh.told = 200
+    fresh.draft(other)
+    assert list(fresh.belief.cells) == list(state.belief.cells)

@@ -20,6 +20,8 @@ RETRY_WIDTH = 4
 LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
 
+HARMLESS = 0.01
+"""Plain passes that asking a drafter in vain may take a pass, with the pauses."""
 
 Points = list[tuple[int, float]]
 """Widths, rising, each with its cost."""
@@ -253,14 +255,45 @@ class FixedBudget:
 
 
 class OpenBudget(FixedBudget):
-    """All that a drafter may want, for one that weighs `cost` itself (`Context.cost`)."""
+    """All that a drafter may want, for one that weighs `cost` itself (`Context.cost`).
 
-    def __init__(self, cost: CostCurve, width: int) -> None:
+    Pauses while asking it takes more than its drafts bring: even one that says nothing takes time.
+    """
+
+    def __init__(self, cost: CostCurve, width: int, drafter: Hashable = None) -> None:
+        """`drafter`: whose drafting time counts; None: nobody's, so nothing pauses."""
         super().__init__(width)
         self.cost = cost
+        self.drafter = drafter
+        self.brought = 0.3
+        """Tokens accepted a pass, of late."""
+        self._asked = False
+        self._accepted = 0
+        self._pause = 0
+        self._pause_length = 1
 
     def next(self, rows: int = 1, context: int = 0) -> int:
-        return self.width if self.cost.at(rows, context).knows_plain else 0
+        cost = self.cost.at(rows, context)
+        if not cost.knows_plain:
+            return 0
+        if self._asked:
+            self.brought += 0.2 * (self._accepted - self.brought)
+            self._asked, self._accepted = False, 0
+            taken = cost.drafting(self.drafter, self.width)
+            if self.brought < taken:
+                # No longer than keeps it harmless: what is cheap to ask misses few copies.
+                self._pause = min(self._pause_length, int(taken / HARMLESS))
+                self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
+            else:
+                self._pause_length = 1
+        if self._pause:
+            self._pause -= 1
+            return 0
+        self._asked = True
+        return self.width
+
+    def record(self, depth: int, accepted: int) -> None:  # noqa: ARG002
+        self._accepted = accepted
 
 
 class AutoBudget:

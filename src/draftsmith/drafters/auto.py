@@ -53,6 +53,8 @@ PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
 """Drafts for which a cost curve is read once."""
+FIXED = 320_000 if COMPILED else 1 << 22
+"""Bytes of a state beside its bank at most: rows, belief, work; plain lists take more."""
 TOO_DEAR = 0.1
 """Plain passes that growing a tree may take: about what it brings over `longest_match`."""
 
@@ -79,8 +81,12 @@ class Auto(Drafter):
         return bound
 
     def auto_budget(self, cost: CostCurve) -> Budget:
-        """All that it wants: it weighs the cost itself."""
-        return OpenBudget(cost, self.preferred_width())
+        """All that it wants: it weighs nodes itself, and pauses where asking does not pay."""
+        return OpenBudget(cost, self.preferred_width(), self)
+
+    def bytes_for(self, positions: int) -> int:
+        """Of banks, and what a state takes however short the text is."""
+        return FIXED + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
         if isinstance(ctx.earlier, Answers):
@@ -240,9 +246,12 @@ class Mixture(DrafterState):
         if len(logits) > drafted and logits.shape[-1] >= BEST:
             path = [0, *(1 + node for node in outcome.verdict.path)]
             self.said = tokens[: 1 + drafted], logits[: 1 + drafted], path
-        spent = float(np.interp(drafted, self.widths, self.costs))
+        spent = float(np.interp(drafted, self.widths, self.costs)) if drafted else 1.0
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)
+
+    def end(self, ctx: Context) -> None:  # noqa: ARG002
+        self.said = None  # a view of all the pass's logits: an idle chat would keep them
 
 
 class Remembering(Mixture):
@@ -261,6 +270,7 @@ class Remembering(Mixture):
         return nodes
 
     def end(self, ctx: Context) -> None:
+        super().end(ctx)
         self.take(ctx)
         self.read()
         self.answers.join(ctx.ids, ctx.prompt_length, self.start, self.belief)

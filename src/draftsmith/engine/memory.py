@@ -62,5 +62,5 @@ def _alone(job: Job, runner: Runner) -> Need:
         runner.row_bytes(positions, rewinds=job.rewinds),
         recorded(session.needs, positions, hidden) * loaded.dtype.itemsize,
         (1 + width) * loaded.vocab_size * loaded.dtype.itemsize,
-        session.drafter.bytes_for(positions) if width else 0,
+        session.drafter.bytes_for(positions + len(session.context.prediction)) if width else 0,
     )

@@ -6,7 +6,7 @@ Both give the same trees. Compiled code is kept beside the source, or in the use
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence
-from functools import cache
+from functools import cache, wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +37,17 @@ def compiled(function: Function) -> Function:
         made = numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # no folder that the cache could be in
         made = numba.njit(**OPTIONS)(function)
-    return made  # type: ignore[no-any-return]
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        nonlocal made
+        try:
+            return made(*args)
+        except OSError:  # the cache's, before anything ran: a full disk shows when it is written
+            made = numba.njit(**OPTIONS)(function)
+            return made(*args)
+
+    return call  # type: ignore[return-value]
 
 
 def inner(function: Function) -> Function:
