@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,45 @@ class Unsteady(Drafter):
             def draft(self, ctx: Context) -> Draft:
                 return Draft.chain(ctx.ids[-2:], self.__class__.__name__)
 
-            def end(self, ctx: Context) -> None:
-                raise RuntimeError(f"after {len(ctx.ids)}")
+            def end(state, ctx: Context) -> None:  # noqa: N805
+                self.end(len(ctx.ids))
 
         return State()
+
+    def end(self, length: int) -> None:
+        raise RuntimeError(f"after {length}")
+
+
+def test_nobody_who_cancels_waits_for_an_answer_to_be_remembered() -> None:
+    """He may hold what that waits for."""
+    waited = []
+
+    class Asking(Unsteady):
+        def end(self, length: int) -> None:  # noqa: ARG002
+            other = threading.Thread(target=one.scheduler.abort, args=([],), daemon=True)
+            other.start()
+            other.join(30)
+            waited.append(other.is_alive())
+
+    one = engine(drafter=Asking())
+    one.generate(PROMPTS[0], max_new_tokens=5)
+    assert waited == [False]
+
+
+def test_an_interrupt_while_an_answer_joins_leaves_an_engine_that_works() -> None:
+    class Interrupted(Unsteady):
+        def end(self, length: int) -> None:  # noqa: ARG002
+            raise KeyboardInterrupt
+
+    one = engine()
+    with pytest.raises(KeyboardInterrupt):
+        one.generate(PROMPTS[0], max_new_tokens=5, drafter=Interrupted())
+    assert one.scheduler._driver is None
+    other = threading.Thread(target=one.generate, args=(PROMPTS[1],), daemon=True)
+    other.start()
+    other.join(60)
+    assert not other.is_alive()
+    assert not one.scheduler._jobs
 
 
 def test_a_drafter_that_fails_at_the_end_costs_no_answer() -> None:
@@ -193,3 +229,12 @@ def test_a_turn_with_another_salt_begins_anew() -> None:
     assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
     chat.messages.clear()
     assert chat.send("hello world", cache_salt="a").stats.passes < fresh.passes
+
+
+def test_a_chats_own_memory_keeps_salts_apart() -> None:
+    chat = engine().chat(max_new_tokens=60)
+    fresh = chat.send("hello world", cache_salt="a").stats
+    chat.messages.clear()
+    other = chat.send("hello world", cache_salt="b").stats
+    assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
+    assert EARLIER not in other.by_source

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,19 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.auto import EARLIER, Affordable, Auto, Mixture
-from draftsmith.drafters.mixture.belief import CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
+from draftsmith.drafters.mixture import memory as module
+from draftsmith.drafters.mixture.belief import CASES, CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
 from draftsmith.drafters.mixture.candidates import FOUND
-from draftsmith.drafters.mixture.contexts import LENGTHS, ORDERS
-from draftsmith.drafters.mixture.memory import FORMAT, VERSION, Answers, Memory, _sum, merged
+from draftsmith.drafters.mixture.contexts import LENGTH, LENGTHS, NODE, NODES, ORDERS, put
+from draftsmith.drafters.mixture.memory import (
+    FORMAT,
+    MEMORY,
+    VERSION,
+    Answers,
+    Memory,
+    _sum,
+    merged,
+)
 from draftsmith.drafters.mixture.prior import FILE, copied, prior
 from draftsmith.errors import LoadError, OptionError, WriteError
 
@@ -283,7 +293,114 @@ def test_what_many_requests_learn_at_once_stays_within_bounds() -> None:
     assert np.allclose(cells[:, LOGIT], np.log(cells[:, CHANCE] / (1 - cells[:, CHANCE])))
 
 
+@pytest.mark.parametrize("change", [100.0, -100.0])
+def test_cases_stay_within_bounds_and_can_be_read_again(change: float, tmp_path: Path) -> None:
+    path = tmp_path / "answers.safetensors"
+    both = memory(path=path)
+    shared = both.of("")
+    for _ in range(3):  # batches, each of requests at the same time
+        start, learnt = shared.belief, copied(shared.belief)
+        for at in range(CASES, len(learnt.cells), VALUES):
+            learnt.cells[at] = min(MEMORY, max(0.0, learnt.cells[at] + change))
+        for _ in range(4):
+            shared.join([*LEAD, 4], 3, start, learnt)
+    cases = np.array(shared.belief.cells)[CASES::VALUES]
+    assert cases.min() >= 0
+    assert cases.max() <= MEMORY
+    both.save()
+    assert memory(path=path).count == 12
+
+
+# ---------------------------------------------------------------------------------- interrupts
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_while_an_answer_is_indexed_leaves_a_bank_that_fits(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, real = memory(20_000_000).of(""), module.advance
+
+    def stop(*arguments: Any) -> None:
+        if late:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    join(shared, LEAD, answer(1))
+    monkeypatch.setattr(module, "advance", stop)
+    with pytest.raises(KeyboardInterrupt):
+        join(shared, LEAD, answer(2, 3000))
+    monkeypatch.setattr(module, "advance", real)
+    marks = shared.bank.marks
+    assert marks[NODES] * NODE <= len(shared.bank.nodes)
+    assert 2 * marks[NODES] <= len(shared.bank.slots)
+    assert marks[LENGTH] <= len(shared.bank.ids)
+    join(shared, LEAD, PLANTED)
+    assert PLANTED[10] in drafted([1, *PLANTED[:10]], shared)
+
+
+def test_ids_that_cannot_be_put_leave_the_bank_as_it_was() -> None:
+    shared = memory().of("")
+    join(shared, LEAD, answer(1))
+    before = [list(array) for array in shared.bank]
+    with pytest.raises((OverflowError, TypeError)):
+        put(shared.bank, int(shared.bank.marks[LENGTH]), [None] * 3000, 0)  # type: ignore[list-item]
+    after = put(shared.bank, int(shared.bank.marks[LENGTH]), [1] * 3000, 0)
+    assert len(after.slots) > len(shared.bank.slots)
+    assert [list(array) for array in shared.bank] == before
+
+
+def test_an_answer_that_ends_in_the_midst_of_the_memorys_work_is_left_out() -> None:
+    """As a collection of garbage may end an abandoned one."""
+    both = memory()
+    with both.lock:
+        join(both.of(""), LEAD, PLANTED)
+    assert both.count == 0
+
+
 # ----------------------------------------------------------------------------------- deleting
+
+
+def test_an_older_save_brings_nothing_back_and_nobody_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.safetensors"
+    both, real = memory(path=path), module.write_chunks
+    join(both.of("a"), LEAD, PLANTED)
+    forgetting = threading.Thread(target=both.forget)
+    free = []
+
+    def ask() -> None:
+        if both.lock.acquire(blocking=False):
+            free.append(True)
+            both.lock.release()
+
+    def slow(*arguments: Any) -> None:
+        if not forgetting.ident:
+            forgetting.start()
+            forgetting.join(0.5)  # it would end if it did not wait for this
+            assert both.count == 0, "in memory it is deleted at once"
+        other = threading.Thread(target=ask)
+        other.start()
+        other.join()
+        real(*arguments)
+
+    monkeypatch.setattr(module, "write_chunks", slow)
+    both.save()
+    forgetting.join()
+    assert free == [True, True]
+    assert memory(path=path).count == 0
+
+
+def test_open_requests_lose_what_was_learnt_of_what_is_deleted() -> None:
+    both = memory()
+    shared = both.of("")
+    start, learnt = learn(shared, 0.5)
+    shared.join([*LEAD, *PLANTED], 3, start, learnt)
+    state, ctx = opened([1, *PLANTED[:10]], shared)
+    state.draft(ctx)
+    both.forget()
+    state.draft(ctx)
+    assert [*state.belief.weights] == [*prior(2).weights]
 
 
 def test_deleting_leaves_no_token_and_no_weight(tmp_path: Path) -> None:
@@ -414,6 +531,10 @@ def test_a_file_larger_than_the_bound_is_refused(saved: Path) -> None:
         ("ids", lambda ids: ids + V, "token ids"),
         ("ids", lambda ids: ids - V, "token ids"),
         ("ids", lambda ids: ids[1:], "lengths"),
+        ("ids", lambda ids: ids.astype(np.float32) * np.float32(np.nan), "types"),
+        ("ids", lambda ids: ids.reshape(-1, 1), "types"),
+        ("answers", lambda rows: rows.astype(np.float64), "types"),
+        ("answers", lambda rows: rows[0], "types"),
         ("answers", lambda rows: rows * [1, 1, 1000], "lengths"),
         ("answers", lambda rows: rows * [1, -1, 1], "lengths"),
         ("answers", lambda rows: rows * [3, 1, 1], "index"),
@@ -433,6 +554,17 @@ def test_a_file_that_says_impossible_things_is_refused(
     header["sum"] = _sum(header, tensors)
     saved.write_bytes(serialize(tensors, header))
     with pytest.raises(LoadError, match=said):
+        memory(path=saved)
+
+
+@pytest.mark.parametrize("salts", ['["a", "a"]', "[1, 2]", '{"a": 1, "b": 2}'])
+def test_a_file_with_impossible_salts_is_refused(saved: Path, salts: str) -> None:
+    tensors = load_file(saved)
+    header = {"format": FORMAT, "version": VERSION, "vocab_size": str(V), "vocabulary": "words"}
+    header["salts"] = salts
+    header["sum"] = _sum(header, tensors)
+    saved.write_bytes(serialize(tensors, header))
+    with pytest.raises(LoadError, match="salts"):
         memory(path=saved)
 
 

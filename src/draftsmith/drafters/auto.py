@@ -33,7 +33,7 @@ from draftsmith.drafters.mixture.candidates import (
 from draftsmith.drafters.mixture.compiled import COMPILED, floats, ints, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
-from draftsmith.drafters.mixture.memory import Answers
+from draftsmith.drafters.mixture.memory import MEMORY, Answers
 from draftsmith.drafters.mixture.prior import copied, prior
 from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
 from draftsmith.drafters.ngrams import find
@@ -47,8 +47,6 @@ RATE = 0.007
 """Of the weights' learning while decoding."""
 KEPT_RATE = 0.003
 """The same where what is learnt is kept from answer to answer."""
-MEMORY = 255.0
-"""Cases a cell remembers."""
 PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
@@ -258,12 +256,14 @@ class Remembering(Mixture):
     """The same, that also drafts from earlier answers and learns for later ones."""
 
     def __init__(self, answers: Answers, *, chain: bool = False) -> None:
-        super().__init__(copied(answers.belief), chain=chain, earlier=answers.bank)
         self.answers, self.start = answers, answers.belief
+        super().__init__(copied(self.start), chain=chain, earlier=answers.bank)
 
     def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
         with self.answers.memory.lock:
             # Asked for anew each time: nothing stays here that is deleted there.
+            if self.answers.forgotten and self.start is not self.answers.belief:
+                self._adopt()
             self.earlier = self.answers.bank
             nodes = super()._advance(wanted, quiet, floor)
             self.earlier = self.own
@@ -274,4 +274,9 @@ class Remembering(Mixture):
         self.take(ctx)
         self.read()
         self.answers.join(ctx.ids, ctx.prompt_length, self.start, self.belief)
-        self.start, self.belief = self.answers.belief, copied(self.answers.belief)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Believe what requests begin with now."""
+        self.start = self.answers.belief
+        self.belief = copied(self.start)

@@ -62,7 +62,7 @@ class Chat:
         request = self._prepare({**self.options, **options})
         job = request.job(request.encode(history), streaming=True)
         if job.session.context.earlier is None:
-            job.session.context.earlier = self._answers.of("")
+            job.session.context.earlier = self._answers.of(job.salt)
         self._open = Stream(job, self._turn(job, history))
         return self._open
 

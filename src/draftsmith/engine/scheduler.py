@@ -105,8 +105,15 @@ class Scheduler:
         """End jobs that are not done; their rows are freed at once, or after the running pass."""
         for job in jobs:
             job.aborted = True
-        with self._turn:
-            if self._driver is None:
+        me = threading.get_ident()
+        if self._driver == me:
+            return
+        try:
+            with self._turn:
+                if self._driver is None:
+                    self._driver = me
+        finally:
+            if self._driver == me:
                 self._retire()
 
     def step(self, job: Job | None = None) -> None:
@@ -125,10 +132,7 @@ class Scheduler:
             self._pass()
         finally:
             if self._driver == me:
-                with self._turn:
-                    self._retire()
-                    self._driver = None
-                    self._turn.notify_all()
+                self._retire()
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -247,10 +251,29 @@ class Scheduler:
         return most
 
     def _retire(self) -> None:
-        """Free the rows of jobs that have ended; only while nobody drives."""
-        for job in self._jobs:
-            if not job.over or job.done:
-                continue
+        """Free the rows of jobs that have ended, then let others drive.
+
+        Drafters are told without `_turn`: whoever holds what they wait for may want to abort.
+        """
+        me, over = threading.get_ident(), list[Job]()
+        try:
+            while self._driver == me:
+                for job in over:
+                    self._end(job)
+                with self._turn:
+                    over = [job for job in self._jobs if job.over and not job.done]
+                    if not over:
+                        self._clear()
+                        self._driver = None
+        finally:
+            with self._turn:
+                if self._driver == me:
+                    self._driver = None
+                self._turn.notify_all()
+
+    def _end(self, job: Job) -> None:
+        """Free a job's row; it is done even where that is interrupted."""
+        try:
             job.book()
             session = job.session
             if session.row is not None:
@@ -258,7 +281,11 @@ class Scheduler:
             session.end_drafter()
             if not job.keeps_drafter:
                 session.close_drafter()
+        finally:
             job.done = True
+
+    def _clear(self) -> None:
+        """Drop the jobs that are done, and what nobody needs any more."""
         self._jobs = [job for job in self._jobs if not job.done]
         lasting = self.model.capabilities.packed and self.prefixes.most
         if not (self._jobs or self.prefixes or lasting):

@@ -66,8 +66,13 @@ def new_bank() -> Bank:
 
 
 def put(bank: Bank, length: int, ids: Sequence[int], room: int) -> Bank:
-    """The bank with `ids` behind its first `length`, to be indexed, and `room` for more."""
+    """The bank with `ids` behind its first `length`, to be indexed, and `room` for more.
+
+    Where this fails or is interrupted, the old bank goes on; else it is to be used no more.
+    """
     end, marks = length + len(ids), bank.marks
+    new_ids = ints(len(ids))
+    new_ids[:] = ids
     new = end - int(marks[LENGTH])
     nodes = int(marks[NODES]) + ORDERS * new
     bank = bank._replace(
@@ -77,9 +82,10 @@ def put(bank: Bank, length: int, ids: Sequence[int], room: int) -> Bank:
         followers=grown(bank.followers, (int(marks[FOLLOWERS]) + (ORDERS - 1) * new) * FOLLOWER),
     )
     if len(bank.slots) < 2 * nodes:
-        bank = bank._replace(slots=ints(1 << (2 * nodes - 1).bit_length()))
-        marks[PLACED] = 0
-    bank.ids[length:end] = ids
+        bank = bank._replace(slots=ints(1 << (2 * nodes - 1).bit_length()), marks=ints(MARKS))
+        bank.marks[:] = marks
+        bank.marks[PLACED] = 0
+    bank.ids[length:end] = new_ids
     return bank
 
 

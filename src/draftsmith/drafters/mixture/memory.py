@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.mixture.belief import CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
+from draftsmith.drafters.mixture.belief import CASES, CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
 from draftsmith.drafters.mixture.candidates import new_work
 from draftsmith.drafters.mixture.compiled import floats, size_of
 from draftsmith.drafters.mixture.contexts import LENGTH, ORDERS, Bank, new_bank, put
@@ -38,6 +38,8 @@ PER_TOKEN = 2000
 """Bytes of the bound for each token of one answer: of a longer one the end is remembered."""
 LISTED = 150
 """Bytes of an answer in the list, beside its ids."""
+MEMORY = 255.0
+"""Most cases of a belief's cell."""
 FORMAT, VERSION = "draftsmith answers", "1"
 
 
@@ -77,6 +79,8 @@ class Answers:
 
     def join(self, ids: Sequence[int], prompt_length: int, start: Belief, learnt: Belief) -> None:
         """An answer ended, whose request had begun with the belief `start`."""
+        if self.memory.lock._is_owned():  # type: ignore[attr-defined]
+            return  # an abandoned one, ended by a collection of garbage in the midst of this work
         with self.memory.lock:
             if not self.forgotten and len(ids) > prompt_length:
                 self.belief = merged(self.belief, start, learnt)
@@ -98,7 +102,9 @@ class Memory:
             raise OptionError(f"answers={most!r} cannot work; it must be 0, or at least {LEAST:,}")
         self.most, self.model, self.path = most, model, path
         self.lock = threading.RLock()
-        """Held while banks are read or written."""
+        """Held while banks are read or written, and while nothing is waited for."""
+        self._writing = threading.Lock()
+        """Held from the snapshot until it is in the file; whoever takes both takes it first."""
         self.nbytes = 0
         self._open: WeakValueDictionary[str, Answers] = WeakValueDictionary()
         self._kept: dict[str, Answers] = {}
@@ -144,20 +150,23 @@ class Memory:
             self._list = [answer for answer in self._list if answer.salt not in names]
             self._young = None if self._young is None else before
             self._count()
-            if self.path is not None:
-                self.save()
+        if self.path is not None:
+            self.save()
 
     def add(self, answers: Answers, ids: Sequence[int], told: int) -> None:
         """Remember ids that end with an answer of `told` tokens; the oldest go where it is full."""
         kept = np.array(ids[-(self.most // PER_TOKEN) :], np.int32)
         answer = Answer(answers.salt, kept, max(0, len(kept) - told))
-        self.nbytes -= answers.nbytes if answers.salt in self._kept else 0
+        before = answers.nbytes if answers.salt in self._kept else 0
+        # An interrupt between any two lines leaves banks whose parts fit each other.
+        answers.bank = behind(answers.bank, answer)
+        remember(answers.bank, answer)
+        if self._young is not None:
+            answers.young = behind(answers.young, answer)
+            remember(answers.young, answer)
         self._kept[answers.salt] = answers
         self._list.append(answer)
-        answers.bank = remember(answers.bank, answer)
-        if self._young is not None:
-            answers.young = remember(answers.young, answer)
-        self.nbytes += answers.nbytes + _listed(answer)
+        self.nbytes += answers.nbytes - before + _listed(answer)
         while self.nbytes > self.most:
             self._age()
         if self._young is None and self.nbytes > self.most // 3:
@@ -180,25 +189,28 @@ class Memory:
         """Write the file, whole or not at all; raises WriteError, or OptionError without a file."""
         if self.path is None:
             raise OptionError("there is no file to save answers to; give answers_file=")
-        with self.lock:
-            salts = list(self._kept)
-            places = {salt: place for place, salt in enumerate(salts)}
-            rows = [(places[one.salt], len(one.ids), one.quiet) for one in self._list]
-            tensors = {
-                "ids": np.concatenate([*(one.ids for one in self._list), np.zeros(0, np.int32)]),
-                "answers": np.array(rows, np.int64).reshape(-1, 3),
+        with self._writing:
+            with self.lock:
+                salts = list(self._kept)
+                places = {salt: place for place, salt in enumerate(salts)}
+                rows = [(places[one.salt], len(one.ids), one.quiet) for one in self._list]
+                tensors = {
+                    "ids": np.concatenate(
+                        [*(one.ids for one in self._list), np.zeros(0, np.int32)]
+                    ),
+                    "answers": np.array(rows, np.int64).reshape(-1, 3),
+                }
+                for salt, place in places.items():
+                    tensors |= as_tensors(str(place), self._kept[salt].belief)
+            header = {
+                "format": FORMAT,
+                "version": VERSION,
+                "vocab_size": str(self.model.vocab_size),
+                "vocabulary": self.model.vocabulary() or "",
+                "salts": json.dumps(salts),
             }
-            for salt, place in places.items():
-                tensors |= as_tensors(str(place), self._kept[salt].belief)
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "vocab_size": str(self.model.vocab_size),
-            "vocabulary": self.model.vocabulary() or "",
-            "salts": json.dumps(salts),
-        }
-        header["sum"] = _sum(header, tensors)
-        write_chunks(self.path, [serialize(tensors, header)])
+            header["sum"] = _sum(header, tensors)
+            write_chunks(self.path, [serialize(tensors, header)])
 
     def _load(self, path: Path) -> None:
         """Take over what `save` wrote; raises LoadError for anything else."""
@@ -227,6 +239,11 @@ class Memory:
     def _take(self, salts: Sequence[str], tensors: Mapping[str, Any]) -> None:
         """Raises LookupError, TypeError or ValueError for what was not written by `save`."""
         ids, rows = tensors["ids"], tensors["answers"]
+        if (ids.dtype, ids.ndim, rows.dtype, rows.shape[1:]) != (np.int32, 1, np.int64, (3,)):
+            raise ValueError("its answers have impossible types or shapes")
+        strings = isinstance(salts, list) and all(isinstance(salt, str) for salt in salts)
+        if not strings or len({*salts}) < len(salts):
+            raise ValueError("its salts are not different strings")
         if ((ids < 0) | (ids >= self.model.vocab_size)).any():
             raise ValueError("it has token ids that the model has not")
         if (rows < 0).any() or (rows[:, 2] > rows[:, 1]).any() or rows[:, 1].sum() != len(ids):
@@ -241,15 +258,18 @@ class Memory:
             self.add(found[place], ids[start:end], length - quiet)
 
 
-def remember(bank: Bank, answer: Answer) -> Bank:
-    """The bank with one more answer."""
+def behind(bank: Bank, answer: Answer) -> Bank:
+    """The bank with one more answer, to be indexed."""
+    return put(bank, int(bank.marks[LENGTH]), answer.ids.tolist(), 0)
+
+
+def remember(bank: Bank, answer: Answer) -> None:
+    """Index an answer that was put behind the others."""
     start = int(bank.marks[LENGTH])
     end, quiet = start + len(answer.ids), start + answer.quiet
-    bank = put(bank, start, answer.ids.tolist(), 0)
     advance(
         bank, end, quiet, start, end, NONE, NO_BELIEF, WORK, 0.0, 1.0, 1.0, NOTHING
     )  # fmt: skip
-    return bank
 
 
 NONE, NO_BELIEF, WORK = new_bank(), untaught(1), new_work(ORDERS)
@@ -266,6 +286,7 @@ def merged(belief: Belief, start: Belief, learnt: Belief) -> Belief:
         return copied(learnt)
     cells = (np.array(belief.cells) + learnt.cells - start.cells).reshape(-1, VALUES)
     cells[:, CHANCE] = chance = cells[:, CHANCE].clip(RARE, 1 - RARE)
+    cells[:, CASES] = cells[:, CASES].clip(0, MEMORY)
     cells[:, LOGIT] = np.log(chance / (1 - chance))
     weights = np.array(belief.weights) + learnt.weights - start.weights
     return Belief(floats(cells.ravel()), floats(weights.clip(-HEAVY, HEAVY)))
