@@ -63,7 +63,7 @@ def test_one_command_measures_and_tells_everything(
     assert tables in said
     for part in ("all", "mt_bench", "rag", "mt_redundant, turn 2"):
         assert tables.count(f"\n| {part} | ") == 2  # in either dtype
-    assert {"copyspec", "prompt_lookup", "auto"} == {*live_smollm2.id_drafters()}
+    assert {"copyspec", "prompt_lookup", "longest_match", "auto"} == {*live_smollm2.id_drafters()}
     assert tables.count("| `copyspec` |") == tables.count("tokens=") / 6 == 1
     # What is published has neither prompts nor answers in it.
     first, *lines = (out / "float32.jsonl").read_text(encoding="utf-8").splitlines()
