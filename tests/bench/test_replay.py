@@ -34,7 +34,7 @@ DRAFTERS = [
     "copyspec(gamma=1)",
     "prompt_lookup",
     "prompt_lookup(max=2)",
-    "auto",
+    "auto(logits=False)",
 ]
 CHAT = [{"role": "user", "content": "Hello"}]
 

@@ -121,7 +121,8 @@ def test_replay_and_live_runs_agree(model: LoadedModel, tmp_path: Path) -> None:
 
 def id_only() -> list[str]:
     """Every drafter that looks at token ids only, at fixed budgets."""
-    names = [n for n in bare_names() if registry.lookup(n).needs == Needs()]
+    names = [n for n in bare_names() if registry.lookup(n).needs == Needs() and n != "auto"]
+    names.append("auto(logits=False)")
     able = []
     for name in names:
         try:
@@ -129,7 +130,12 @@ def id_only() -> list[str]:
         except OptionError:  # It needs an option, such as a folder.
             continue
         able += [f"{name}@drafter", f"{name}@5"]
-    assert {"none@drafter", "copyspec@drafter", "prompt_lookup@5", "auto@drafter"} <= {*able}
+    assert {
+        "none@drafter",
+        "copyspec@drafter",
+        "prompt_lookup@5",
+        "auto(logits=False)@drafter",
+    } <= {*able}
     return able
 
 
@@ -154,7 +160,10 @@ def assert_replay_agrees(plan: RunPlan, path: Path) -> None:
 
 
 def test_with_a_recorded_cost_the_same_passes_are_made_again(model: LoadedModel) -> None:
-    specs = [parse_arm(arm) for arm in ("copyspec", "auto", "prompt_lookup(tokens=4)+auto")]
+    specs = [
+        parse_arm(arm)
+        for arm in ("copyspec", "auto(logits=False)", "prompt_lookup(tokens=4)+auto(logits=False)")
+    ]
     asked = [record for n in (1, 2) for record in records(n + 1)[n - 1 :]]
     counts = []
     for slope in (0.02, 0.02, 0.9):

@@ -71,6 +71,9 @@ class Auto(Drafter):
     summary: ClassVar[str] = "the default: a tree of what followed like contexts, by learnt odds"
     width: ClassVar[int] = LARGEST
     chain: ClassVar[bool] = False
+    logits: bool = True
+    """Whether it also drafts what the target's logits said; without, token ids alone decide, and a
+    replay of a recording makes the very drafts of the live run."""
 
     def bind(self, model: ModelFacts) -> Drafter:
         """It drafts the best chain for a model that verifies nothing else."""
@@ -88,9 +91,9 @@ class Auto(Drafter):
 
     def open(self, ctx: Context) -> DrafterState:
         if isinstance(ctx.earlier, Answers):
-            state: Mixture = Remembering(ctx.earlier, chain=self.chain)
+            state: Mixture = Remembering(ctx.earlier, chain=self.chain, logits=self.logits)
         else:
-            state = Mixture(prior(1), chain=self.chain)
+            state = Mixture(prior(1), chain=self.chain, logits=self.logits)
         state.take(ctx)
         state.read()
         return state if COMPILED else Affordable(self, state)
@@ -129,9 +132,16 @@ class Affordable(DrafterState):
 class Mixture(DrafterState):
     """One sequence's contexts, and what was learnt of them."""
 
-    def __init__(self, belief: Belief, *, chain: bool = False, earlier: Bank | None = None) -> None:
+    def __init__(
+        self,
+        belief: Belief,
+        *,
+        chain: bool = False,
+        logits: bool = True,
+        earlier: Bank | None = None,
+    ) -> None:
         """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
-        self.belief, self.chain = belief, chain
+        self.belief, self.chain, self.logits = belief, chain, logits
         self.earlier = earlier or new_bank()
         self.rate = RATE if earlier is None else KEPT_RATE
         self.work = new_work(banks_of(belief))
@@ -241,7 +251,7 @@ class Mixture(DrafterState):
             self.told = self.offset + len(ctx.ids) - count
         self.take(ctx)
         logits, tokens = outcome.output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
-        if len(logits) > drafted and logits.shape[-1] >= BEST:
+        if self.logits and len(logits) > drafted and logits.shape[-1] >= BEST:
             path = [0, *(1 + node for node in outcome.verdict.path)]
             self.said = tokens[: 1 + drafted], logits[: 1 + drafted], path
         spent = float(np.interp(drafted, self.widths, self.costs)) if drafted else 1.0
@@ -255,9 +265,9 @@ class Mixture(DrafterState):
 class Remembering(Mixture):
     """The same, that also drafts from earlier answers and learns for later ones."""
 
-    def __init__(self, answers: Answers, *, chain: bool = False) -> None:
+    def __init__(self, answers: Answers, **options: bool) -> None:
         self.answers, self.start = answers, answers.belief
-        super().__init__(copied(self.start), chain=chain, earlier=answers.bank)
+        super().__init__(copied(self.start), earlier=answers.bank, **options)
 
     def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
         with self.answers.memory.lock:
