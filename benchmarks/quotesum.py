@@ -230,7 +230,7 @@ def main() -> None:
     all_found = [Score(sum(item.quoted), len(item.answer), sum(item.quoted)) for item in data]
     line("every token called a copy", 1, averages(all_found), figures(total(all_found)))
     finished = Finished(options.resume)
-    for drafter in options.drafter or ["copyspec", "prompt_lookup", "auto"]:
+    for drafter in options.drafter or ["copyspec", "prompt_lookup", "longest_match"]:
         if engine is None:
             origins = [replayed(item, drafter, vocab_size) for item in data]
         else:
