@@ -118,7 +118,11 @@ def judge(
                 if not memory:
                     beliefs = priors.fresh()
                 tally = tallies[answer.column]
-                drafter = Judged(beliefs[answer.column in TALK], bank if memory else None, tally)
+                drafter = Judged(
+                    belief=beliefs[answer.column in TALK],
+                    earlier=bank if memory else None,
+                    tally=tally,
+                )
                 object.__setattr__(drafter, "chain", chain)
                 stats = replay(answer.prompt, answer.ids, drafter, answer.vocab_size, budget).stats
                 tally.passes += stats.passes
