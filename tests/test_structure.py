@@ -17,7 +17,7 @@ SOURCE = Path(draftsmith.__file__).parent
 
 ORDER = [
     {"errors"},
-    {"storage", "html"},
+    {"storage", "html", "compiled"},
     {"core", "builtin"},
     {"text"},
     {"model"},

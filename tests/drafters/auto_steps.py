@@ -15,13 +15,13 @@ if "plain" in sys.argv:
 
 import torch
 
+from draftsmith.compiled import COMPILED
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import Verdict, verify_greedy
 from draftsmith.drafters.auto import Mixture
-from draftsmith.drafters.mixture.compiled import COMPILED
 from draftsmith.drafters.mixture.prior import prior
 
 

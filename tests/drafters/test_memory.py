@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from draftsmith.bench.replay import replay
+from draftsmith.compiled import COMPILED
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts
@@ -23,7 +24,6 @@ from draftsmith.drafters.auto import EARLIER, Affordable, Auto, Mixture
 from draftsmith.drafters.mixture import memory as module
 from draftsmith.drafters.mixture.belief import CASES, CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
 from draftsmith.drafters.mixture.candidates import FOUND
-from draftsmith.drafters.mixture.compiled import COMPILED
 from draftsmith.drafters.mixture.contexts import LENGTH, LENGTHS, NODE, NODES, ORDERS, put
 from draftsmith.drafters.mixture.memory import (
     FORMAT,
@@ -159,7 +159,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from draftsmith.drafters.auto import Remembering
-from draftsmith.drafters.mixture.compiled import COMPILED
+from draftsmith.compiled import COMPILED
 from test_memory import *
 both = memory(path=Path(sys.argv[2]))
 join(both.of("other"), LEAD, answer(1))

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from draftsmith.compiled import COMPILED
 from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
@@ -30,7 +31,7 @@ from draftsmith.drafters.mixture.candidates import (
     TREE,
     new_work,
 )
-from draftsmith.drafters.mixture.compiled import COMPILED, floats, ints, values
+from draftsmith.drafters.mixture.compiled import floats, ints, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
 from draftsmith.drafters.mixture.memory import MEMORY, Answers

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import exp, log
 from typing import NamedTuple
 
+from draftsmith.compiled import inner
 from draftsmith.drafters.mixture.candidates import (
     ABSENT,
     BANKED,
@@ -29,7 +30,7 @@ from draftsmith.drafters.mixture.candidates import (
     gather,
     look_up,
 )
-from draftsmith.drafters.mixture.compiled import Floats, inner, no
+from draftsmith.drafters.mixture.compiled import Floats, no
 from draftsmith.drafters.mixture.contexts import ORDERS, Bank
 from draftsmith.drafters.mixture.rows import compare, recall
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftsmith.drafters.mixture.compiled import Floats, Ints, floats, inner, ints
+from draftsmith.compiled import inner
+from draftsmith.drafters.mixture.compiled import Floats, Ints, floats, ints
 from draftsmith.drafters.mixture.contexts import (
     BEFORE,
     COUNT,

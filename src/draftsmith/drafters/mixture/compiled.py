@@ -1,68 +1,16 @@
-"""Functions on arrays, compiled by numba; where there is none, the same functions on lists.
-
-Both give the same trees. Compiled code is kept beside the source, or in the user's cache.
-"""
+"""Arrays for compiled functions; where nothing is compiled, lists. Both give the same trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
-from functools import cache, wraps
-from hashlib import sha256
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import MutableSequence
+from typing import Any
 
 import numpy as np
 
-try:
-    import numba
-
-    COMPILED = not numba.config.DISABLE_JIT
-except ImportError:
-    COMPILED = False
+from draftsmith.compiled import COMPILED, inner
 
 Ints = MutableSequence[int]
 Floats = MutableSequence[float]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-OPTIONS = {"nogil": True, "error_model": "numpy"}
-
-
-def compiled(function: Function) -> Function:
-    """Compiled at its first call, or taken from the cache; the interpreter's lock is released."""
-    if not COMPILED:
-        return function
-    # The cache looks at the function's own file only, so its name there tells what it calls, too.
-    function.__qualname__ += f"-{_stamp()}"
-    try:
-        made = numba.njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # no folder that the cache could be in
-        made = numba.njit(**OPTIONS)(function)
-
-    @wraps(function)
-    def call(*args: Any) -> Any:
-        nonlocal made
-        try:
-            return made(*args)
-        except OSError:  # the cache's, before anything ran: a full disk shows when it is written
-            made = numba.njit(**OPTIONS)(function)
-            return made(*args)
-
-    return call  # type: ignore[return-value]
-
-
-def inner(function: Function) -> Function:
-    """Compiled into its callers, which are compiled, too."""
-    if not COMPILED:
-        return function
-    alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return numba.njit(**alone, **OPTIONS)(function)  # type: ignore[no-any-return]
-
-
-@cache
-def _stamp() -> str:
-    """Names the state of all files of this folder."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 @inner

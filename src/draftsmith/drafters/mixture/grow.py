@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from draftsmith.compiled import compiled, inner
 from draftsmith.drafters.mixture.belief import Belief, guess, learn
 from draftsmith.drafters.mixture.candidates import (
     CANDIDATE,
@@ -24,7 +25,7 @@ from draftsmith.drafters.mixture.candidates import (
     WAITING,
     Work,
 )
-from draftsmith.drafters.mixture.compiled import Floats, compiled, floats, inner, no
+from draftsmith.drafters.mixture.compiled import Floats, floats, no
 from draftsmith.drafters.mixture.contexts import LENGTH, Bank, hash_on, index, rehash
 from draftsmith.drafters.mixture.rows import remember
 

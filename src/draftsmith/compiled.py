@@ -1,0 +1,66 @@
+"""Functions compiled by numba; where there is none, or it is switched off, they stay as they are.
+
+Compiled code is kept beside the source, or in the user's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+try:
+    import numba
+
+    COMPILED = not numba.config.DISABLE_JIT
+except ImportError:
+    COMPILED = False
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+
+def compiled(function: Function) -> Function:
+    """Compiled at its first call, or taken from the cache; the interpreter's lock is released."""
+    if not COMPILED:
+        return function
+    # The cache looks at the function's own file only, so its name there tells what it calls, too.
+    function.__qualname__ += f"-{_stamp(Path(function.__code__.co_filename).parent)}"
+    try:
+        made = numba.njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # no folder that the cache could be in
+        made = numba.njit(**OPTIONS)(function)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        nonlocal made
+        try:
+            return made(*args)
+        except OSError:  # the cache's, before anything ran: a full disk shows when it is written
+            made = numba.njit(**OPTIONS)(function)
+            return made(*args)
+
+    return call  # type: ignore[return-value]
+
+
+def inner(function: Function | None = None, *, fused: bool = False) -> Any:
+    """Compiled into its callers, which are compiled, too.
+
+    `fused`: a product and the sum it goes into are rounded once.
+    """
+    if function is None:
+        return lambda function: inner(function, fused=fused)
+    if not COMPILED:
+        return function
+    alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(**alone, **OPTIONS, fastmath={"contract"} if fused else False)(function)
+
+
+@cache
+def _stamp(folder: Path) -> str:
+    """Names the state of all files of a folder."""
+    sources = sorted(folder.glob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
