@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
 
 _PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
+_PRICED = (1, 16)
+"""Widths of passes whose price is told when they are exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         "model": model,
         "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
         "linear_layers": loaded.prepacked.explain() if loaded.prepacked else None,
+        "exact": exactness(loaded),
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
     record["versions"]["python"] = platform.python_version()
@@ -78,6 +81,22 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out
     record["recommendation"] = recommend(measured, capabilities.shape)
     return record
+
+
+def exactness(loaded: LoadedModel) -> dict[str, Any]:
+    """Whether passes can be exact here, and what they cost then over the usual ones."""
+    from draftsmith.errors import UnsupportedError
+    from draftsmith.model.exact.find import exactly
+    from draftsmith.model.measure import pass_cost
+
+    try:
+        exact = exactly(loaded)
+    except UnsupportedError as error:
+        return {"refused": str(error)}
+    assert exact.exact is not None
+    usual, price = (pass_cost(one, _PRICED, context=500) for one in (loaded, exact))
+    prices = {width: price[width] / usual[width] for width in usual}
+    return {"explained": exact.exact.explain(), "relative_cost": prices}
 
 
 def machine(loaded: LoadedModel) -> dict[str, Any]:
@@ -156,6 +175,13 @@ def show(record: dict[str, Any]) -> None:
     )
     if record["linear_layers"]:
         console.print(f"- {record['linear_layers']}.")
+    exact = record["exact"]
+    if "refused" in exact:
+        console.print(Text(f"- Refused: {exact['refused']}", "yellow"))
+    else:
+        priced = exact["relative_cost"].items()
+        told = ", ".join(f"{price:.2f}× for {width}" for width, price in priced)
+        console.print(f"- exact=True: {exact['explained']}; passes cost {told} tokens.")
     console.print("\n[bold]Milliseconds of a pass, by how many tokens it covers")
     costs = record["pass_seconds"]
     table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)

@@ -54,6 +54,7 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
             dtype=options.dtype,
             device=options.device,
             prepack=options.prepack,
+            exact=options.exact,
             **others,
         )
     if options.model is None and builtin.is_ours(source):

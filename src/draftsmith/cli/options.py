@@ -152,6 +152,8 @@ class ModelOptions(MachineOptions):
 
     spelt: ClassVar = {"drafter": "--drafter -d NAME"}
 
+    exact: bool = False
+    """Let answers be plain decoding's to the bit, in half precision, too."""
     drafter: str = "auto"
     """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
     budget: str = "auto"

@@ -20,6 +20,7 @@ from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import OptionError
 from draftsmith.model import generation_config
+from draftsmith.model.exact.find import exactly
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import as_batch
@@ -43,6 +44,7 @@ class Engine:
         answers: int = 0,
         answers_file: str | Path | None = None,
         cost: CostCurve | None = None,
+        exact: bool = False,
     ) -> None:
         """`max_batch`: most sequences in a pass. `memory`: most bytes that requests and kept
         sequences may hold; by default three quarters of what is free now.
@@ -50,9 +52,13 @@ class Engine:
         `prefixes`: finished sequences that are kept in memory for prompts that begin like them.
         `answers`: bytes that earlier answers may take, which `auto` then drafts from, too;
         `answers_file`: where `close` keeps them, and whence they come back. `cost`: what passes
-        cost, where that is not to be learnt from this engine's own ones. Raises OptionError for
-        values that cannot work, LoadError for a file that does not hold this model's answers.
+        cost, where that is not to be learnt from this engine's own ones. `exact`: every token is
+        computed alike in any pass, so that answers are those of plain decoding to the bit, in half
+        precision, too (docs/exact.md). Raises OptionError for values that cannot work, LoadError
+        for a file that does not hold this model's answers, UnsupportedError with the reason where
+        a model cannot be `exact` on this processor.
         """
+        model = exactly(model) if exact and model.exact is None else model
         self.model = model
         self.budget = request.checked_budget(budget)
         self.cost = cost or CostCurve()
@@ -93,6 +99,7 @@ class Engine:
         revision: str | None = None,
         trust_remote_code: bool = False,
         prepack: bool = True,
+        exact: bool = False,
     ) -> Engine:
         """An engine for a hub id, a folder, a built-in model, or a model that is already loaded.
 
@@ -113,6 +120,7 @@ class Engine:
             prefixes=prefixes,
             answers=answers,
             answers_file=answers_file,
+            exact=exact,
         )
 
     @property

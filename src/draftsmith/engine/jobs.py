@@ -59,6 +59,8 @@ class Job:
     """What its row is computed under; None: nothing that others could use."""
     need: Any = None
     """The most it may come to hold (`memory.Need`); None: not asked yet."""
+    exact: bool = False
+    """Whether its passes compute every token alike in any company."""
     aborted: bool = False
     done: bool = False
     """Whether it is over and its row given back."""
@@ -110,6 +112,7 @@ class Job:
             logprobs=session.logprobs,
             prompt_tokens=session.ids[: session.prompt_length],
             notices=notices,
+            exact=self.exact,
         )
 
 

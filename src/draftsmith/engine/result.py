@@ -31,6 +31,8 @@ class GenerationResult:
     prompt_tokens: list[int] = field(default_factory=list)
     notices: tuple[str, ...] = ()
     """What could not be accelerated, and why."""
+    exact: bool = False
+    """Whether plain decoding would give it to the bit: whether its engine is `exact`."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"

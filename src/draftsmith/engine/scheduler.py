@@ -79,6 +79,9 @@ class Scheduler:
                 f"needs {alone}, but memory={self.memory:,} is all there may be (by default most "
                 "of what was free); shorten the prompt, lower max_new_tokens, or raise memory"
             )
+        job.exact = self.model.exact is not None
+        if job.exact and any(enabled for _, enabled, _ in job.mode.settings):
+            raise OptionError("exact=True cannot hold under autocast: leave its context first")
         job.done = job.session.finished
         if not job.done:
             with self._turn:

@@ -41,6 +41,7 @@ from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
+from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -65,6 +66,7 @@ def accelerate(
     budget: BudgetSpec = "auto",
     tokenizer: Any = None,
     prepack: bool = False,
+    exact: bool = False,
 ) -> Accelerated:
     """Make `model.generate` speculative, with the same output; also a context manager.
 
@@ -76,11 +78,13 @@ def accelerate(
     `prepack` puts layers in the place of the model's linear ones whose weights are laid out for
     this CPU, beside its own (`model.prepack`), until `restore`; do not write to weights through
     `.data` meanwhile.
+    `exact` computes every token alike in any pass, so that answers are those of `drafter="none"` in
+    the same mode to the bit, in half precision, too; what cannot be accelerated is then refused.
     Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
     batch jointly and we one by one, so there only the distribution is the same.
     Raises UnknownName or OptionError for options that do not exist, OptionError for a model in
     training mode, LoadError for what is no transformers model, UnsupportedError for a drafter that
-    needs what this model cannot record.
+    needs what this model cannot record, or for a model that cannot be `exact` here.
     """
     chosen, budget = registry.parse(drafter), checked_budget(budget)
     own = unwrapped(model)
@@ -92,6 +96,8 @@ def accelerate(
     try:
         if reason is None:
             loaded, reason = _load(own, tokenizer)
+        if exact:
+            loaded = exactly(_exactable(loaded, reason))
         handle = Accelerated(own, loaded, chosen, budget, reason, packed)
         why = "" if loaded is None else handle.drafting.needs.why
     except BaseException:
@@ -103,6 +109,12 @@ def accelerate(
     if why:
         warnings.warn(why, DraftingNotice, stacklevel=2)
     return handle
+
+
+def _exactable(loaded: LoadedModel | None, reason: str | None) -> LoadedModel:
+    if loaded is None:
+        raise UnsupportedError(f"exact=True: {reason}")
+    return loaded
 
 
 def restore(model: Any) -> None:
@@ -179,7 +191,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             restore(self.model)
 
     def notice(self, reason: str) -> None:
-        """Say once that a call is not accelerated, and why."""
+        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+        if self._loaded is not None and self._loaded.exact is not None:
+            raise UnsupportedError(f"exact=True: this call cannot be accelerated: {reason}")
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)

@@ -58,6 +58,9 @@ class Packed:
     (q, K, S, D) for a span of q equally long rows with one query each.
     """
     values: Sequence[Tensor]
+    attend: Callable[[Tensor, Form], Tensor] | None = None
+    """Query (1, H, Q, D) → (1, Q, H, D), in another way than ours; queries may follow the spans'
+    that nobody asks for."""
 
 
 def grouped_attention(
@@ -124,6 +127,13 @@ def _attend_packed(
 ) -> Tensor:
     """Attention (1, Q, H, D) of spans side by side, each over its own row's keys only."""
     scaling, softcap, sinks = form
+    if packed.attend is not None:
+        if look is not None:
+            queries = query.narrow(2, 0, sum(packed.widths)).split_with_sizes(packed.widths, 2)
+            spans = zip(queries, packed.keys, packed.masks, strict=True)
+            for span, (own, key, mask) in enumerate(spans):
+                look(Seen(own, key, mask, scaling, softcap, sinks), span=span)
+        return packed.attend(query, form)
     if len(packed.widths) == packed.keys[0].shape[0] == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
         return _attend(module, query, key, value, mask, form, look)

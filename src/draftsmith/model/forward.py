@@ -40,7 +40,8 @@ class Forward:
         self._positions = "position_ids" in known
         self._cache_position = "cache_position" in known
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
-        self._picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
+        self.picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
+        """Whether it can be asked for the logits of any positions."""
         self._cache = "cache_params" if "cache_params" in known else "past_key_values"
         self.device = input_device(model)
 
@@ -83,7 +84,7 @@ class Forward:
         A number: those of the last positions are given, at least so many; else of just these.
         """
         last = width - positions[0]
-        if len(positions) == last or not self._picks:
+        if len(positions) == last or not self.picks:
             return last
         return torch.tensor(positions)  # on the host: blocks may lie on several devices
 

@@ -13,6 +13,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.choice import Measured
+from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.windows import windows_by_layer
@@ -50,6 +51,8 @@ class LoadedModel:
     """Which linear layers are laid out for this CPU; None where that was not asked for."""
     measured: Measured | None = None
     """Why it has its dtype, where that was to be measured."""
+    exact: Widths | None = None
+    """The widths of its passes, where rows shall come out alike to the bit; None: any will do."""
 
     @cached_property
     def forward(self) -> Forward:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -84,21 +84,31 @@ class Slots:
         return other.keys is self.keys and other.place == self.place + 1
 
 
-def grown(rows: Sequence[Sequence[Slots]], length: int, dropped: int, slots: int) -> list[Slots]:
+def emptied(like: Tensor, shape: Sequence[int], columns: bool) -> Tensor:
+    """Room of a shape (…, C, D); `columns`: a slot's numbers lie C apart, not in a row."""
+    if columns:
+        return like.new_empty((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
+    return like.new_empty(shape)
+
+
+def grown(
+    rows: Sequence[Sequence[Slots]], length: int, dropped: int, slots: int, columns: bool
+) -> list[Slots]:
     """The alike layers of each of these rows in one place with so many slots, the rows abreast.
 
-    Positions from `dropped` up to `length` are kept.
+    Positions from `dropped` up to `length` are kept. `columns`: how keys lie (`emptied`).
     """
     one, kept = rows[0][0], length - dropped
     layers = tuple(layer for part in rows[0] for layer in part.layers)
 
-    def copied(old: Tensor, buffers: Sequence[Sequence[Tensor]]) -> Tensor:
-        new = old.new_empty((len(rows), len(layers), old.shape[2], slots, old.shape[4]))
+    def copied(old: Tensor, buffers: Sequence[Sequence[Tensor]], columns: bool = False) -> Tensor:
+        shape = len(rows), len(layers), old.shape[2], slots, old.shape[4]
+        new = emptied(old, shape, columns)
         for own, parts in zip(new.narrow(3, 0, kept), buffers, strict=True):
             torch.cat([part.narrow(2, dropped - one.dropped, kept) for part in parts], out=own)
         return new
 
-    keys = copied(one.keys, [[part.keys[part.place] for part in row] for row in rows])
+    keys = copied(one.keys, [[part.keys[part.place] for part in row] for row in rows], columns)
     values = copied(one.values, [[part.values[part.place] for part in row] for row in rows])
     return [Slots(one.window, layers, keys, values, i, dropped) for i in range(len(rows))]
 
@@ -109,18 +119,23 @@ class PackedPass(PassCache):
     Rows that lie abreast, are equally long and add one position each make one span.
     """
 
+    columns: ClassVar[bool] = False
+    """How keys lie in their slots: see `emptied`."""
+    merges: ClassVar[bool] = True
+    """Whether rows may make one span."""
+
     def __init__(
         self,
         rows: Sequence[SequenceRow],
         parts: Sequence[Span],
         windows: Sequence[Window | None],
-        merge: bool,
+        looked: bool,
     ) -> None:
-        """`windows`: one for all layers, or one per layer. `merge`: whether to do the latter."""
+        """`windows`: one for all layers, or one per layer. `looked`: into each row's own span."""
         super().__init__()
         self.longest = max(part.cached for part in parts)
         self._windows = windows
-        runs = _runs(rows, parts, merge)
+        runs = _runs(rows, parts, merge=self.merges and not looked)
         spans = self._spans = [parts[first] for first, _ in runs]
         self._firsts = {
             window: [0 if window is None else window.first(span.cached) for span in spans]
@@ -168,13 +183,16 @@ class PackedPass(PassCache):
         """Write keys (1, K, Q, D) and values behind each row's; returns both, with all to read."""
         window = self._window(layer_idx)
         both = key_states, value_states
-        alone = len(self._widths) == 1
-        new = [[s] if alone else list(s.split_with_sizes(self._widths, 2)) for s in both]
+        alone = len(self._widths) == 1 and self._widths[0] == key_states.shape[2]
+        new = [[s] if alone else self._split(s) for s in both]
         views = self._views.get(layer_idx, ((), (), (), ()))
         if self._new:
             views = [list(kind) for kind in views]
             for i, row in self._new.items():
-                keys, values = (t[i].new_empty((1, *t[i].shape)) for t in new)
+                kept = (self.columns, False)
+                keys, values = (
+                    emptied(t[i], (1, *t[i].shape), c) for t, c in zip(new, kept, strict=True)
+                )
                 row.state.append(Slots(window, (layer_idx,), keys, values, settled=False))
                 for kind, own in zip(views, (keys, values) * 2, strict=True):
                     kind.insert(i, own[0])
@@ -183,9 +201,17 @@ class PackedPass(PassCache):
                 states[i] = states[i].transpose(0, 2)
         torch._foreach_copy_([*views[0], *views[1]], [*new[0], *new[1]])
         masks = self._masks_of(window, key_states.device)
-        packed = Packed(self._widths, masks, views[2], views[3])
+        packed = Packed(self._widths, masks, views[2], views[3], self._attend(layer_idx))
         key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
+
+    def _split(self, states: Tensor) -> list[Tensor]:
+        """By span, of (1, K, Q, D); nobody keeps what follows the last."""
+        return list(states.narrow(2, 0, sum(self._widths)).split_with_sizes(self._widths, 2))
+
+    def _attend(self, _layer: int) -> Any:
+        """Another way to attend in a layer, as `Packed.attend`; None: ours."""
+        return None
 
 
 def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> list[tuple[int, int]]:
@@ -223,6 +249,7 @@ class PackedMemory(Memory):
     """Rows that share passes and nothing else."""
 
     copies = True
+    passes: ClassVar[type[PackedPass]] = PackedPass
 
     def __init__(
         self,
@@ -280,7 +307,10 @@ class PackedMemory(Memory):
     def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> bool:
         if self.truncate(source, length) < length:
             return False
-        row.state = [grown([[s]], length, s.dropped, length - s.dropped)[0] for s in source.state]
+        columns = self.passes.columns
+        row.state = [
+            grown([[s]], length, s.dropped, length - s.dropped, columns)[0] for s in source.state
+        ]
         return True
 
     def part(self, row: SequenceRow) -> None:
@@ -322,7 +352,7 @@ class PackedMemory(Memory):
         ]
         self._reserve(rows, spans)
         looked = any(row.taps is not None for row in rows)  # then into each row's own span
-        cache = PackedPass(rows, spans, self._windows, merge=not looked)
+        cache = self.passes(rows, spans, self._windows, looked)
         tokens, positions, needed = [], [], []
         for row, span in zip(rows, spans, strict=True):
             tokens += [*row.pending[: row.taken], *span.draft.tokens]
@@ -331,6 +361,7 @@ class PackedMemory(Memory):
             needed.append(range(len(tokens) - own, len(tokens)))
         taps = self._record(rows, spans, cache) if looked else None
         wanted = [i for one in needed for i in one] or [len(tokens) - 1]
+        self._fill(tokens, positions, wanted)
         last = self._forward.logits_of(wanted, len(tokens))
         logits = self._forward([tokens], [positions], self._mask, cache, last, taps).logits[0]
         sound = finite(logits[:, None]) if any(drafts) else [True] * len(logits)
@@ -342,6 +373,9 @@ class PackedMemory(Memory):
             end = begin + len(one)
             outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))
         return outputs
+
+    def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
+        """Add what a pass needs beyond that which its rows ask for; here nothing."""
 
     def _record(
         self, rows: Sequence[SequenceRow], spans: Sequence[Span], cache: PackedPass
@@ -374,7 +408,8 @@ class PackedMemory(Memory):
                 spare = min(spare, self._context - end)
             for i in range(0, len(group), _ABREAST):
                 some = group[i : i + _ABREAST]
-                wider = grown([alike for _, alike in some], length, dropped, slots + spare)
+                alikes, room = [alike for _, alike in some], slots + spare
+                wider = grown(alikes, length, dropped, room, self.passes.columns)
                 for (row, alike), one in zip(some, wider, strict=True):
                     others = (s for s in row.state if s not in alike)
                     row.state = sorted([*others, one], key=lambda s: s.layers)

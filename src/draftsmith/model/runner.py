@@ -15,6 +15,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
 from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.cache import KVCache
+from draftsmith.model.exact.memory import ExactMemory
 from draftsmith.model.kv_memory import KVMemory
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import MaskBuilder
@@ -76,9 +77,10 @@ class Runner:
             windows = windows_by_layer(loaded.config)
         if abilities.packed:
             kinds = tuple(layer_windows(loaded.config))
-            return PackedMemory(
-                forward, kinds, windows, self._boundary, loaded.blocks, self._context
-            )
+            options = forward, kinds, windows, self._boundary, loaded.blocks, self._context
+            if loaded.exact is not None:
+                return ExactMemory(loaded.exact, *options)
+            return PackedMemory(*options)
         cache = KVCache(self._context, windows)
         return KVMemory(forward, cache, masks, abilities.batch, self._boundary, loaded.blocks)
 

@@ -1,0 +1,241 @@
+"""Attention that computes a query alike whatever is computed beside it.
+
+A query's keys are taken in the order of their positions, wherever they lie: first a run of slots,
+then, in a tree, the slots of its ancestors. A score is one sum over the width in order; weights are
+summed in lanes counted from the query's first key; values are added in order. So nothing depends
+on other queries, on where a pass began, nor on how slots are cut into tiles.
+
+Shapes: `Q` queries, `H` query heads, `K` key heads, `C` slots, `D` and `W` widths of keys and
+values. Keys and values are given as their bits, `shift` to the right of float32's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from draftsmith.compiled import compiled, inner
+
+TILE = 64
+"""Slots that are raised to float32 at a time; a multiple of `LANES`."""
+LANES = 16
+STEP = 8
+"""Products that go into a sum at a time; the sum is the same for every step."""
+
+_F = np.float32
+_NONE = _F(-np.inf)
+_ZERO, _ONE, _HALF = _F(0), _F(1), _F(0.5)
+_LOG2E, _LN2, _LN2_REST = _F(1.4426950408889634), _F(0.693359375), _F(-2.12194440e-4)
+_SMALLEST = _F(-87.0)
+"""Exponents below are taken for minus infinity."""
+
+
+@compiled
+def attend(
+    q: Any,
+    keys: Any,
+    values: Any,
+    shift: int,
+    lows: Any,
+    highs: Any,
+    starts: Any,
+    slots: Any,
+    scale: Any,
+    cap: Any,
+    sinks: Any,
+    out: Any,
+) -> None:
+    """Attention of q (Q, H, D) over keys (K, D, C) and values (K, C, W), into out (Q, H, W).
+
+    Query i sees the slots lows[i] … highs[i] - 1, then slots[starts[i]:starts[i + 1]], ascending
+    and none before highs[i]. `cap`: bounds scores, 0: nothing does. `sinks`: (H,), or none.
+    """
+    queries, heads, width = q.shape
+    groups = heads // len(keys)
+    first, last = lows[0], 0
+    for i in range(queries):
+        first, last = min(first, lows[i]), max(last, highs[i])
+        if starts[i] < starts[i + 1]:
+            last = max(last, slots[starts[i + 1] - 1] + 1)
+    # A line of scores begins at the query's own first slot, and ends in lanes that count nothing.
+    scores = np.empty((queries * groups, last - first + LANES), np.float32)
+    counts, totals = np.empty(queries, np.int64), np.empty(queries * groups, np.float32)
+    for i in range(queries):
+        counts[i] = highs[i] - lows[i] + starts[i + 1] - starts[i]
+    nexts = np.empty(queries, np.int64)
+    bits = np.zeros((max(width * TILE, values.shape[2] * TILE),), np.uint32)
+    line = np.empty(TILE, np.float32)
+    for head in range(len(keys)):
+        nexts[:] = starts[:queries]
+        for begin in range(first, last, TILE):
+            end = min(begin + TILE, last)
+            tile = _columns(keys[head], begin, end, shift, bits)
+            for i in range(queries):
+                run, stop = (lows[i], highs[i]), starts[i + 1]
+                low, high, new = _visible(run, begin, end, slots, nexts[i], stop)
+                if low == high and new == nexts[i]:
+                    continue
+                for g in range(groups):
+                    own = scores[i * groups + g]
+                    _products(q[i, head * groups + g], tile, line)
+                    for j in range(low, high):
+                        own[j - lows[i]] = _bounded(line[j - begin] * scale, cap)
+                    at = highs[i] - lows[i] - starts[i]
+                    for e in range(nexts[i], new):
+                        own[at + e] = _bounded(line[slots[e] - begin] * scale, cap)
+                nexts[i] = new
+        for i in range(queries):
+            for g in range(groups):
+                at = head * groups + g
+                sink = sinks[at] if len(sinks) else _NONE
+                totals[i * groups + g] = _weights(scores[i * groups + g], counts[i], sink)
+                out[i, at, :] = _ZERO
+        nexts[:] = starts[:queries]
+        for begin in range(first, last, TILE):
+            end = min(begin + TILE, last)
+            tile = _lines(values[head], begin, end, shift, bits)
+            for i in range(queries):
+                run, stop = (lows[i], highs[i]), starts[i + 1]
+                low, high, new = _visible(run, begin, end, slots, nexts[i], stop)
+                for g in range(groups):
+                    own, sums = scores[i * groups + g], out[i, head * groups + g]
+                    _add(own, low - lows[i], tile, low - begin, high - begin, sums)
+                    at = highs[i] - lows[i] - starts[i]
+                    for e in range(nexts[i], new):
+                        place = slots[e] - begin
+                        _add(own, at + e, tile, place, place + 1, sums)
+                nexts[i] = new
+        for i in range(queries):
+            for g in range(groups):
+                sums, total = out[i, head * groups + g], totals[i * groups + g]
+                for w in range(len(sums)):
+                    sums[w] = sums[w] / total
+
+
+@inner
+def _visible(
+    run: tuple[int, int], begin: int, end: int, slots: Any, place: int, stop: int
+) -> tuple[int, int, int]:
+    """Of a query's run and of its further slots from `place` on, what lies in a tile."""
+    low, high = max(run[0], begin), min(run[1], end)
+    while place < stop and slots[place] < end:
+        place += 1
+    return low, max(low, high), place
+
+
+@inner
+def _columns(keys: Any, begin: int, end: int, shift: int, bits: Any) -> Any:
+    """(D, TILE) float32 of keys (D, C); columns from `end` on count nothing."""
+    tile = bits[: len(keys) * TILE].reshape((len(keys), TILE))
+    for d in range(len(keys)):
+        own, to = keys[d, begin:end], tile[d]
+        for j in range(end - begin):
+            to[j] = np.uint32(own[j]) << shift
+    return tile.view(np.float32)
+
+
+@inner
+def _lines(values: Any, begin: int, end: int, shift: int, bits: Any) -> Any:
+    """(end - begin, W) float32 of values (C, W)."""
+    width = values.shape[1]
+    tile = bits[: (end - begin) * width].reshape((end - begin, width))
+    for j in range(end - begin):
+        own, to = values[begin + j], tile[j]
+        for w in range(width):
+            to[w] = np.uint32(own[w]) << shift
+    return tile.view(np.float32)
+
+
+@inner(fused=True)
+def _products(q: Any, tile: Any, line: Any) -> None:
+    """Sums over the width of q (D,) with each column of a tile (D, TILE), into line (TILE,)."""
+    line[:] = _ZERO
+    whole = len(q) // STEP * STEP
+    for d in range(0, whole, STEP):
+        a, b, c, e = q[d], q[d + 1], q[d + 2], q[d + 3]
+        f, g, h, i = q[d + 4], q[d + 5], q[d + 6], q[d + 7]
+        ta, tb, tc, te = tile[d], tile[d + 1], tile[d + 2], tile[d + 3]
+        tf, tg, th, ti = tile[d + 4], tile[d + 5], tile[d + 6], tile[d + 7]
+        for j in range(TILE):
+            first = line[j] + a * ta[j] + b * tb[j] + c * tc[j] + e * te[j]
+            line[j] = first + f * tf[j] + g * tg[j] + h * th[j] + i * ti[j]
+    for d in range(whole, len(q)):
+        a, ta = q[d], tile[d]
+        for j in range(TILE):
+            line[j] += a * ta[j]
+
+
+@inner
+def _bounded(score: Any, cap: Any) -> Any:
+    return np.tanh(score / cap) * cap if cap else score
+
+
+@inner
+def _weights(line: Any, count: int, sink: Any) -> Any:
+    """Make weights of `count` scores, up to a factor; returns their sum, the sink's included."""
+    end = -(-count // LANES) * LANES
+    line[count:end] = _NONE
+    lanes = np.full(LANES, _NONE, np.float32)
+    for j in range(0, end, LANES):
+        own = line[j : j + LANES]
+        for k in range(LANES):
+            lanes[k] = own[k] if own[k] > lanes[k] else lanes[k]
+    most = sink
+    for k in range(LANES):
+        most = lanes[k] if lanes[k] > most else most
+    sums = np.zeros(LANES, np.float32)
+    powers = np.zeros(LANES, np.int32)
+    factors = powers.view(np.float32)
+    for j in range(0, end, LANES):
+        _exponents(line[j : j + LANES], most, powers, factors, sums)
+    total = _ZERO
+    for k in range(LANES):
+        total += sums[k]
+    if sink > _NONE:
+        powers[:] = 0
+        lanes[:] = _NONE
+        lanes[0] = sink
+        sums[:] = _ZERO
+        _exponents(lanes, most, powers, factors, sums)
+        total += sums[0]
+    return total
+
+
+@inner(fused=True)
+def _exponents(line: Any, most: Any, powers: Any, factors: Any, sums: Any) -> None:
+    """exp(line - most) in place, added to `sums`; by lane. A NaN stays one. (Cephes' expf)"""
+    for k in range(LANES):
+        x = line[k] - most
+        x = _SMALLEST if x < _SMALLEST else x
+        whole = np.floor(x * _LOG2E + _HALF)
+        r = x - whole * _LN2 - whole * _LN2_REST
+        p = _F(1.9875691500e-4) * r + _F(1.3981999507e-3)
+        p = p * r + _F(8.3334519073e-3)
+        p = p * r + _F(4.1665795894e-2)
+        p = p * r + _F(1.6666665459e-1)
+        p = p * r + _F(5.0000001201e-1)
+        powers[k] = (np.int32(whole) + np.int32(127)) << np.int32(23)
+        p = p * (r * r) + r + _ONE
+        line[k] = _ZERO if x <= _SMALLEST else p
+    for k in range(LANES):
+        line[k] *= factors[k]
+        sums[k] += line[k]
+
+
+@inner(fused=True)
+def _add(weights: Any, at: int, tile: Any, low: int, high: int, sums: Any) -> None:
+    """Add the lines low … high - 1 of a tile (·, W), times weights[at:], to sums (W,) in order."""
+    whole = low + (high - low) // STEP * STEP
+    for j in range(low, whole, STEP):
+        w = weights[at + j - low : at + j - low + STEP]
+        a, b, c, e, f, g, h, i = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+        ta, tb, tc, te = tile[j], tile[j + 1], tile[j + 2], tile[j + 3]
+        tf, tg, th, ti = tile[j + 4], tile[j + 5], tile[j + 6], tile[j + 7]
+        for d in range(len(sums)):
+            first = sums[d] + a * ta[d] + b * tb[d] + c * tc[d] + e * te[d]
+            sums[d] = first + f * tf[d] + g * tg[d] + h * th[d] + i * ti[d]
+    for j in range(whole, high):
+        a, ta = weights[at + j - low], tile[j]
+        for d in range(len(sums)):
+            sums[d] += a * ta[d]

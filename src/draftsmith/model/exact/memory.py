@@ -1,0 +1,142 @@
+"""Packed passes whose rows come out alike in any company: see `kernel` and `widths`.
+
+Shapes: `Q` positions of a pass, `H` query heads, `K` key heads, `C` slots, `D` and `W` widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.model.attention import Form
+from draftsmith.model.exact.kernel import attend
+from draftsmith.model.exact.widths import Widths
+from draftsmith.model.masks import Span
+from draftsmith.model.packed import PackedMemory, PackedPass, Slots
+from draftsmith.model.rows import SequenceRow
+from draftsmith.model.windows import Window
+
+_BITS: dict[torch.dtype, tuple[torch.dtype, Any, int]] = {
+    torch.bfloat16: (torch.int16, np.uint16, 16),
+    torch.float32: (torch.int32, np.uint32, 0),
+}
+"""Dtype → integers of its size, and how far its bits are right of float32's."""
+DTYPES = frozenset(_BITS)
+
+_Views = tuple[np.ndarray[Any, Any], ...]
+"""What each query of a span sees, as `kernel.attend` wants it."""
+
+
+class ExactPass(PackedPass):
+    """A pass that attends by our own kernel, over keys that lie by column."""
+
+    columns = True
+    merges = False
+
+    def __init__(
+        self,
+        rows: Sequence[SequenceRow],
+        parts: Sequence[Span],
+        windows: Sequence[Window | None],
+        looked: bool,
+    ) -> None:
+        super().__init__(rows, parts, windows, looked)
+        self._rows, self._looked = rows, looked
+        self._seen: dict[tuple[Window | None, int, int], _Views] = {}
+        self._bits: dict[int, tuple[Any, Any]] = {}
+        self._places = [
+            {layer: (s, i) for s in row.state for i, layer in enumerate(s.layers)} for row in rows
+        ]
+        """By row: where a layer's keys are; new rows' come with the pass."""
+
+    def _masks_of(self, window: Window | None, device: torch.device) -> list[Tensor | None]:
+        if self._looked:
+            return super()._masks_of(window, device)
+        return [None] * len(self._spans)
+
+    def _attend(self, layer: int) -> Any:
+        spans = []
+        for i, row in enumerate(self._rows):
+            slots, place = self._places[i].get(layer) or (row.state[-1], 0)
+            keys, values = self._both(slots)
+            key = slots.window, slots.dropped, i
+            if key not in self._seen:
+                self._seen[key] = _views(self._spans[i], slots.window, slots.dropped)
+            spans.append((keys[slots.place, place], values[slots.place, place], self._seen[key]))
+        return partial(_attend, self._widths, spans, _BITS[slots.keys.dtype][2])
+
+    def _both(self, slots: Slots) -> tuple[Any, Any]:
+        """Bits of keys (R, n, K, D, C) and values (R, n, K, C, W), where they are."""
+        found = self._bits.get(id(slots))
+        if found is None:
+            alike, kind, _ = _BITS[slots.keys.dtype]
+            both = slots.keys.transpose(-1, -2), slots.values
+            keys, values = (t.view(alike).numpy().view(kind) for t in both)
+            found = self._bits[id(slots)] = keys, values
+        return found
+
+
+class ExactMemory(PackedMemory):
+    """Rows of such passes; each is made as wide as the self-test found that it may be."""
+
+    passes: ClassVar[type[PackedPass]] = ExactPass
+
+    def __init__(self, widths: Widths, *options: Any) -> None:
+        super().__init__(*options)
+        self._exact_widths = widths
+
+    def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
+        more = self._exact_widths.at_least(len(tokens)) - len(tokens)
+        tokens += tokens[-1:] * more
+        positions += positions[-1:] * more
+        if not self._forward.picks:
+            wanted[:] = range(len(tokens))
+        more = self._exact_widths.at_least(len(wanted)) - len(wanted)
+        wanted += wanted[-1:] * more
+
+
+def _attend(
+    widths: Sequence[int], spans: Sequence[tuple[Any, Any, _Views]], shift: int,
+    query: Tensor, form: Form,
+) -> Tensor:  # fmt: skip
+    """Attention (1, Q, H, W) of query (1, H, Q, D), span by span; 0 behind the last."""
+    scaling, softcap, sinks = form
+    q = query[0].transpose(0, 1).float().contiguous().numpy()
+    out = torch.zeros((*q.shape[:2], spans[0][1].shape[-1]))
+    scale = np.float32(q.shape[2] ** -0.5 if scaling is None else scaling)
+    cap = np.float32(softcap or 0)
+    sunk = _NO_SINKS if sinks is None else sinks.detach().float().numpy()
+    ends = accumulate(widths, initial=0)
+    for (a, b), (keys, values, seen) in zip(pairwise(ends), spans, strict=True):
+        attend(q[a:b], keys, values, shift, *seen, scale, cap, sunk, out[a:b].numpy())
+    return out.to(query.dtype)[None]
+
+
+_NO_SINKS = np.zeros(0, np.float32)
+
+
+def _views(span: Span, window: Window | None, dropped: int) -> _Views:
+    """By query: where its run of slots begins and ends; then the slots of further ancestors."""
+    lows, highs, starts = [], [], [0]
+    slots: list[int] = []
+    paths: list[tuple[int, tuple[int, ...]]] = []
+    """Of each query: where the run ends, and what it sees beyond, without a window."""
+    for i, position in enumerate(span.positions):
+        own, node = span.cached + i, i - span.pending
+        end, beyond = span.cached + i, ()
+        if node >= 0:
+            end, beyond = paths[span.pending + span.draft.parents[node]]
+        paths.append((end, (*beyond, own)) if beyond or end < own else (own + 1, ()))
+        end, beyond = paths[-1]
+        first = 0 if window is None else window.first(position)
+        lows.append(min(max(first, dropped), end) - dropped)
+        highs.append(end - dropped)
+        slots += [slot - dropped for slot in beyond if span.positions[slot - span.cached] >= first]
+        starts.append(len(slots))
+    return tuple(np.array(numbers, np.int64) for numbers in (lows, highs, starts, slots))

@@ -1,0 +1,299 @@
+"""Exact passes: a row comes out alike to the bit, whatever its pass is like."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import VOCAB, build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.integrations.transformers import accelerate
+from draftsmith.model.exact.find import exactly
+from draftsmith.model.exact.kernel import attend
+from draftsmith.model.exact.widths import ROWS, Widths, watched
+from draftsmith.model.load import load
+from draftsmith.model.runner import Runner
+from scripted import random_trees
+
+ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "gpt2")
+DRAFTERS = ("auto", "copyspec", "longest_match")
+LONG = 500
+
+
+def model(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    context = {"n_positions": 1024} if name == "gpt2" else {"max_position_embeddings": 1024}
+    return build(name, **context).to(dtype)
+
+
+def engine(name: str, **options: Any) -> Engine:
+    return Engine.from_pretrained(model(name), exact=True, **options)
+
+
+# --- the kernel -----------------------------------------------------------------------------------
+
+
+class Case:
+    """Random queries, and which slots each of them sees."""
+
+    def __init__(self, seed: int, heads: tuple[int, int], widths: tuple[int, int]) -> None:
+        self.random = np.random.default_rng(seed)
+        (h, k), (d, w), self.room = heads, widths, 333
+        self.keys = self.random.standard_normal((k, d, self.room), np.float32)
+        self.values = self.random.standard_normal((k, self.room, w), np.float32)
+        self.q = self.random.standard_normal((9, h, d), np.float32)
+        self.lows = self.random.integers(0, 40, 9)
+        self.highs = self.random.integers(200, 290, 9)
+        self.further = [
+            sorted(self.random.choice(range(high, self.room), count, replace=False).tolist())
+            for high, count in zip(self.highs, range(9), strict=True)
+        ]
+        self.cap, self.sinks = np.float32(0), np.zeros(0, np.float32)
+
+    def attention(self, queries: list[int], keys: Any = None) -> np.ndarray[Any, Any]:
+        """Of these queries in one call."""
+        keys = self.keys if keys is None else keys
+        starts = np.cumsum([0, *(len(self.further[i]) for i in queries)])
+        slots = np.array([slot for i in queries for slot in self.further[i]], np.int64)
+        out = np.zeros((len(queries), self.q.shape[1], self.values.shape[2]), np.float32)
+        bits = keys.view(np.uint32), self.values.view(np.uint32)
+        seen = self.lows[queries], self.highs[queries], starts, slots
+        attend(self.q[queries], *bits, 0, *seen, np.float32(0.3), self.cap, self.sinks, out)
+        return out
+
+    def expected(self, i: int) -> np.ndarray[Any, Any]:
+        """(H, W) of one query, in float64."""
+        slots = [*range(self.lows[i], self.highs[i]), *self.further[i]]
+        groups, found = self.q.shape[1] // len(self.keys), []
+        for head, q in enumerate(self.q[i].astype(np.float64)):
+            scores = q @ self.keys[head // groups][:, slots].astype(np.float64) * 0.3
+            if self.cap:
+                scores = np.tanh(scores / self.cap) * self.cap
+            sinks = self.sinks[head : head + 1].astype(np.float64)
+            weights = np.exp(np.concatenate([scores, sinks]) - scores.max())
+            weights = (weights / weights.sum())[: len(scores)]
+            found.append(weights @ self.values[head // groups][slots].astype(np.float64))
+        return np.array(found)
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (16, 16), (20, 12)])
+@pytest.mark.parametrize("heads", [(9, 3), (4, 4), (4, 1)])
+def test_the_kernel_attends_to_what_it_is_told(
+    heads: tuple[int, int], widths: tuple[int, int]
+) -> None:
+    case = Case(0, heads, widths)
+    for cap, sinks in ((0, 0), (2, 0), (0, heads[0])):
+        case.cap = np.float32(cap)
+        case.sinks = np.linspace(-1, 1, sinks, dtype=np.float32)
+        together = case.attention(list(range(9)))
+        for i in range(9):
+            np.testing.assert_allclose(together[i], case.expected(i), rtol=2e-5, atol=2e-5)
+            assert np.array_equal(case.attention([i])[0], together[i])
+        assert np.array_equal(case.attention([7, 2, 5]), together[[7, 2, 5]])
+
+
+def test_slots_that_nobody_sees_change_nothing() -> None:
+    """Siblings in a tree lie between the slots of a path: along a chain these are neighbours."""
+    case = Case(1, (4, 2), (16, 16))
+    tree = case.attention([8])
+    high = int(case.highs[8])
+    for path, keys in enumerate(case.further[8]):
+        case.values[:, high + path] = case.values[:, keys]
+        case.keys[:, :, high + path] = case.keys[:, :, keys]
+    case.highs[8], case.further[8] = high + len(case.further[8]), []
+    case.keys[:, :, : case.lows[8]] = np.nan
+    case.keys[:, :, case.highs[8] :] = np.nan
+    assert np.array_equal(case.attention([8]), tree)
+
+
+def test_what_overflows_is_not_hidden() -> None:
+    case = Case(2, (4, 2), (16, 16))
+    case.keys[0, :, 100] = np.nan
+    found = case.attention([0])[0]
+    assert np.isnan(found[:2]).all()
+    assert np.isfinite(found[2:]).all()
+
+
+# --- the self-test --------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Linear, but otherwise at some widths."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__()
+        self.weight, self.bad = nn.Parameter(torch.eye(8)), bad
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight * (1 + (x.shape[-2] in self.bad) * 1e-6)
+
+
+def widths_of(part: nn.Module) -> Widths:
+    model = nn.Sequential(part)
+    with torch.no_grad():
+        return Widths(watched(model, lambda: model(torch.randn(1, ROWS, 8))))
+
+
+def test_passes_are_filled_up_to_widths_that_agree() -> None:
+    widths = widths_of(Odd({1, 3, 6, 7}))
+    assert [widths.at_least(n) for n in (1, 2, 3, 5, 6, 8, 64, 65, 200)] == [
+        2, 2, 4, 5, 8, 8, 64, 128, 256,
+    ]  # fmt: skip
+    assert "1, 3, 6, 7" in widths.explain()
+
+
+@pytest.mark.parametrize("bad", [{1, 2, 3, 4}, set(range(1, 65)) - {16}, {64}])
+def test_who_agrees_at_too_few_widths_is_refused_by_name(bad: set[int]) -> None:
+    with pytest.raises(UnsupportedError, match=r"Odd 8×8 computes a row otherwise in passes of"):
+        widths_of(Odd(bad))
+
+
+def test_a_width_beyond_is_tried_when_it_is_wanted() -> None:
+    widths = widths_of(Odd({128}))
+    with pytest.raises(UnsupportedError, match="Odd 8×8 computes a row of 128 otherwise"):
+        widths.at_least(100)
+
+
+def test_experts_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="not given a row for every position"):
+        engine("qwen2_moe")
+
+
+def test_who_cannot_is_told_why() -> None:
+    with pytest.raises(UnsupportedError, match="cannot share passes without padding"):
+        Engine.from_pretrained(build("qwen3_next"), exact=True)
+    with pytest.raises(UnsupportedError, match=r"is in float64; its attention computes bfloat16"):
+        Engine.from_pretrained(model("llama", torch.float64), exact=True)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(OptionError, match="cannot hold under autocast"),
+    ):
+        engine("llama").generate([1, 2, 3], max_new_tokens=2)
+
+
+# --- passes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "gemma2", "gemma3n_text", "mistral"])
+def test_logits_are_those_of_plain_steps(name: str, dtype: torch.dtype) -> None:
+    """In trees, in chunks, beside others, in a copy of a row: to the bit."""
+    loaded = exactly(load(model(name, dtype)))
+    ids = prompt(60)
+    plain = Runner(loaded)
+    row, expected = plain.open(ids[:1]), []
+    for next_id in [*ids[1:], 0]:
+        expected.append(plain.forward([row], [EMPTY])[0].logits[0])
+        plain.commit([row], [()], [[next_id]])
+    runner = Runner(loaded)
+    ours, beside = runner.open(ids[:30]), runner.open(prompt(70, 5))
+    for taken in (7, 1, 12):
+        runner.forward([beside, ours], [EMPTY, EMPTY], [taken + 1, taken])
+        runner.commit([beside, ours], [(), ()], [(), ()])
+    # The right path is not first: 1, 3, 4, 6.
+    nodes = [9, ids[30], 8, ids[31], ids[32], 7, ids[33]]
+    tree = Draft(tuple(nodes), (-1, -1, 1, 1, 3, 4, 4), ("test",) * 7)
+    output = runner.forward([beside, ours], [Draft.chain([5] * 40, "test"), tree], [50, 10])[1]
+    for place, position in ((0, 29), (2, 30), (4, 31), (5, 32), (7, 33)):
+        assert torch.equal(output.logits[place], expected[position])
+    runner.commit([beside, ours], [(), (1, 3, 4, 6)], [[3], [*ids[30:34], ids[34]]])
+    twin = runner.open(ids)
+    runner.copy(ours, twin, 33)
+    chain = Draft.chain(ids[35:50], "test")
+    first, second = runner.forward([ours, twin], [chain, EMPTY], [1, len(twin.pending)])
+    assert torch.equal(first.logits, torch.stack(expected[34:50]))
+    assert torch.equal(second.logits[0], expected[-1])
+
+
+def prompts(count: int) -> list[list[int]]:
+    """With repeats, so that copying drafters act."""
+    made = []
+    for n in range(count):
+        noise = prompt(6 + 3 * n, n)
+        made.append([*noise, *noise[: 4 + n], *noise[2 : 5 + n]])
+    return made
+
+
+def differing(engine: Engine, texts: list[Any], length: int, **sampling: Any) -> tuple[int, int]:
+    """Answers that differ from plain ones, and tokens accepted, over all ways to ask."""
+    options = {"max_new_tokens": length} | sampling
+    plain = [engine.generate(ids, drafter="none", **options) for ids in texts]
+    wrong = accepted = 0
+    for drafter in (*DRAFTERS, random_trees(0, nodes=12, near=plain[0].tokens)):
+        results = [engine.generate(ids, drafter=drafter, budget=16, **options) for ids in texts]
+        for i in range(0, len(texts), 8):
+            results += engine.generate(texts[i : i + 8], drafter=drafter, budget=16, **options)
+        assert all(result.exact for result in results)
+        wrong += sum(r.tokens != p.tokens for r, p in zip(results, plain * 2, strict=True))
+        accepted += sum(result.stats.accepted for result in results)
+    return wrong, accepted
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
+    ours = engine(name)
+    texts = [*prompts(7), prompt(LONG, 3)]
+    for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95, "seed": 3}):
+        wrong, accepted = differing(ours, texts, 24, **sampling)
+        assert not wrong
+        assert accepted
+
+
+def test_prefixes_and_threads_change_nothing() -> None:
+    """The second request of each pair finds most of its prompt computed."""
+    text = prompt(LONG, 4)
+    options = {"max_new_tokens": 20, "temperature": 0.0}
+    fresh = engine("qwen3", prefixes=0)
+    kept = engine("qwen3", prefixes=4)
+    for end in (LONG, LONG - 30, LONG - 7):
+        expected = fresh.generate(text[:end], drafter="none", **options).tokens
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(2)
+            found = kept.generate([*text[:end]], **options)
+        finally:
+            torch.set_num_threads(threads)
+        assert found.tokens == expected
+    assert found.stats.reused_tokens > LONG - 40
+
+
+def test_accelerate_answers_exactly_or_not_at_all() -> None:
+    live = model("llama")
+    ids = torch.tensor([prompts(4)[3]])
+    options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    with accelerate(live, "none", exact=True):
+        expected = live.generate(ids, **options)
+    with accelerate(live, exact=True) as handle:
+        assert torch.equal(live.generate(ids, **options), expected)
+        assert handle.stats is not None
+        with pytest.raises(UnsupportedError, match="cannot be accelerated"):
+            live.generate(ids, **options, num_beams=2)
+    with pytest.raises(UnsupportedError, match="not given a row"):
+        accelerate(model("qwen2_moe"), exact=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_real_model_answers_48_prompts_exactly(
+    smollm2: str, dtype: str, shared_data: Path
+) -> None:
+    ours = Engine.from_pretrained(smollm2, dtype=dtype, exact=True)
+    path = shared_data / "prompts" / "spec_bench.jsonl"
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    with opened as lines:
+        asked = [json.loads(line) for line in lines]
+    texts = [one["turns"][0] for one in asked[:: len(asked) // 48]][:48]
+    encoded = [ours.prepare({}).encode([{"role": "user", "content": t}])[:700] for t in texts]
+    for sampling in ({"temperature": 0.0}, {"temperature": 0.7, "seed": 5}):
+        wrong, accepted = differing(ours, encoded, 32, **sampling)
+        assert not wrong
+        assert accepted
