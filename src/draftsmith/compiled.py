@@ -46,17 +46,17 @@ def compiled(function: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
-def inner(function: Function | None = None, *, fused: bool = False) -> Any:
-    """Compiled into its callers, which are compiled, too.
-
-    `fused`: a product and the sum it goes into are rounded once.
-    """
-    if function is None:
-        return lambda function: inner(function, fused=fused)
+def inner(function: Function, **options: Any) -> Function:
+    """Compiled into its callers, which are compiled, too."""
     if not COMPILED:
         return function
     alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return numba.njit(**alone, **OPTIONS, fastmath={"contract"} if fused else False)(function)
+    return numba.njit(**alone, **OPTIONS, **options)(function)  # type: ignore[no-any-return]
+
+
+def fused(function: Function) -> Function:
+    """The same; a product and the sum that it goes into are rounded once."""
+    return inner(function, fastmath={"contract"})
 
 
 @cache

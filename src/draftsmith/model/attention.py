@@ -129,10 +129,10 @@ def _attend_packed(
     scaling, softcap, sinks = form
     if packed.attend is not None:
         if look is not None:
-            queries = query.narrow(2, 0, sum(packed.widths)).split_with_sizes(packed.widths, 2)
-            spans = zip(queries, packed.keys, packed.masks, strict=True)
-            for span, (own, key, mask) in enumerate(spans):
-                look(Seen(own, key, mask, scaling, softcap, sinks), span=span)
+            asked = query.narrow(2, 0, sum(packed.widths)).split_with_sizes(packed.widths, 2)
+            looked = zip(asked, packed.keys, packed.masks, strict=True)
+            for place, parts in enumerate(looked):
+                look(Seen(*parts, scaling, softcap, sinks), span=place)
         return packed.attend(query, form)
     if len(packed.widths) == packed.keys[0].shape[0] == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]

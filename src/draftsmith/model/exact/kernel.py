@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.compiled import compiled, inner
+from draftsmith.compiled import compiled, fused, inner
 
 TILE = 64
 """Slots that are raised to float32 at a time; a multiple of `LANES`."""
@@ -147,7 +147,7 @@ def _lines(values: Any, begin: int, end: int, shift: int, bits: Any) -> Any:
     return tile.view(np.float32)
 
 
-@inner(fused=True)
+@fused
 def _products(q: Any, tile: Any, line: Any) -> None:
     """Sums over the width of q (D,) with each column of a tile (D, TILE), into line (TILE,)."""
     line[:] = _ZERO
@@ -202,7 +202,7 @@ def _weights(line: Any, count: int, sink: Any) -> Any:
     return total
 
 
-@inner(fused=True)
+@fused
 def _exponents(line: Any, most: Any, powers: Any, factors: Any, sums: Any) -> None:
     """exp(line - most) in place, added to `sums`; by lane. A NaN stays one. (Cephes' expf)"""
     for k in range(LANES):
@@ -223,7 +223,7 @@ def _exponents(line: Any, most: Any, powers: Any, factors: Any, sums: Any) -> No
         sums[k] += line[k]
 
 
-@inner(fused=True)
+@fused
 def _add(weights: Any, at: int, tile: Any, low: int, high: int, sums: Any) -> None:
     """Add the lines low … high - 1 of a tile (·, W), times weights[at:], to sums (W,) in order."""
     whole = low + (high - low) // STEP * STEP

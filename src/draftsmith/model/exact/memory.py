@@ -29,7 +29,8 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, Any, int]] = {
 """Dtype → integers of its size, and how far its bits are right of float32's."""
 DTYPES = frozenset(_BITS)
 
-_Views = tuple[np.ndarray[Any, Any], ...]
+_Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+_Views = tuple[_Ints, _Ints, _Ints, _Ints]
 """What each query of a span sees, as `kernel.attend` wants it."""
 
 
@@ -129,14 +130,14 @@ def _views(span: Span, window: Window | None, dropped: int) -> _Views:
     """Of each query: where the run ends, and what it sees beyond, without a window."""
     for i, position in enumerate(span.positions):
         own, node = span.cached + i, i - span.pending
-        end, beyond = span.cached + i, ()
-        if node >= 0:
-            end, beyond = paths[span.pending + span.draft.parents[node]]
-        paths.append((end, (*beyond, own)) if beyond or end < own else (own + 1, ()))
-        end, beyond = paths[-1]
+        above = paths[span.pending + span.draft.parents[node]] if node >= 0 else (own, ())
+        joins = above == (own, ())
+        end, beyond = (own + 1, ()) if joins else (above[0], (*above[1], own))
+        paths.append((end, beyond))
         first = 0 if window is None else window.first(position)
         lows.append(min(max(first, dropped), end) - dropped)
         highs.append(end - dropped)
-        slots += [slot - dropped for slot in beyond if span.positions[slot - span.cached] >= first]
+        slots += [at - dropped for at in beyond if span.positions[at - span.cached] >= first]
         starts.append(len(slots))
-    return tuple(np.array(numbers, np.int64) for numbers in (lows, highs, starts, slots))
+    low, high, start, slot = (np.array(n, np.int64) for n in (lows, highs, starts, slots))
+    return low, high, start, slot

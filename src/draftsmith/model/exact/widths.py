@@ -25,6 +25,8 @@ ROWS = 64
 """R; up to here every width is tried, beyond its multiples as passes want them."""
 _GROUP = 16
 """Rows of the passes that give what others are held against."""
+_FEW = 8
+"""Rows up to which kernels differ most."""
 _DEAREST = 4
 """The least width must not be above: a plain pass would cost as many."""
 
@@ -40,20 +42,20 @@ class _Part:
     """Which dimension the rows are."""
     expected: Tensor
     """What comes of R rows, computed by the group."""
+    most: int = 1 << 30
+    """It is asked for widths up to here."""
 
     def agrees(self, width: int) -> bool:
-        """Whether so many rows come out as they did by the group."""
-        if width > ROWS:
-            picked = torch.arange(width) % ROWS
-        else:
-            # From either end, in turn.
-            picked = torch.arange(width) + (ROWS - width if width % 2 else 0)
-        expected = self.expected.index_select(self.rows, picked)
-        return torch.equal(self.computed(self.x.index_select(self.rows, picked)), expected)
+        """Whether every row comes out as it did by the group, with so many in a pass."""
+        if width > self.most:
+            return True
+        step = width if width <= _GROUP else ROWS
+        begins = range(0, max(1, ROWS - width + 1), step)
+        return all(self._same(torch.arange(at, at + width) % ROWS) for at in {*begins, -width})
 
-    def computed(self, x: Tensor) -> Tensor:
-        """What the module makes of these rows."""
-        return _first(self.module(x))
+    def _same(self, picked: Tensor) -> bool:
+        x, expected = (t.index_select(self.rows, picked) for t in (self.x, self.expected))
+        return torch.equal(_first(self.module(x)), expected)
 
 
 class Widths:
@@ -120,7 +122,7 @@ def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
 
     Raises UnsupportedError for one with weights of its own that sees other rows than the pass's.
     """
-    found: dict[Any, tuple[Any, Tensor]] = {}
+    found: dict[Any, tuple[str, Any, Tensor]] = {}
     strange: list[str] = []
 
     def look(module: Any, given: Any, named: Any, output: Any) -> None:
@@ -141,6 +143,7 @@ def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
         part.register_forward_hook(look, with_kwargs=True)
         for part in model.modules()
         if next(part.children(), None) is None
+        or any(w is not None and w.ndim > 2 for w in part._parameters.values())  # experts' in one
     ]
     try:
         run()
@@ -154,13 +157,15 @@ def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
             f"exact=True: {strange[0]} is not given a row for every position (experts get as many "
             "as choose them), so how it computes one depends on the others"
         )
-    return [_part(name, module, x) for name, module, x in found.values()]
+    return [part for name, module, x in found.values() for part in _parts(name, module, x)]
 
 
-def _part(name: str, module: Any, x: Tensor) -> _Part:
+def _parts(name: str, module: Any, x: Tensor) -> Iterator[_Part]:
+    """What it was given, and the same numbers otherwise arranged: few rows can agree by luck."""
     rows = x.shape.index(ROWS)
-    groups = [_first(module(group.contiguous())) for group in x.split(_GROUP, rows)]
-    return _Part(name, module, x, rows, torch.cat(groups, rows))
+    for given, most in ((x, 1 << 30), (x.roll(1, -1), _FEW), (x.flip(-1), _FEW)):
+        groups = [_first(module(group.contiguous())) for group in torch.split(given, _GROUP, rows)]
+        yield _Part(name, module, given, rows, torch.cat(groups, rows), most)
 
 
 def _first(output: Any) -> Any:
