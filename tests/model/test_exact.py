@@ -281,15 +281,13 @@ def test_accelerate_answers_exactly_or_not_at_all() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_real_model_answers_48_prompts_exactly(
-    smollm2: str, dtype: str, shared_data: Path
-) -> None:
+def test_the_real_model_answers_exactly(smollm2: str, dtype: str, shared_data: Path) -> None:
     ours = Engine.from_pretrained(smollm2, dtype=dtype, exact=True)
     lines = (shared_data / "prompts" / "spec_bench.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [json.loads(line) for line in lines]
-    texts = [one["turns"][0] for one in asked[:: len(asked) // 48]][:48]
-    encoded = [ours.prepare({}).encode([{"role": "user", "content": t}])[:700] for t in texts]
+    texts = [one["turns"][0] for one in asked[:: len(asked) // 8]][:8]
+    encoded = [ours.prepare({}).encode([{"role": "user", "content": t}])[:300] for t in texts]
     for sampling in ({"temperature": 0.0}, {"temperature": 0.7, "seed": 5}):
-        wrong, accepted = differing(ours, encoded, 32, **sampling)
+        wrong, accepted = differing(ours, encoded, 24, **sampling)
         assert not wrong
         assert accepted

@@ -79,11 +79,11 @@ def attend(
                 for g in range(groups):
                     own = scores[i * groups + g]
                     _products(q[i, head * groups + g], tile, line)
-                    for j in range(low, high):
-                        own[j - lows[i]] = _bounded(line[j - begin] * scale, cap)
+                    _scale(line, scale, cap)
+                    own[low - lows[i] : high - lows[i]] = line[low - begin : high - begin]
                     at = highs[i] - lows[i] - starts[i]
                     for e in range(nexts[i], new):
-                        own[at + e] = _bounded(line[slots[e] - begin] * scale, cap)
+                        own[at + e] = line[slots[e] - begin]
                 nexts[i] = new
         for i in range(queries):
             for g in range(groups):
@@ -167,8 +167,12 @@ def _products(q: Any, tile: Any, line: Any) -> None:
 
 
 @inner
-def _bounded(score: Any, cap: Any) -> Any:
-    return np.tanh(score / cap) * cap if cap else score
+def _scale(line: Any, scale: Any, cap: Any) -> None:
+    for j in range(TILE):
+        line[j] *= scale
+    if cap:
+        for j in range(TILE):
+            line[j] = np.tanh(line[j] / cap) * cap
 
 
 @inner
