@@ -168,8 +168,8 @@ def started(runner: Runner, *lengths: int) -> list[Any]:
 @pytest.mark.parametrize("picks", [True, False])
 def test_the_head_projects_only_what_is_needed(picks: bool) -> None:
     model = load(build("llama"))
-    assert model.forward._picks
-    model.forward._picks = picks  # False: as models whose `logits_to_keep` is a number only
+    assert model.forward.picks
+    model.forward.picks = picks  # False: as models whose `logits_to_keep` is a number only
     runner = Runner(model)
     rows = [*started(runner, 9, 30), runner.open(prompt(50))]
     drafts = [Draft.chain([5, 6, 7], "test"), EMPTY, EMPTY]

@@ -94,7 +94,7 @@ def exactness(loaded: LoadedModel) -> dict[str, Any]:
     except UnsupportedError as error:
         return {"refused": str(error)}
     assert exact.exact is not None
-    usual, price = (pass_cost(one, _PRICED, context=500) for one in (loaded, exact))
+    usual, price = (pass_cost(one, widths=_PRICED, context=500) for one in (loaded, exact))
     prices = {width: price[width] / usual[width] for width in usual}
     return {"explained": exact.exact.explain(), "relative_cost": prices}
 
