@@ -143,15 +143,12 @@ def test_a_choice_is_not_for_other_weights(tmp_path: Path, timed: list[str], min
 
 
 def test_without_a_home_folder_choices_are_not_remembered(
-    tmp_path: Path, timed: list[str], mindful: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    timed: list[str],
+    mindful: Path,
+    homeless: None,  # noqa: ARG001
 ) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     folder = saved(tmp_path / "model", torch.bfloat16)
-    monkeypatch.setattr(Path, "home", nowhere)
-    for name in ("DRAFTSMITH_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
     for _ in range(2):
         assert load(folder, dtype="measured").dtype == torch.bfloat16
     assert timed == ["bfloat16", "float32"] * 2
