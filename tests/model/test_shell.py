@@ -287,7 +287,7 @@ def test_a_removed_block_is_refused_where_windows_go_by_place() -> None:
     runner = Runner(model)
     row = runner.open(prompt(30))
     del model.model.model.layers[0]
-    with pytest.raises(UnsupportedError, match="1 now, 2 when the model was loaded.* load the model again"):
+    with pytest.raises(UnsupportedError, match="1 now, 2 when the model was loaded"):
         runner.prefill(row)
 
 
