@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -407,6 +409,49 @@ def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when
             assert job.session.stats.tokens == len(job.result().sources) == 16
     if whose != "own":
         assert asked == list(range(1, 17)), "every rule was asked about every token, once"
+
+
+@pytest.mark.parametrize("place", range(41))
+def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
+    """It strikes while the first one's caller tidies up, at each of the lines that this runs."""
+    engine = engine_of("llama")
+    code = {getattr(Scheduler, n).__code__ for n in ("step", "abort", "_begin", "_retire", "_end")}
+    left = [place]
+
+    def again(frame: Any, event: str, _: Any) -> Any:
+        # Where a `with` is left a line begins, too, but no signal is looked for there.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith("with "):
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt("the second")
+        return again if frame.f_code in code else None
+
+    def first(_session: Session, _scores: Any) -> Any:
+        other.start()
+        frame: Any = sys._getframe()
+        while frame is not None:  # from here on, also in the functions that it is called from
+            frame.f_trace = again if frame.f_code in code else None
+            frame = frame.f_back
+        sys.settrace(again)
+        raise KeyboardInterrupt("the first")
+
+    answers: list[list[int]] = []
+    other = threading.Thread(
+        target=lambda: answers.append(engine.generate([5, 6, 7], max_new_tokens=9).tokens),
+        daemon=True,  # a thread that waits for ever must not keep this process
+    )
+    job, before = job_of(engine, [9, 8, 7, 6], max_new_tokens=9), sys.gettrace()
+    job.session.stop_rules += (first,)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.scheduler.drive([job]))
+    finally:
+        sys.settrace(before)
+    other.join(300)
+    assert answers == [engine_of("llama").generate([5, 6, 7], max_new_tokens=9).tokens]
+    assert engine.generate([5, 6, 7], max_new_tokens=9).tokens == answers[0]
+    assert not engine.scheduler._jobs or not job.aborted
 
 
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
