@@ -725,10 +725,15 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert most > 1
 
 
-@pytest.mark.parametrize("name", [*MODELS, "falcon_mqa", "deepseek_v3"])
-def test_a_row_is_counted_as_large_as_it_is(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "later"),
+    [(name, torch.float32) for name in [*MODELS, "falcon_mqa", "deepseek_v3"]]
+    + [(name, torch.bfloat16) for name in ("llama", "gemma3_text")],
+)
+def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> None:
     model = build("falcon", multi_query=True) if name == "falcon_mqa" else build(name)
     engine = Engine.from_pretrained(model, drafter="none")
+    model.to(later)
     job = job_of(engine, prompt(20), max_new_tokens=2)
     engine.scheduler.add(job)
     engine.scheduler.step()
@@ -748,7 +753,7 @@ def test_a_configuration_by_layers_fails_no_request() -> None:
             raise RuntimeError("ask for a layer")
 
     model = load(tiny.model(), tiny.tokenizer())
-    unmeasured = replace(model, capabilities=replace(model.capabilities, position_bytes=()))
+    unmeasured = replace(model, capabilities=replace(model.capabilities, position_sizes=()))
     usual = unmeasured.row_bytes(10)
     assert usual == model.row_bytes(10)
     config = unmeasured.model.config

@@ -213,6 +213,13 @@ def test_what_is_free_is_what_the_container_leaves(
     assert measure.free_bytes(torch.device("cpu")) == 4000  # where no kernel's file tells
 
 
+def test_what_torch_holds_unused_of_an_accelerator_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 400)
+    assert measure.free_bytes(torch.device("cuda")) == 1300
+
+
 def test_recorded_costs_hold_what_was_measured() -> None:
     points = [Point(b, c, p, b * (9 + p + c / 100), 0.0, 0.0)
               for b in (1, 4) for c in (100, 200, 300) for p in (1, 65)]  # fmt: skip
