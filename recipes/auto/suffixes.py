@@ -27,9 +27,10 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 
 LONGEST = 64
 """Of an end that is looked for, and of a tree's depth."""
-FACTORS = (1.0, 2.0, 4.0, 8.0)
-LEAST = (0.1, 0.05)
-"""Most nodes for each token of the end that was found; least chance of a node."""
+FACTORS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Most nodes for each token of the end that was found."""
+LEAST = 0.05
+"""Chance of a node, below which it is left out."""
 
 
 class Text:
@@ -159,19 +160,17 @@ def judge(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
-    parser.add_argument("--answers", type=int, default=60, help="picked ones of each column")
+    parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
+    parser.add_argument("--least", type=float, default=LEAST)
     options = parser.parse_args()
-    data = list(streams(options.data, options.answers))
+    data = list(streams(options.data))
     for memory in (False, True):
-        for factor in FACTORS:
-            for least in LEAST:
-                tallies = judge(data, factor, least, memory=memory)
-                tokens, nodes = summary(tallies)
-                print(
-                    f"memory={memory} factor={factor} least={least}: {tokens:.3f} at {nodes:.2f}",
-                    flush=True,
-                )
-    print(table({"suffixes": tallies}))
+        for factor in options.factors:
+            tallies = judge(data, factor, options.least, memory=memory)
+            tokens, nodes = summary(tallies)
+            name = f"{'with memory' if memory else 'ids alone'}, {factor:g} nodes a token"
+            print(f"{name}: {tokens:.3f} at {nodes:.2f}", flush=True)
+            print(table({name: tallies}), flush=True)
 
 
 if __name__ == "__main__":
