@@ -47,6 +47,20 @@ def test_a_fitted_prior_drafts_repeated_answers(recipe: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("recipe")
+def test_suffixes_are_counted_as_a_suffix_tree_would() -> None:
+    suffixes = importlib.import_module("suffixes")
+    text = suffixes.Text()
+    text.add([1, 2, 3, 9, 2, 4, 1, 2, 3, 8, 1, 2])
+    ends = {length: at.tolist() for length, at in text.ends(text.ids[: text.length])}
+    assert ends == {1: [1, 4, 7], 2: [1, 7]}
+    expected, nodes = suffixes.grow(text, np.array([1, 4, 7]), 4, 0.1)
+    assert nodes[:2] == [(3, -1, 2 / 3), (4, -1, 1 / 3)]
+    assert [node[:2] for node in nodes[2:]] == [(8, 0), (9, 0)]
+    assert expected == pytest.approx(2 / 3 + 1 / 3 + 1 / 3 + 1 / 3)
+    assert len(suffixes.grow(text, np.array([1, 4, 7]), 9, 0.5)[1]) == 1
+
+
+@pytest.mark.usefixtures("recipe")
 def test_rows_are_taught_and_what_ids_are_worth_stays() -> None:
     knowledge, passes = map(importlib.import_module, ("knowledge", "passes"))
     # Ten tokens in turn, each followed by another new one, which its row had named second.

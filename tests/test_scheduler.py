@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import linecache
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -409,6 +411,49 @@ def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when
         assert asked == list(range(1, 17)), "every rule was asked about every token, once"
 
 
+@pytest.mark.parametrize("place", range(41))
+def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
+    """It strikes while the first one's caller tidies up, at each of the lines that this runs."""
+    engine = engine_of("llama")
+    code = {getattr(Scheduler, n).__code__ for n in ("step", "abort", "_begin", "_retire", "_end")}
+    left = [place]
+
+    def again(frame: Any, event: str, _: Any) -> Any:
+        # Where a `with` is left a line begins, too, but no signal is looked for there.
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith("with "):
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt("the second")
+        return again if frame.f_code in code else None
+
+    def first(_session: Session, _scores: Any) -> Any:
+        other.start()
+        frame: Any = sys._getframe()
+        while frame is not None:  # from here on, also in the functions that it is called from
+            frame.f_trace = again if frame.f_code in code else None
+            frame = frame.f_back
+        sys.settrace(again)
+        raise KeyboardInterrupt("the first")
+
+    answers: list[list[int]] = []
+    other = threading.Thread(
+        target=lambda: answers.append(engine.generate([5, 6, 7], max_new_tokens=9).tokens),
+        daemon=True,  # a thread that waits for ever must not keep this process
+    )
+    job, before = job_of(engine, [9, 8, 7, 6], max_new_tokens=9), sys.gettrace()
+    job.session.stop_rules += (first,)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.scheduler.drive([job]))
+    finally:
+        sys.settrace(before)
+    other.join(300)
+    assert answers == [engine_of("llama").generate([5, 6, 7], max_new_tokens=9).tokens]
+    assert engine.generate([5, 6, 7], max_new_tokens=9).tokens == answers[0]
+    assert not engine.scheduler._jobs or not job.aborted
+
+
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is made again without drafts, then with smaller chunks, then without the newest."""
     engine, alone = engine_of("llama"), engine_of("llama")
@@ -680,10 +725,15 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert most > 1
 
 
-@pytest.mark.parametrize("name", [*MODELS, "falcon_mqa", "deepseek_v3"])
-def test_a_row_is_counted_as_large_as_it_is(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "later"),
+    [(name, torch.float32) for name in [*MODELS, "falcon_mqa", "deepseek_v3"]]
+    + [(name, torch.bfloat16) for name in ("llama", "gemma3_text")],
+)
+def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> None:
     model = build("falcon", multi_query=True) if name == "falcon_mqa" else build(name)
     engine = Engine.from_pretrained(model, drafter="none")
+    model.to(later)
     job = job_of(engine, prompt(20), max_new_tokens=2)
     engine.scheduler.add(job)
     engine.scheduler.step()
@@ -703,7 +753,7 @@ def test_a_configuration_by_layers_fails_no_request() -> None:
             raise RuntimeError("ask for a layer")
 
     model = load(tiny.model(), tiny.tokenizer())
-    unmeasured = replace(model, capabilities=replace(model.capabilities, position_bytes=()))
+    unmeasured = replace(model, capabilities=replace(model.capabilities, position_sizes=()))
     usual = unmeasured.row_bytes(10)
     assert usual == model.row_bytes(10)
     config = unmeasured.model.config

@@ -31,11 +31,17 @@ def cache_folder() -> Path:
     """Where draftsmith keeps what it has made or learnt on this machine.
 
     It is `$DRAFTSMITH_CACHE`, else `$XDG_CACHE_HOME/draftsmith`, else `~/.cache/draftsmith`.
+    Raises WriteError where nothing tells where home is.
     """
     own = os.environ.get("DRAFTSMITH_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+    try:
+        if own:
+            return Path(own).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+    except RuntimeError as error:  # pathlib's
+        raise WriteError(
+            "there is no home folder to keep files in: set DRAFTSMITH_CACHE to a folder"
+        ) from error
 
 
 def open_text(path: Path) -> IO[str]:

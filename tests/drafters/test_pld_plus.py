@@ -19,7 +19,7 @@ from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import AT_ONCE, PldPlus, state_before
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
 from draftsmith.integrations.transformers import accelerate
 from draftsmith.testing import check_distribution, check_drafter
 
@@ -248,6 +248,13 @@ def test_a_calibration_is_found_by_name(cache: Path) -> None:
 def test_without_a_calibration_the_best_heads_are_not_known(cache: Path) -> None:  # noqa: ARG001
     with pytest.raises(OptionError, match="tune pld-plus"):
         PldPlus(rank="attention").needs_of(ModelFacts(32, 32, "some/model"))
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_folder_there_is_no_calibration() -> None:
+    assert calibration.load(ModelFacts(32, 32, "some/model")) is None
+    with pytest.raises(WriteError, match="set DRAFTSMITH_CACHE"):
+        calibrated().save()
 
 
 def test_a_wrong_calibration_is_named(cache: Path) -> None:  # noqa: ARG001

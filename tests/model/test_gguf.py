@@ -196,6 +196,12 @@ def test_a_cache_folder_that_cannot_be_written(
         load(file)
 
 
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_folder_it_is_told_what_to_set(file: Path) -> None:
+    with pytest.raises(WriteError, match=r"no home folder .* set DRAFTSMITH_CACHE"):
+        load(file)
+
+
 def test_too_little_room_is_told_with_figures(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

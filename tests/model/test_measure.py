@@ -143,15 +143,12 @@ def test_a_choice_is_not_for_other_weights(tmp_path: Path, timed: list[str], min
 
 
 def test_without_a_home_folder_choices_are_not_remembered(
-    tmp_path: Path, timed: list[str], mindful: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    timed: list[str],
+    mindful: Path,
+    homeless: None,  # noqa: ARG001
 ) -> None:
-    def nowhere() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     folder = saved(tmp_path / "model", torch.bfloat16)
-    monkeypatch.setattr(Path, "home", nowhere)
-    for name in ("DRAFTSMITH_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
     for _ in range(2):
         assert load(folder, dtype="measured").dtype == torch.bfloat16
     assert timed == ["bfloat16", "float32"] * 2
@@ -214,6 +211,13 @@ def test_what_is_free_is_what_the_container_leaves(
     (tmp_path / "proc/meminfo").unlink()
     monkeypatch.setattr(measure, "memory_bytes", lambda _: 8000)
     assert measure.free_bytes(torch.device("cpu")) == 4000  # where no kernel's file tells
+
+
+def test_what_torch_holds_unused_of_an_accelerator_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 5000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 700)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 400)
+    assert measure.free_bytes(torch.device("cuda")) == 1300
 
 
 def test_recorded_costs_hold_what_was_measured() -> None:

@@ -19,6 +19,7 @@ from architectures import ALL, build, prompt
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import Needs
 from draftsmith.engine.engine import Engine
+from draftsmith.errors import UnsupportedError
 from draftsmith.model.attention import NAME
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
@@ -269,6 +270,27 @@ def test_a_change_of_the_model_is_a_change_of_its_shells(change: Callable[[Any],
     assert torch.equal(after, by_switching(model, NAME))
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_an_engine_goes_on_when_a_block_is_removed(name: str) -> None:
+    model = build(name)
+    engine = Engine.from_pretrained(model, drafter="prompt_lookup")
+    ids = prompt(30)
+    before = engine.generate(ids, max_new_tokens=20).tokens
+    del engine.model.blocks[0]
+    after = engine.generate(ids, max_new_tokens=20).tokens
+    plain = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=20, use_cache=False)
+    assert after == plain[0, len(ids) :].tolist() != before
+
+
+def test_a_removed_block_is_refused_where_windows_go_by_place() -> None:
+    model = load(build("gemma2"))
+    runner = Runner(model)
+    row = runner.open(prompt(30))
+    del model.model.model.layers[0]
+    with pytest.raises(UnsupportedError, match="1 now, 2 when the model was loaded"):
+        runner.prefill(row)
+
+
 def test_a_norm_whose_class_is_patched_runs_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama")
     other = OtherAttention(model, NAME)
@@ -364,6 +386,9 @@ def test_a_norm_that_is_written_out_runs_as_torchs(
     with torch.inference_mode():
         assert torch.equal(norm(x), model.model.norm(x))
         assert quick_calls == [dtype]
+        assert torch.equal(norm(hidden_states=x), model.model.norm(x))
+        with pytest.raises(TypeError, match="unexpected keyword argument 'x'"):
+            norm(x=x)
         # Not where it was not tried: other types, and what autocast makes of them.
         wide = x.double()
         assert torch.equal(norm(wide), model.model.norm(wide))

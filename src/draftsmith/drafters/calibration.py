@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.target import ModelFacts
-from draftsmith.errors import LoadError
+from draftsmith.errors import LoadError, WriteError
 from draftsmith.storage import cache_folder, write_text, writing
 
 FORMAT = 1
@@ -60,7 +60,10 @@ def load(model: ModelFacts) -> Calibration | None:
 
     Raises LoadError for a file that is damaged, or about a model of another shape.
     """
-    path = file_of(model.name) if model.name else None
+    try:
+        path = file_of(model.name) if model.name else None
+    except WriteError:  # nowhere could one have been kept
+        return None
     if path is None or not path.is_file():
         return None
     remedy = "delete it, or run `draftsmith tune pld-plus` again"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
+from typing import Any
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.loop import LEAST_CHUNK, cached, mend, start, step, unread
@@ -29,6 +31,20 @@ PATIENCE = 2.0
 _STALL = "this model reads a prompt in one pass: others waited for one over {} tokens (said once)"
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """A step of one thread, which holds both locks by `with` as long as it lasts.
+
+    No interrupt, however late, leaves that without letting go: nobody waits for who is gone.
+    """
+
+    thread: int = field(default_factory=threading.get_ident)
+    going: Any = field(default_factory=threading.Lock)
+    """Nobody else ever takes it."""
+    ended: Any = field(default_factory=threading.Lock)
+    """What others wait for."""
+
+
 class Scheduler:
     """Sessions of one model, driven together by those who wait for them."""
 
@@ -45,14 +61,14 @@ class Scheduler:
         `prefixes`: finished rows that are kept for requests that begin like them.
         """
         self.model, self.cost, self.max_batch, self.memory = model, cost, max_batch, memory
-        self.runner = Runner(model, rewinds=False)
-        self.prefixes = Prefixes(self.runner, prefixes)
+        self.prefixes = Prefixes(Runner(model, rewinds=False), prefixes)
         """Rows of ended jobs."""
         self._jobs: list[Job] = []
         """In the order of arrival; those admitted have a row."""
-        self._turn = threading.Condition()
-        self._driver: int | None = None
-        """The thread that makes a step at the moment."""
+        self._lock = threading.Lock()
+        """For `_jobs` and `_turn`; nobody waits while he has it."""
+        self._turn = _Turn()
+        """The last that began."""
         self._passes = 0
         self._reading = CostCurve(
             prior_slope=0, ladder=[1 << n for n in range(self.runner.chunk.bit_length())]
@@ -62,6 +78,17 @@ class Scheduler:
         """Whether somebody heard of `_STALL`."""
 
     # --- for callers ----------------------------------------------------------------------------
+
+    @property
+    def runner(self) -> Runner:
+        """What makes the passes, and has the rows that are kept."""
+        return self.prefixes.runner
+
+    @property
+    def _driver(self) -> int | None:
+        """The thread that makes a step at the moment."""
+        turn = self._turn
+        return turn.thread if turn.going.locked() else None
 
     @property
     def here(self) -> Scheduler:
@@ -84,7 +111,7 @@ class Scheduler:
             raise OptionError("exact=True cannot hold under autocast: leave its context first")
         job.done = job.session.finished
         if not job.done:
-            with self._turn:
+            with self._lock:
                 self._jobs.append(job)
 
     def drive(self, jobs: Sequence[Job]) -> Generator[Piece]:
@@ -108,34 +135,35 @@ class Scheduler:
         """End jobs that are not done; their rows are freed at once, or after the running pass."""
         for job in jobs:
             job.aborted = True
-        me = threading.get_ident()
-        if self._driver == me:
-            return
-        try:
-            with self._turn:
-                if self._driver is None:
-                    self._driver = me
-        finally:
-            if self._driver == me:
+        mine = _Turn()
+        with mine.ended, mine.going:
+            if self._begin(mine) is None:
                 self._retire()
 
     def step(self, job: Job | None = None) -> None:
         """Make a step, unless `job` has news; or wait for the one that somebody else is making."""
-        me = threading.get_ident()
-        if self._driver == me:
+        mine = _Turn()
+        if self._driver == mine.thread:
             raise OptionError("an answer cannot wait for another one of the same pass")
-        try:
-            with self._turn:
-                if self._driver is not None:
-                    self._turn.wait()
-                    return
-                if job is not None and (job.done or job.pieces):
-                    return
-                self._driver = me
-            self._pass()
-        finally:
-            if self._driver == me:
-                self._retire()
+        with mine.ended, mine.going:
+            other = self._begin(mine)
+            if other is None:
+                try:
+                    if job is None or not (job.done or job.pieces):
+                        self._pass()
+                finally:
+                    self._retire()
+                return
+        with other.ended:
+            return
+
+    def _begin(self, mine: _Turn) -> _Turn | None:
+        """Let this step be the one that is made; or the other one that is."""
+        with self._lock:
+            if self._driver is not None:
+                return self._turn
+            self._turn = mine
+            return None
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -256,23 +284,18 @@ class Scheduler:
     def _retire(self) -> None:
         """Free the rows of jobs that have ended, then let others drive.
 
-        Drafters are told without `_turn`: whoever holds what they wait for may want to abort.
+        Drafters are told without `_lock`: whoever holds what they wait for may want to abort.
         """
-        me, over = threading.get_ident(), list[Job]()
-        try:
-            while self._driver == me:
-                for job in over:
-                    self._end(job)
-                with self._turn:
-                    over = [job for job in self._jobs if job.over and not job.done]
-                    if not over:
-                        self._clear()
-                        self._driver = None
-        finally:
-            with self._turn:
-                if self._driver == me:
-                    self._driver = None
-                self._turn.notify_all()
+        over = list[Job]()
+        while True:
+            for job in over:
+                self._end(job)
+            with self._lock:
+                over = [job for job in self._jobs if job.over and not job.done]
+                if not over:
+                    self._clear()
+                    self._turn = _Turn()
+                    return
 
     def _end(self, job: Job) -> None:
         """Free a job's row; it is done even where that is interrupted."""
@@ -294,4 +317,4 @@ class Scheduler:
         if not (self._jobs or self.prefixes or lasting):
             # Padded rows share buffers, which otherwise stay as large as they ever were; and who
             # keeps nothing (`accelerate`) may have changed the model before its next call.
-            self.runner = self.prefixes.runner = Runner(self.model, rewinds=False)
+            self.prefixes.runner = Runner(self.model, rewinds=False)

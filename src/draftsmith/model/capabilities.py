@@ -44,8 +44,9 @@ class Capabilities:
     """Why not more, one sentence per refusal, in the order the self-test met them."""
     packed: bool = False
     """Whether the tokens of such a pass are one sequence, without padding."""
-    position_bytes: tuple[int, ...] = ()
-    """Of keys and values, layer by layer; empty: its cache does not show them."""
+    position_sizes: tuple[float, ...] = ()
+    """Keys and values of a position, layer by layer, in numbers of the model's dtype, which may
+    change; empty: its cache does not show them."""
 
     def explain(self) -> list[str]:
         """The same in sentences for a person."""

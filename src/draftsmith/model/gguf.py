@@ -82,7 +82,8 @@ def converted(path: Path) -> Path:
     the folder cannot be written.
     """
     with reading(path):
-        folder = cache_folder() / "gguf" / f"{path.stem}-{_sha256(path)[:32]}"
+        name = f"{path.stem}-{_sha256(path)[:32]}"
+    folder = cache_folder() / "gguf" / name
     if not _whole(folder):
         _convert(path, read_header(path), folder)
     return folder

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from draftsmith import builtin
-from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_line
+from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError, first_line
 from draftsmith.model import gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
@@ -129,7 +129,7 @@ def choice_file(source: str, options: dict[str, Any], prepack: bool) -> Path | N
     key = [source, config.to_dict(), weights, prepack, here]
     try:
         return cache_folder() / "dtypes" / f"{digest(key)}.json"
-    except RuntimeError:  # from pathlib: nobody told where home is
+    except WriteError:
         return None
 
 

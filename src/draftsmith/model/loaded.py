@@ -102,17 +102,18 @@ class LoadedModel:
 
         `spare`: positions that a layer with a window may have beside it; None: it keeps them all.
         """
-        each = self.capabilities.position_bytes or self._configured_bytes
+        each = self.capabilities.position_sizes or self._configured_sizes
         windows = cycle(windows_by_layer(self.config))
         slots = (
             positions if spare is None or window is None else min(positions, window.size + spare)
             for window in windows
         )
-        return sum(one * many for one, many in zip(each, slots, strict=False))
+        numbers = sum(one * many for one, many in zip(each, slots, strict=False))
+        return int(numbers * self.dtype.itemsize)
 
     @property
-    def _configured_bytes(self) -> list[int]:
-        """A position's keys and values by layer, as most configurations tell them."""
+    def _configured_sizes(self) -> list[int]:
+        """The same as `position_sizes`, as most configurations tell them."""
         config = self.config
         layers, heads, groups, size, width = (
             _number(config, name)
@@ -121,8 +122,7 @@ class LoadedModel:
         )  # fmt: skip
         groups, width = groups or heads, width or (size // heads if heads else 0)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
-        one = 2 * groups * width * self.dtype.itemsize
-        return [0 if kind in _WITHOUT_KEYS else one for kind in kinds]
+        return [0 if kind in _WITHOUT_KEYS else 2 * groups * width for kind in kinds]
 
     @property
     def facts(self) -> ModelFacts:

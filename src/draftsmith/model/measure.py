@@ -315,8 +315,9 @@ def memory_bytes(device: torch.device) -> int | None:
 
 def free_bytes(device: torch.device) -> int | None:
     """Memory that is free where a model runs, within a container's limit; None: nobody tells."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "cuda":  # what torch's allocator keeps unused is free for us, too
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     available = _told("/proc/meminfo", "MemAvailable:")
     if not available:
         total = memory_bytes(device)

@@ -109,7 +109,7 @@ def probe(loaded: LoadedModel) -> Capabilities:
     Raises UnsupportedError if its logits depend on later tokens: it cannot generate at all.
     """
     with torch.inference_mode():
-        return replace(_find(loaded), position_bytes=_position_bytes(loaded))
+        return replace(_find(loaded), position_sizes=_position_sizes(loaded))
 
 
 def _find(loaded: LoadedModel) -> Capabilities:
@@ -415,8 +415,8 @@ def _whole(forward: Forward, ids: list[int]) -> Tensor:
     return logits[0, -len(ids) :]
 
 
-def _position_bytes(loaded: LoadedModel) -> tuple[int, ...]:
-    """Bytes of a position's keys and values in each layer, read from a cache of the model's own.
+def _position_sizes(loaded: LoadedModel) -> tuple[float, ...]:
+    """`Capabilities.position_sizes`, read from a cache of the model's own.
 
     Configurations tell it in too many ways: shared heads, latent attention, sizes by layer.
     """
@@ -426,8 +426,9 @@ def _position_bytes(loaded: LoadedModel) -> tuple[int, ...]:
     except Exception:  # third-party code; `row_bytes` then asks the configuration
         return ()
     pairs = [(getattr(one, "keys", None), getattr(one, "values", None)) for one in layers]
+    size = loaded.dtype.itemsize
     found = tuple(
-        sum(t.nbytes // t.shape[-2] for t in pair if isinstance(t, Tensor) and t.numel())
+        sum(t.nbytes / t.shape[-2] for t in pair if isinstance(t, Tensor) and t.numel()) / size
         for pair in pairs
     )
     return found if any(found) else ()

@@ -13,7 +13,7 @@ import torch
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
-from draftsmith.errors import DrafterError, OptionError, PromptError
+from draftsmith.errors import DrafterError, OptionError, PromptError, UnsupportedError
 from draftsmith.model.cache import KVCache
 from draftsmith.model.exact.memory import ExactMemory
 from draftsmith.model.kv_memory import KVMemory
@@ -55,6 +55,8 @@ class Runner:
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._rewinds = rewinds
+        self._windows: tuple[Window | None, ...] = (None,)
+        """By layer; a model that masks by itself sees all slots."""
         self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
 
@@ -66,7 +68,6 @@ class Runner:
             undoes = abilities.shape == "chain"
             return ReplayMemory(forward, loaded.config, undoes, loaded.blocks)
         masks = None
-        windows: tuple[Window | None, ...] = (None,)  # a model that masks by itself sees all slots
         if abilities.shape == "tree":
             masks = MaskBuilder(
                 layer_windows(loaded.config),
@@ -74,14 +75,14 @@ class Runner:
                 additive=loaded.dtype if abilities.attention == "eager" else None,
                 broadcasts=abilities.attention == "draftsmith",
             )
-            windows = windows_by_layer(loaded.config)
+            self._windows = windows_by_layer(loaded.config)
         if abilities.packed:
             kinds = tuple(layer_windows(loaded.config))
-            options = forward, kinds, windows, self._boundary, loaded.blocks, self._context
+            options = forward, kinds, self._windows, self._boundary, loaded.blocks, self._context
             if loaded.exact is not None:
                 return ExactMemory(loaded.exact, *options)
             return PackedMemory(*options)
-        cache = KVCache(self._context, windows)
+        cache = KVCache(self._context, self._windows)
         return KVMemory(forward, cache, masks, abilities.batch, self._boundary, loaded.blocks)
 
     @property
@@ -154,8 +155,15 @@ class Runner:
     ) -> list[RowOutput]:
         """Raises DrafterError for a draft of a shape that this target cannot verify.
 
-        Raises OptionError for a chunk that has a draft, or of a row that does not split.
+        Raises OptionError for a chunk that has a draft, or of a row that does not split;
+        UnsupportedError where blocks were removed whose windows differed.
         """
+        blocks, layers = self.loaded.blocks, len(self._windows)
+        if layers > 1 and blocks is not None and len(blocks) != layers:
+            raise UnsupportedError(
+                f"decoder blocks: {len(blocks)} now, {layers} when the model was loaded; how far "
+                "each looks back goes by its place, so load the model again"
+            )
         if self.shape == "plain" and any(drafts):
             raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
         if self.shape == "chain" and not all(draft.is_chain for draft in drafts):

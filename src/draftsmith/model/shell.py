@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,9 @@ from transformers import PretrainedConfig
 
 _SETTING = "_attn_implementation_internal"
 """Where a configuration keeps its attention; the property around it checks names and recurses."""
+
+_DICTS = (dict, OrderedDict)
+"""Of children: a list of blocks that lost one has them in the second."""
 
 _REPLACED_CALLS = ("forward", "_compiled_call_impl")
 """Attributes that, on an instance, run something which knows only the original."""
@@ -194,12 +198,14 @@ class _NormShell(_ModuleShell):
     epsilon_name: str
     tried_dtype: torch.dtype
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | None = None, /, **named: Tensor) -> Tensor:
         """x / √(mean x² + ε), times the weight."""
+        if x is None:  # whoever calls it by a name means the original's
+            return super().forward(**named)  # type: ignore[misc, no-any-return]
         weight: Any = self._parameters["weight"]
         as_tried = self.tried_dtype == x.dtype == weight.dtype and x.device.type == "cpu"
-        if not as_tried or torch.is_autocast_enabled("cpu"):
-            return super().forward(x)  # type: ignore[misc, no-any-return]
+        if named or not as_tried or torch.is_autocast_enabled("cpu"):
+            return super().forward(x, **named)  # type: ignore[misc, no-any-return]
         epsilon = getattr(self, self.epsilon_name)
         return weight * torch.rms_norm(x, weight.shape, None, epsilon)  # type: ignore[no-any-return]
 
@@ -285,14 +291,14 @@ def _parts_in(value: Any) -> Iterator[Any]:
     """The modules and configurations that an attribute's value names."""
     if isinstance(value, Module | PretrainedConfig):
         yield value
-    elif type(value) in (dict, list, tuple):
-        for item in value.values() if type(value) is dict else value:
+    elif type(value) in (*_DICTS, list, tuple):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from _parts_in(item)
 
 
 def _below(value: Any, shells: dict[int, Any]) -> Any:
     """The same value with shells in the place of those parts that have one."""
-    if type(value) is dict:
+    if type(value) in _DICTS:
         return {key: _below(item, shells) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(_below(item, shells) for item in value)
