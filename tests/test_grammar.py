@@ -1,0 +1,217 @@
+"""Answers that follow a grammar: what it allows, the same with drafts and without."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import tiny
+from draftsmith import Engine, Grammar
+from draftsmith.errors import GenerationInterrupted, OptionError
+from draftsmith.text.grammar import Grammars, GrammarState
+from installed import bare_names
+from scripted import oracle, random_trees
+
+pytest.importorskip("llguidance")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["alpha", "beta"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": Grammar.json_schema(PERSON),
+    "list": Grammar.json_schema({"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}),
+    "regex": Grammar.regex("(ab|[0-9]{2}){3,5}(the end)?"),
+    "lark": Grammar.lark('start: "(" item ("," item)* ")"\nitem: /[xyz]/ | start\n'),
+}
+PROMPTS = ["hello world", "def foo(x): return", "the quick brown fox"]
+CHOICES: list[dict[str, Any]] = [{}, {"temperature": 1.3, "seed": 5, "top_p": 0.95}]
+
+
+def is_person(value: Any) -> bool:
+    return (
+        list(value) == ["name", "age", "kind"]
+        and len(value["name"]) <= 8
+        and value["age"] in range(151)
+        and value["kind"] in PERSON["properties"]["kind"]["enum"]
+    )
+
+
+FITS = {
+    "schema": lambda text: is_person(json.loads(text)),
+    "list": lambda text: all(map(is_person, json.loads(text))) and 2 <= len(json.loads(text)) <= 3,
+    "regex": lambda text: re.fullmatch("(ab|[0-9]{2}){3,5}(the end)?", text),
+    "lark": lambda text: re.fullmatch("[(),xyz]+", text) and text.count("(") == text.count(")"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+
+
+@pytest.mark.parametrize("sampling", CHOICES, ids=["greedy", "seeded"])
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_answers_fit_and_are_the_same_with_every_drafter(
+    engine: Engine, kind: str, sampling: dict[str, Any]
+) -> None:
+    for prompt in PROMPTS:
+        options = {"grammar": GRAMMARS[kind], "max_new_tokens": 200, "budget": 8, **sampling}
+        plain = engine.generate(prompt, drafter="none", **options)
+        assert plain.finish_reason == "stop"
+        assert FITS[kind](plain.text), plain.text
+        drafters = [*bare_names(), random_trees(1, near=plain.tokens), oracle(plain.tokens)]
+        for drafter in drafters:
+            assert engine.generate(prompt, drafter=drafter, **options).tokens == plain.tokens
+
+
+def test_a_batch_gives_what_each_gives_alone(engine: Engine) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 200}
+    for kind, grammar in GRAMMARS.items():
+        got = engine.generate(PROMPTS, n=3, grammar=grammar, seed=7, **options)
+        for prompt, answers in zip(PROMPTS, got, strict=True):
+            for turn, answer in enumerate(answers):
+                alone = engine.generate(
+                    prompt, grammar=grammar, drafter="none", seed=7 + turn, **options
+                )
+                assert answer.tokens == alone.tokens
+                assert FITS[kind](answer.text)
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_the_whole_one(engine: Engine) -> None:
+    options: dict[str, Any] = {"grammar": GRAMMARS["list"]}
+    whole = engine.generate("hello", drafter="none", max_new_tokens=300, **options)
+    for most in (1, 2, 7, 20):
+        cut = engine.generate("hello", max_new_tokens=most, **options)
+        assert cut.tokens == whole.tokens[:most]
+        assert cut.finish_reason == "length"
+    for stop in ('"age"', "alpha", "},", '{"'):
+        for drafter in ("none", "auto", oracle(whole.tokens)):
+            cut = engine.generate("hello", stop=stop, drafter=drafter, **options)
+            assert cut.text == whole.text.split(stop)[0]
+            assert cut.tokens == whole.tokens[: len(cut.tokens)]
+
+
+def test_the_matcher_reads_each_emitted_token_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[GrammarState] = []
+    made = GrammarState.__init__
+
+    def noted(state: GrammarState, *args: Any) -> None:
+        made(state, *args)
+        state.matcher = Counting(state.matcher)
+        states.append(state)
+
+    class Counting:
+        def __init__(self, matcher: Any) -> None:
+            self.matcher, self.tokens = matcher, list[int]()
+
+        def consume_tokens(self, tokens: list[int]) -> None:
+            self.tokens += tokens
+            self.matcher.consume_tokens(tokens)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+    monkeypatch.setattr(GrammarState, "__init__", noted)
+    for drafter in ("none", "auto", random_trees(3)):
+        answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter=drafter)
+        # The last token is never asked what follows it.
+        assert states.pop().matcher.tokens == answer.tokens[:-1]
+
+
+def test_where_all_is_said_only_an_end_token_is_left(engine: Engine) -> None:
+    answer = engine.generate("hello", grammar=Grammar.regex("yes"), min_new_tokens=9)
+    assert answer.text == "yes"
+    assert answer.tokens[-1] == tiny.tokenizer().eos_token_id
+    assert len(answer.tokens) <= 4
+
+
+def test_a_stream_and_a_chat_follow_it(engine: Engine) -> None:
+    with engine.stream("hello", grammar=GRAMMARS["schema"]) as stream:
+        text = "".join(piece.text for piece in stream)
+    assert is_person(json.loads(text))
+    chat = engine.chat(grammar=GRAMMARS["schema"], max_new_tokens=100)
+    for message in ("who?", "who else?"):
+        assert is_person(json.loads(chat.send(message).text))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar.json_schema({"type": "strin"}), "strin"),
+        (Grammar.json_schema({"if": {"type": "object"}, "then": {}}), "if"),
+        (Grammar.json_schema({"$ref": "https://example.com/schema"}), "example"),
+        (Grammar.regex("(("), "unclosed"),
+        (Grammar.regex(r"[^\s\S]"), "NoExtension"),
+        (Grammar.lark("start: %%%"), "lexer error"),
+        (Grammar.lark("rule: /x/"), "start"),
+        ({"type": "object"}, r"Grammar\.json_schema"),
+    ],
+    ids=lambda one: getattr(one, "text", None) or "",
+)
+def test_a_grammar_that_cannot_be_followed_is_refused_before_anything_runs(
+    engine: Engine, grammar: Any, said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        engine.generate("hello", grammar=grammar)
+
+
+@pytest.mark.parametrize("schema", ["{", "[1]", {"const": {1}}, 7, None])
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(OptionError, match="JSON schema must be"):
+        Grammar.json_schema(schema)
+
+
+def test_a_grammar_that_explodes_ends_its_own_request(engine: Engine) -> None:
+    """Two thousand keys that may all be left out are beyond what llguidance follows."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+    with pytest.raises(GenerationInterrupted, match=r"items.*simplify") as caught:
+        engine.generate(["hello", "you"], grammar=Grammar.json_schema(many))
+    assert isinstance(caught.value.__cause__, OptionError)
+    assert engine.generate("hello", grammar=Grammar.regex("yes")).text == "yes"
+
+
+def test_a_grammar_is_compiled_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Grammar] = []
+    build = Grammars._build
+
+    def noted(self: Grammars, grammar: Grammar, ends: tuple[int, ...]) -> Any:
+        built.append(grammar)
+        return build(self, grammar, ends)
+
+    monkeypatch.setattr(Grammars, "_build", noted)
+    engine.generate(["a", "b"], n=2, grammar=Grammar.regex("once"), temperature=1.0)
+    engine.generate("a", grammar=Grammar.regex("once"))
+    assert built == [Grammar.regex("once")]
+
+
+def test_without_llguidance_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(OptionError, match=r"pip install 'draftsmith\[grammar\]'"):
+        Grammars(tiny.tokenizer(), 400).compile(Grammar.regex("yes"), [2])
+
+
+def test_a_model_without_an_end_token_cannot_follow_one() -> None:
+    with pytest.raises(OptionError, match="end token"):
+        Grammars(tiny.tokenizer(), 400).compile(Grammar.regex("yes"), [])
+
+
+def test_llguidance_is_imported_only_for_a_grammar() -> None:
+    code = (
+        "import sys, draftsmith; from draftsmith import Engine, Grammar; "
+        "Grammar.json_object(); assert 'llguidance' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
