@@ -16,6 +16,7 @@ from torch import Tensor
 from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.mixture.belief import Belief, banks_of
@@ -163,8 +164,8 @@ class Mixture(DrafterState):
         self.said: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
         """Tokens of the last pass, the logits behind each, and which of them come last."""
         self.work = self.work._replace(rows=ints(0), new=ints(0))
-        self.twin: int | None = None
-        """Where in the context the prediction stands, too, from the bank's first id on."""
+        self.twin = range(0)
+        """Where in the context the prediction stands, too."""
 
     def truncate(self, length: int) -> None:
         # Counts cannot be taken back one by one: nobody knows which followers had been dropped.
@@ -180,7 +181,7 @@ class Mixture(DrafterState):
             self.offset = self.length
             self._advance(NOTHING, len(head), 0)
             twin = find(ctx.prediction, ctx.ids)
-            self.twin = None if twin is None else twin - len(head)
+            self.twin = range(0) if twin is None else range(twin, twin + len(ctx.prediction))
         self._put(ctx.ids[self.length - self.offset :])
 
     def read(self) -> None:
@@ -234,7 +235,7 @@ class Mixture(DrafterState):
         return Draft(
             tuple(nodes[LABEL::FIELDS]),
             tuple(nodes[PARENT::FIELDS]),
-            tuple(EARLIER if place == ELSEWHERE else Auto.name for place in places),
+            tuple(map(self._source, places)),
             origins=tuple(map(self._origin, places)),
             chances=tuple(values(self.work.floats, CHANCE, n)),
         )
@@ -243,7 +244,15 @@ class Mixture(DrafterState):
         """Where in the context's ids a place of the bank's is; -1: nowhere."""
         if place >= self.offset:
             return place - self.offset
-        return -1 if place < 0 or self.twin is None else self.twin + place
+        # The prediction is the last before the context's own: -1 of both is one token.
+        return self.twin[place - self.offset] if place >= 0 and self.twin else -1
+
+    def _source(self, place: int) -> str:
+        """Who guessed what was copied from a place of the bank's."""
+        if place == ELSEWHERE:
+            return EARLIER
+        predicted = 0 <= place < self.offset or place - self.offset in self.twin
+        return PREDICTION if predicted else Auto.name
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         count, drafted = len(outcome.verdict.tokens), outcome.draft.size
