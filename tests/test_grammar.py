@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+import torch
 
 import tiny
 from draftsmith import Engine, Grammar
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import SamplingParams, TorchSampler
+from draftsmith.drafters.auto import GRAMMAR, Mixture
+from draftsmith.drafters.mixture.prior import prior
 from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.text.grammar import Grammars, GrammarState
 from installed import bare_names
@@ -35,6 +41,7 @@ GRAMMARS = {
     "regex": Grammar.regex("(ab|[0-9]{2}){3,5}(the end)?"),
     "lark": Grammar.lark('start: "(" item ("," item)* ")"\nitem: /[xyz]/ | start\n'),
 }
+SIZE = len(tiny.tokenizer())
 PROMPTS = ["hello world", "def foo(x): return", "the quick brown fox"]
 CHOICES: list[dict[str, Any]] = [{}, {"temperature": 1.3, "seed": 5, "top_p": 0.95}]
 
@@ -137,6 +144,121 @@ def test_where_all_is_said_only_an_end_token_is_left(engine: Engine) -> None:
     assert answer.text == "yes"
     assert answer.tokens[-1] == tiny.tokenizer().eos_token_id
     assert len(answer.tokens) <= 4
+
+
+# ------------------------------------------------------------------- as a source of drafts
+
+
+def start(engine: Engine, grammar: Grammar, text: str = "") -> tuple[GrammarState, list[int]]:
+    """Where an answer stands that has said `text`, and its ids behind a prompt."""
+    compiled = engine.model.grammars.compile(grammar, [2])
+    return compiled.state(1), [7, *tiny.tokenizer().encode(text)]
+
+
+def open_mixture(ids: list[int], grammar: GrammarState, **options: Any) -> tuple[Mixture, Context]:
+    ctx = Context(
+        ids=ids,
+        prompt_length=1,
+        vocab_size=SIZE,
+        sampling=SamplingParams(),
+        sampler=TorchSampler.seeded(0),
+        grammar=grammar,
+        budget=64,
+        depth=64,
+    )
+    return Mixture(prior(1), **options), ctx
+
+
+@pytest.mark.parametrize("sampling", CHOICES, ids=["greedy", "seeded"])
+def test_what_a_grammar_forces_is_drafted_and_saves_passes(
+    engine: Engine, sampling: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"grammar": GRAMMARS["list"], "max_new_tokens": 300, "budget": 16}
+    without = engine.generate("hello", drafter="auto(grammar=False)", **options, **sampling)
+    got = engine.generate("hello", **options, **sampling)
+    assert got.tokens == without.tokens
+    assert got.stats.passes < without.stats.passes
+    assert got.sources.count(GRAMMAR) == got.stats.by_source[GRAMMAR].accepted > 20
+    assert GRAMMAR not in without.stats.by_source
+
+
+def test_forced_tokens_come_first_and_the_mixture_goes_on_behind_them(engine: Engine) -> None:
+    grammar, ids = start(engine, GRAMMARS["schema"])
+    ids = [*tiny.tokenizer().encode('{"name":"fox"'), *ids]
+    grammar.read = len(ids)
+    mixture, ctx = open_mixture(ids, grammar)
+    draft = mixture.draft(ctx)
+    forced = grammar.scout(ids).forced()
+    assert tiny.tokenizer().decode(forced) == '{"name":"'
+    assert draft.tokens[: len(forced)] == tuple(forced)
+    assert draft.source[: len(forced)] == (GRAMMAR,) * len(forced)
+    assert draft.chances is not None
+    assert draft.chances[: len(forced)] == (1,) * len(forced)
+    rest = draft.select(range(draft.first_branch().size))
+    assert '{"name":"fox' in tiny.tokenizer().decode(rest.tokens)
+    assert "auto" in rest.source
+
+
+def test_the_last_token_that_a_grammar_forces_is_the_end(engine: Engine) -> None:
+    grammar, ids = start(engine, Grammar.regex("yes"), "yes")
+    mixture, ctx = open_mixture(ids, grammar)
+    assert mixture.draft(ctx).tokens[0] == tiny.tokenizer().eos_token_id
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_nothing_is_drafted_that_a_grammar_forbids(engine: Engine, chain: bool) -> None:
+    drafted = 0
+    answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter="none").tokens
+    for said in range(0, len(answer), 3):
+        grammar, ids = start(engine, GRAMMARS["list"])
+        # What came before suggests more than is allowed: an answer of other keys, and this one.
+        before = [*tiny.tokenizer().encode('[{"name":7,"age":"x"}, "kind"' * 3), *answer]
+        ids, grammar.read = [*before, *ids, *answer[:said]], len(before) + 1
+        mixture, ctx = open_mixture(ids, grammar, chain=chain)
+        draft = mixture.draft(ctx)
+        assert draft.is_chain or not chain
+        for node in range(draft.size):
+            path, at = list[int](), node
+            while at >= 0:
+                path.insert(0, draft.tokens[at])
+                at = draft.parents[at]
+            fresh = grammar.compiled.start.deep_copy()
+            assert fresh.validate_tokens([*answer[:said], *path]) == said + len(path)
+            drafted += 1
+    assert drafted > 100
+
+
+def test_a_scout_is_rolled_back_to_where_it_is_asked(engine: Engine) -> None:
+    """From any path to any other one it allows what a matcher allows that went there directly."""
+    answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter="none").tokens
+    grammar, ids = start(engine, GRAMMARS["list"])
+    scout, chance = grammar.scout(ids), random.Random(0)
+    for _ in range(300):
+        path = answer[: chance.randrange(len(answer) - 1)]
+        if chance.random() < 0.3:
+            path = [*path, chance.randrange(SIZE)]
+        fresh = grammar.compiled.start.deep_copy()
+        allowed = fresh.try_consume_tokens(path) == len(path)
+        assert scout.go(path) == allowed
+        if allowed and not fresh.is_stopped():
+            assert scout.matcher.compute_bitmask() == fresh.compute_bitmask()
+            assert scout.forced() == fresh.compute_ff_tokens()
+    assert grammar.read == 1, "the answer itself has not gone on"
+
+
+def test_a_draft_that_meets_a_limit_leaves_the_answer_alone(engine: Engine) -> None:
+    """Two thousand keys are too many behind the brace, and no trouble before it."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+    grammar, ids = start(engine, Grammar.json_schema(many))
+    scout = grammar.scout(ids)
+    brace = tiny.tokenizer().encode('{"p1"')
+    assert not scout.go(brace)
+    assert scout.forced() == []
+    assert not grammar.matcher.is_error()
+    assert grammar(torch.tensor([ids]), torch.zeros(1, SIZE)).amax() == 0
+
+
+# ------------------------------------------------------------------------------------ users
 
 
 def test_a_stream_and_a_chat_follow_it(engine: Engine) -> None:

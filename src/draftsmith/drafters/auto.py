@@ -24,23 +24,36 @@ from draftsmith.drafters.mixture.candidates import (
     CHANCE,
     ELSEWHERE,
     FIELDS,
+    FORCED,
     LABEL,
     LARGEST,
     PARENT,
     SOURCE,
     TREE,
+    WAITING,
     new_work,
 )
-from draftsmith.drafters.mixture.compiled import COMPILED, floats, ints, values
+from draftsmith.drafters.mixture.compiled import COMPILED, filled, floats, ints, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
+from draftsmith.drafters.mixture.grow import (
+    ALLOWED,
+    FORBIDDEN,
+    NOTHING,
+    Wanted,
+    advance,
+    proceed,
+)
 from draftsmith.drafters.mixture.memory import MEMORY, Answers
 from draftsmith.drafters.mixture.prior import copied, prior
 from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
 from draftsmith.drafters.ngrams import find
+from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
 """The source of nodes that only earlier answers led to."""
+GRAMMAR = "grammar"
+"""The source of nodes that the answer's grammar leaves no choice about."""
+_ELSEWHERE = {ELSEWHERE: EARLIER, FORCED: GRAMMAR}
 NODE_COST = 0.013
 """What a node is taken to make a pass dearer where no curve says it, in plain passes."""
 
@@ -75,6 +88,8 @@ class Auto(Drafter):
     logits: bool = True
     """Whether it also drafts what the target's logits said; without, token ids alone decide, and a
     replay of a recording makes the very drafts of the live run."""
+    grammar: bool = True
+    """Whether it drafts what the answer's grammar forces, and nothing that it forbids."""
 
     def bind(self, model: ModelFacts) -> Drafter:
         """It drafts the best chain for a model that verifies nothing else."""
@@ -91,10 +106,11 @@ class Auto(Drafter):
         return FIXED + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
+        kind = {"chain": self.chain, "logits": self.logits, "grammar": self.grammar}
         if isinstance(ctx.earlier, Answers):
-            state: Mixture = Remembering(ctx.earlier, chain=self.chain, logits=self.logits)
+            state: Mixture = Remembering(ctx.earlier, **kind)
         else:
-            state = Mixture(prior(1), chain=self.chain, logits=self.logits)
+            state = Mixture(prior(1), **kind)
         state.take(ctx)
         state.read()
         return state if COMPILED else Affordable(self, state)
@@ -139,10 +155,11 @@ class Mixture(DrafterState):
         *,
         chain: bool = False,
         logits: bool = True,
+        grammar: bool = True,
         earlier: Bank | None = None,
     ) -> None:
         """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
-        self.belief, self.chain, self.logits = belief, chain, logits
+        self.belief, self.chain, self.logits, self.grammar = belief, chain, logits, grammar
         self.earlier = earlier or new_bank()
         self.rate = RATE if earlier is None else KEPT_RATE
         self.work = new_work(banks_of(belief))
@@ -192,13 +209,29 @@ class Mixture(DrafterState):
         self.own = put(self.own, self.length, ids, LARGEST)
         self.length += len(ids)
 
-    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
-        """Read what was put, draft what is wanted; how many nodes."""
+    def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
+        """Read what was put, draft what is wanted and the grammar allows; how many nodes."""
         told, self.told = self.length if self.told is None else self.told, None
-        return advance(
+        count = advance(
             self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
             self.rate, MEMORY, 1.0, wanted,
         )  # fmt: skip
+        while count < 0 and scout is not None:
+            verdict = ALLOWED if scout.go(self._first_waiting()) else FORBIDDEN
+            forced = scout.forced() if verdict == ALLOWED else []
+            wanted = wanted._replace(forced=filled(forced))
+            count = proceed(self.own, floor, self.earlier, self.belief, self.work, wanted, verdict)
+        return count
+
+    def _first_waiting(self) -> list[int]:
+        """The path from the root to what may become a node next."""
+        path, at = list[int](), WAITING
+        while True:
+            label, parent = values(self.work.ints, at, PARENT + 1)
+            path.append(label)
+            if parent < 0:
+                return path[::-1]
+            at = TREE + parent * FIELDS
 
     def keep(self) -> None:
         """Let what the target's logits said be remembered."""
@@ -211,8 +244,7 @@ class Mixture(DrafterState):
             new = [number for row in order for number in rows[row]]
         if new and not len(self.work.rows):
             self.work = self.work._replace(rows=ints(KEPT * WIDTH))
-        self.work = self.work._replace(new=ints(len(new)))
-        self.work.new[:] = new
+        self.work = self.work._replace(new=filled(new))
         self.said = None
 
     def draft(self, ctx: Context) -> Draft:
@@ -223,11 +255,15 @@ class Mixture(DrafterState):
             self.widths = [0.0, *LADDER]
             self.costs = [ctx.cost.relative(ctx.cost.rows * width) for width in (0, *LADDER)]
         self.drafts += 1
+        scout = None
+        if self.grammar and isinstance(ctx.grammar, GrammarState):
+            scout = ctx.grammar.scout(ctx.ids)
+        forced = filled(scout.forced() if scout is not None else [])
         wanted = Wanted(
             min(ctx.budget, LARGEST), ctx.depth, self.chain, floats(self.widths),
-            floats(self.costs), self.tokens / self.cost,
+            floats(self.costs), self.tokens / self.cost, scout is not None, forced,
         )  # fmt: skip
-        n = self._advance(wanted, 0, self.offset)
+        n = self._advance(wanted, 0, self.offset, scout)
         if not n:
             return EMPTY
         nodes = values(self.work.ints, TREE, n * FIELDS)
@@ -249,8 +285,8 @@ class Mixture(DrafterState):
 
     def _source(self, place: int) -> str:
         """Who guessed what was copied from a place of the bank's."""
-        if place == ELSEWHERE:
-            return EARLIER
+        if place in _ELSEWHERE:
+            return _ELSEWHERE[place]
         predicted = 0 <= place < self.offset or place - self.offset in self.twin
         return PREDICTION if predicted else Auto.name
 
@@ -278,13 +314,13 @@ class Remembering(Mixture):
         self.answers, self.start = answers, answers.belief
         super().__init__(copied(self.start), earlier=answers.bank, **options)
 
-    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
+    def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
         with self.answers.memory.lock:
             # Asked for anew each time: nothing stays here that is deleted there.
             if self.answers.forgotten and self.start is not self.answers.belief:
                 self._adopt()
             self.earlier = self.answers.bank
-            nodes = super()._advance(wanted, quiet, floor)
+            nodes = super()._advance(wanted, quiet, floor, scout)
             self.earlier = self.own
         return nodes
 

@@ -5,7 +5,7 @@ Both give the same trees. Compiled code is kept beside the source, or in the use
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import cache, wraps
 from hashlib import sha256
 from pathlib import Path
@@ -74,6 +74,13 @@ def no(number: int) -> int:
 def ints(size: int) -> Ints:
     """Zeros: token ids, counts, positions."""
     return np.zeros(size, np.int32) if COMPILED else [0] * size  # type: ignore[return-value]
+
+
+def filled(numbers: Sequence[int]) -> Ints:
+    """These numbers."""
+    array = ints(len(numbers))
+    array[:] = numbers
+    return array
 
 
 def floats(values: Any) -> Floats:
