@@ -19,7 +19,7 @@ from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.auto import GRAMMAR, Mixture
 from draftsmith.drafters.mixture.prior import prior
 from draftsmith.errors import GenerationInterrupted, OptionError
-from draftsmith.text.grammar import Grammars, GrammarState
+from draftsmith.text.grammar import Grammars, GrammarState, unpacked
 from installed import bare_names
 from scripted import oracle, random_trees
 
@@ -188,7 +188,7 @@ def test_forced_tokens_come_first_and_the_mixture_goes_on_behind_them(engine: En
     grammar.read = len(ids)
     mixture, ctx = open_mixture(ids, grammar)
     draft = mixture.draft(ctx)
-    forced = grammar.scout(ids).forced()
+    forced = grammar.scout(ids).onward()[0]
     assert tiny.tokenizer().decode(forced) == '{"name":"'
     assert draft.tokens[: len(forced)] == tuple(forced)
     assert draft.source[: len(forced)] == (GRAMMAR,) * len(forced)
@@ -242,8 +242,30 @@ def test_a_scout_is_rolled_back_to_where_it_is_asked(engine: Engine) -> None:
         assert scout.go(path) == allowed
         if allowed and not fresh.is_stopped():
             assert scout.matcher.compute_bitmask() == fresh.compute_bitmask()
-            assert scout.forced() == fresh.compute_ff_tokens()
+            forced = fresh.compute_ff_tokens()
+            end = tiny.tokenizer().eos_token_id
+            assert scout.onward()[0] in (forced, [*forced, end])
     assert grammar.read == 1, "the answer itself has not gone on"
+
+
+def test_what_must_follow_and_what_may_are_what_the_masks_say(engine: Engine) -> None:
+    """Forced tokens are the only ones that are allowed, and a few are all, or all that fit."""
+    answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter="none").tokens
+    grammar, ids = start(engine, GRAMMARS["list"])
+    tried = 0
+    for said in range(len(answer)):
+        scout, fresh = grammar.scout([*ids, *answer[:said]]), grammar.compiled.start.deep_copy()
+        fresh.consume_tokens(answer[:said])
+        forced, few = scout.onward()
+        for token in forced:
+            assert unpacked(fresh.compute_bitmask()).nonzero()[0].tolist() == [token]
+            fresh.consume_token(token)
+        allowed = unpacked(fresh.compute_bitmask()).nonzero()[0].tolist()
+        assert {*few} <= {*allowed}
+        if few and not fresh.compute_ff_bytes():
+            assert few == allowed
+        tried += bool(few) + bool(forced)
+    assert tried > 20
 
 
 def test_a_draft_that_meets_a_limit_leaves_the_answer_alone(engine: Engine) -> None:
@@ -253,7 +275,7 @@ def test_a_draft_that_meets_a_limit_leaves_the_answer_alone(engine: Engine) -> N
     scout = grammar.scout(ids)
     brace = tiny.tokenizer().encode('{"p1"')
     assert not scout.go(brace)
-    assert scout.forced() == []
+    assert scout.onward() == ([], [])
     assert not grammar.matcher.is_error()
     assert grammar(torch.tensor([ids]), torch.zeros(1, SIZE)).amax() == 0
 

@@ -87,9 +87,10 @@ class Odd(GrammarState, Scout):
         self.path = list(path)
         return path[-1] % 7 != 3
 
-    def forced(self) -> list[int]:
+    def onward(self) -> tuple[list[int], list[int]]:
         last = self.path[-1] if self.path else self.last
-        return [last + 1, last + 2, last + 4] if last % 5 == 0 else []
+        few = [last, last + 1, last + 3] if last % 3 == 0 else []
+        return ([last + 1, last + 2, last + 4] if last % 5 == 0 else []), few
 
 
 def steps(count: int, seed: int = 0) -> list[Any]:

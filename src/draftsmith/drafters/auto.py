@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -52,7 +52,7 @@ from draftsmith.text.grammar import GrammarState, Scout
 EARLIER = "auto.earlier"
 """The source of nodes that only earlier answers led to."""
 GRAMMAR = "grammar"
-"""The source of nodes that the answer's grammar leaves no choice about."""
+"""The source of nodes that only the answer's grammar led to."""
 _ELSEWHERE = {ELSEWHERE: EARLIER, FORCED: GRAMMAR}
 NODE_COST = 0.013
 """What a node is taken to make a pass dearer where no curve says it, in plain passes."""
@@ -89,7 +89,8 @@ class Auto(Drafter):
     """Whether it also drafts what the target's logits said; without, token ids alone decide, and a
     replay of a recording makes the very drafts of the live run."""
     grammar: bool = True
-    """Whether it drafts what the answer's grammar forces, and nothing that it forbids."""
+    """Whether it drafts what the answer's grammar leaves hardly a choice about, and nothing that it
+    forbids."""
 
     def bind(self, model: ModelFacts) -> Drafter:
         """It drafts the best chain for a model that verifies nothing else."""
@@ -106,7 +107,7 @@ class Auto(Drafter):
         return FIXED + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
-        kind = {"chain": self.chain, "logits": self.logits, "grammar": self.grammar}
+        kind: dict[str, Any] = {"chain": self.chain, "logits": self.logits, "grammar": self.grammar}
         if isinstance(ctx.earlier, Answers):
             state: Mixture = Remembering(ctx.earlier, **kind)
         else:
@@ -218,8 +219,8 @@ class Mixture(DrafterState):
         )  # fmt: skip
         while count < 0 and scout is not None:
             verdict = ALLOWED if scout.go(self._first_waiting()) else FORBIDDEN
-            forced = scout.forced() if verdict == ALLOWED else []
-            wanted = wanted._replace(forced=filled(forced))
+            forced, few = scout.onward() if verdict == ALLOWED else ([], [])
+            wanted = wanted._replace(forced=filled(forced), few=filled(few))
             count = proceed(self.own, floor, self.earlier, self.belief, self.work, wanted, verdict)
         return count
 
@@ -258,10 +259,11 @@ class Mixture(DrafterState):
         scout = None
         if self.grammar and isinstance(ctx.grammar, GrammarState):
             scout = ctx.grammar.scout(ctx.ids)
-        forced = filled(scout.forced() if scout is not None else [])
+        forced, few = ([], []) if scout is None else scout.onward()
         wanted = Wanted(
             min(ctx.budget, LARGEST), ctx.depth, self.chain, floats(self.widths),
-            floats(self.costs), self.tokens / self.cost, scout is not None, forced,
+            floats(self.costs), self.tokens / self.cost, scout is not None,
+            filled(forced), filled(few),
         )  # fmt: skip
         n = self._advance(wanted, 0, self.offset, scout)
         if not n:

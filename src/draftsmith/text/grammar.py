@@ -14,12 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.errors import OptionError, first_line
 
 KEPT = 64
 """Compiled grammars that a model keeps, the latest."""
+FEW = 64
+"""Tokens that are few enough to be drafted because nothing else may come."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Grammars:
             start.compute_bitmask()
         if start.is_error() or (start.is_stopped() and not start.is_accepting()):
             raise _refusal(grammar, start.get_error() or "no text fits it")
-        return Compiled(grammar, start, ends)
+        return Compiled(grammar, start, self._tokenizers[ends], ends)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +136,8 @@ class Compiled:
     grammar: Grammar
     start: Any
     """An LLMatcher that has read nothing; only copied."""
+    tokenizer: Any
+    """The LLTokenizer that it was compiled for."""
     end_ids: tuple[int, ...]
 
     def state(self, prompt_length: int) -> GrammarState:
@@ -160,10 +165,10 @@ class GrammarState:
         """
         self.matcher.consume_tokens(ids[0, self.read :].tolist())
         self.read = ids.shape[1]
-        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        mask = self.matcher.compute_bitmask()
         if self.matcher.is_error():
             raise _refusal(self.compiled.grammar, self.matcher.get_error())
-        allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: scores.shape[1]])
+        allowed = torch.from_numpy(unpacked(mask)[: scores.shape[1]])
         forbidden = allowed.to(scores.device) == 0
         kept = scores.masked_fill(forbidden, -math.inf)
         if kept.amax() == -math.inf:
@@ -174,14 +179,14 @@ class GrammarState:
         """What may follow `ids`, the sequence as it stands now."""
         matcher = self.matcher.deep_copy()
         matcher.consume_tokens(list(ids[self.read :]))
-        return Scout(matcher, self.compiled.end_ids)
+        return Scout(matcher, self.compiled)
 
 
 class Scout:
     """A copy of a sequence's matcher, which drafts may lead anywhere and into any limit."""
 
-    def __init__(self, matcher: Any, end_ids: Sequence[int]) -> None:
-        self.matcher, self.end_ids = matcher, end_ids
+    def __init__(self, matcher: Any, compiled: Compiled) -> None:
+        self.matcher, self.compiled = matcher, compiled
         self.path: list[int] = []
         """Tokens behind the sequence that it has read."""
 
@@ -196,16 +201,32 @@ class Scout:
         self.path = list(path[: same + read])
         return len(self.path) == len(path) and not self.matcher.is_error()
 
-    def forced(self) -> list[int]:
-        """Tokens that write what must come next here, perhaps none; an end token where all is said.
+    def onward(self) -> tuple[list[int], list[int]]:
+        """The tokens that must follow here, one after the other, and those that may come then.
 
-        The bytes are certain, the tokens only usual: others may write the same bytes.
+        Both may be empty: the latter where they are more than `FEW`. Where bytes are certain and
+        tokens are not, those that write more than these bytes are left out. Where all is said an
+        end token must follow. The path goes on with what must follow.
         """
-        if self.matcher.is_error():
-            return []
+        ended = bool(self.path) and self.path[-1] in self.compiled.end_ids
+        if ended or self.matcher.is_error():
+            return [], []
+        forced = self.matcher.compute_ff_tokens()
+        self.go([*self.path, *forced])
         if self.matcher.is_stopped():
-            return [self.end_ids[0]]
-        return list(self.matcher.compute_ff_tokens())
+            return ([] if self.matcher.is_error() else [*forced, self.compiled.end_ids[0]]), []
+        mask = self.matcher.compute_bitmask()
+        if int.from_bytes(mask, "little").bit_count() > FEW:
+            return forced, []
+        few = unpacked(mask).nonzero()[0].tolist()
+        certain = self.matcher.compute_ff_bytes()
+        spelt = self.compiled.tokenizer.decode_bytes
+        return forced, [i for i in few if certain.startswith(spelt([i]))] or few
+
+
+def unpacked(mask: bytes) -> NDArray[np.uint8]:
+    """(at least V,) 1 for each token that is allowed."""
+    return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
 
 
 def _library() -> tuple[Any, Any]:

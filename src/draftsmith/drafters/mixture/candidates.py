@@ -44,8 +44,8 @@ the context of no tokens: its age)."""
 CELLS = PRESENT + 7 * 4
 """And of any other candidate: times the context was seen, by how many kinds followed it."""
 
-MOST = 128
-"""Candidates; two banks name at most 84."""
+MOST = 160
+"""Candidates; two banks name at most 84, a row 8, a grammar 64."""
 INPUTS = 16
 """Most inputs: one for every context of every bank, then the rows."""
 TABLE = 256
@@ -56,7 +56,7 @@ LARGEST = 64
 ELSEWHERE = -2
 """Where a candidate was seen last that longer contexts of the second bank alone know."""
 FORCED = -3
-"""The source of a node that the answer's grammar leaves no choice about."""
+"""Where a candidate was seen that only the answer's grammar named."""
 ID, ROW, ORIGIN, SLOT, CELL, CANDIDATE = 0, 1, 2, 3, 4, 4 + INPUTS
 """Fields of a candidate, and how many: token; what its weights are chosen by; where the first
 bank's longest context saw it last, or -1; its slot; a cell for each input, -1: nothing known."""

@@ -55,9 +55,11 @@ class Wanted(NamedTuple):
     """Whether it stops at each node that waits, to be told if a grammar allows it: `proceed`."""
     forced: Ints
     """Tokens that a grammar forces behind the root, or behind the node that it just allowed."""
+    few: Ints
+    """All tokens that may come behind these, at most 64; none: they are more."""
 
 
-NOTHING = Wanted(0, 0, False, floats((0.0, 1.0)), floats((1.0, 1.0)), 1.0, False, ints(0))
+NOTHING = Wanted(0, 0, False, floats((0.0, 1.0)), floats((1.0, 1.0)), 1.0, False, ints(0), ints(0))
 START, ALLOWED, FORBIDDEN = range(3)
 """Of a tree: it begins, or goes on since the first that waits may or may not be a node."""
 
@@ -123,7 +125,9 @@ def grow(
             if deeper:
                 end = walk(own, work, node, level)
                 found = guess(own, earlier, belief, work, end)
-                queue(work, wanted.most - count, found, node, level, reach, least)
+                first = restrict(work, found, wanted.few)
+                found = max(found, first + len(wanted.few))
+                queue(work, wanted.most - count, first, found, node, level, reach, least)
             if not w[WAITS] or count == wanted.most or f[RANK] < least:
                 return w[PAYING]
             if wanted.judged and not allowed:
@@ -173,16 +177,44 @@ def walk(own: Bank, work: Work, node: int, level: int) -> int:
 
 
 @inner
+def restrict(work: Work, found: int, few: Ints) -> int:
+    """Where only `few` may come, put these behind the candidates; the first that counts.
+
+    What the candidates leave to others is theirs in equal parts.
+    """
+    w, f = work.ints, work.floats
+    if not len(few):
+        return no(found)
+    others = 1.0
+    for one in range(found):
+        others -= f[CHANCES + one]
+    whole = others
+    for new in range(len(few)):
+        to = CANDIDATES + (found + new) * CANDIDATE
+        w[to + ID], w[to + ORIGIN] = few[new], FORCED
+        f[CHANCES + found + new] = others / len(few)
+        for one in range(found):
+            at = CANDIDATES + one * CANDIDATE
+            if w[at + ID] == few[new]:
+                w[to + ORIGIN] = w[at + ORIGIN]
+                f[CHANCES + found + new] += f[CHANCES + one]
+                whole += f[CHANCES + one]
+    for new in range(len(few)):
+        f[CHANCES + found + new] /= whole
+    return found
+
+
+@inner
 def queue(
-    work: Work, room: int, found: int, node: int, level: int, reach: float, least: float
+    work: Work, room: int, first: int, end: int, node: int, level: int, reach: float, least: float
 ) -> None:
-    """Let the candidates wait that may pay, in `room` places.
+    """Let the candidates from `first` on wait that may pay, in `room` places.
 
     Of equals the child of the earlier node is before, of a node's children the lower id.
     """
     w, f = work.ints, work.floats
     waiting = w[WAITS]
-    for one in range(found):
+    for one in range(first, end):
         rank, token = reach * f[CHANCES + one], w[CANDIDATES + one * CANDIDATE + ID]
         if rank < least:
             continue
