@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from draftsmith.engine.result import GenerationResult
     from draftsmith.errors import DraftsmithError
     from draftsmith.integrations.transformers import accelerate, restore
+    from draftsmith.text.grammar import Grammar
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "DraftsmithError",
     "Engine",
     "GenerationResult",
+    "Grammar",
     "SamplingParams",
     "Stats",
     "accelerate",
@@ -35,6 +37,7 @@ _WHERE = {
     "DraftsmithError": "errors:DraftsmithError",
     "Engine": "engine.engine:Engine",
     "GenerationResult": "engine.result:GenerationResult",
+    "Grammar": "text.grammar:Grammar",
     "SamplingParams": "core.sampling:SamplingParams",
     "Stats": "core.stats:Stats",
     "accelerate": "integrations.transformers:accelerate",

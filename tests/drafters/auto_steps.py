@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 if "plain" in sys.argv:
@@ -23,6 +24,7 @@ from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import Verdict, verify_greedy
 from draftsmith.drafters.auto import Mixture
 from draftsmith.drafters.mixture.prior import prior
+from draftsmith.text.grammar import GrammarState, Scout
 
 
 def context(ids: list[int], prediction: tuple[int, ...] = (), vocab_size: int = 300_000) -> Context:
@@ -71,8 +73,28 @@ def texts(source: random.Random) -> list[int]:
     return text
 
 
+class Odd(GrammarState, Scout):
+    """Every seventh token of 60 is forbidden, and some leave no choice for the next three."""
+
+    def __init__(self) -> None:
+        self.path: list[int] = []
+
+    def scout(self, ids: Sequence[int]) -> Scout:
+        self.path, self.last = [], ids[-1]
+        return self
+
+    def go(self, path: Sequence[int]) -> bool:
+        self.path = list(path)
+        return path[-1] % 7 != 3
+
+    def onward(self) -> tuple[list[int], list[int]]:
+        last = self.path[-1] if self.path else self.last
+        few = [last, last + 1, last + 3] if last % 3 == 0 else []
+        return ([last + 1, last + 2, last + 4] if last % 5 == 0 else []), few
+
+
 def steps(count: int, seed: int = 0) -> list[Any]:
-    """[tokens, parents, chances] of `count` drafts; with rewinds, predictions, chains, logits."""
+    """[tokens, parents, chances] of `count` drafts; some with what a drafter may be given."""
     source, found = random.Random(seed), []
     while len(found) < count:
         text = texts(source)
@@ -81,6 +103,8 @@ def steps(count: int, seed: int = 0) -> list[Any]:
         ctx = context(text[:begin], prediction)
         state = Mixture(prior(1), chain=source.random() < 0.2)
         logits = source.random() < 0.5
+        if source.random() < 0.3:
+            ctx.grammar = Odd()
         for _ in range(60):
             at = len(ctx.ids)
             if at > len(text) - 70:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from draftsmith.core.budget import CostCurve, RecordedCost
+from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.auto import NODE_COST, Affordable, Auto, Mixture
 from draftsmith.drafters.mixture import compiled, prior
@@ -305,11 +306,13 @@ def test_a_prediction_is_what_the_answer_is_expected_to_be() -> None:
     draft = mixture.draft(ctx)
     assert draft.first_branch().tokens[:5] == prediction[:5]
     assert {*(draft.origins or ())} == {-1}
+    assert draft.first_branch().source[:5] == (PREDICTION,) * 5
     mixture, ctx = state([9, *prediction, 1, 2, 3], prediction)
     draft = mixture.draft(ctx).first_branch()
     assert draft.tokens[:5] == prediction[:5]
     assert draft.origins is not None
     assert draft.origins[:5] == (1, 2, 3, 4, 5)
+    assert draft.source[:5] == (PREDICTION,) * 5
     # Left, and found again.
     step(mixture, ctx, [77, 78, prediction[10], prediction[11], prediction[12], 79])
     ctx.ids = [*ctx.ids, 78, prediction[10], prediction[11]]
@@ -326,7 +329,7 @@ def test_for_a_model_that_verifies_chains_it_drafts_the_best_one() -> None:
     best = tree.first_branch().tokens
     assert len(best) <= len(chain)
     assert chain.tokens[: len(best)] == best
-    assert str(bound) == "auto(logits=True)"
+    assert str(bound) == "auto(logits=True, grammar=True)"
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 64, 200])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draftsmith.core.drafter import Context, Drafter, sync
 from draftsmith.core.sampling import SamplingParams, TorchSampler
+from draftsmith.core.stats import PREDICTION
 from draftsmith.drafters.ngrams import NgramIndex
 from draftsmith.drafters.registry import parse
 from work import lines, peak_bytes
@@ -115,6 +116,7 @@ def test_a_copy_of_the_prediction_has_no_place_in_the_context(spec: str) -> None
     draft = parse(spec).open(ctx).draft(ctx)
     assert draft.tokens[:2] == (6, 7)
     assert draft.origins is None
+    assert {*draft.source} == {PREDICTION}
 
 
 @pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "longest_match"])
@@ -127,6 +129,9 @@ def test_a_prediction_that_the_prompt_holds_is_copied_from_there(spec: str) -> N
     assert draft.tokens[:2] == (6, 7)
     assert draft.origins is not None
     assert draft.origins[:2] == (4, 5)
+    # It remains the prediction, as far as that goes.
+    within = [PREDICTION if 1 <= at < 7 else parse(spec).name for at in draft.origins]
+    assert draft.source == tuple(within)
     state.truncate(5)  # the prompt that comes instead does not hold it any more
     ctx.ids = [50, 3, 4, 5, 6, 9, 9, 9, 7, 8]
     state.draft(ctx)

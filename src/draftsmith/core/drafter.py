@@ -42,6 +42,8 @@ class Context:
     """Ids of a text that the answer is expected to resemble."""
     earlier: object | None = None
     """What requests share of earlier answers, for the drafter that knows what it is."""
+    grammar: object | None = None
+    """What the answer must be, for the drafter that knows what it is."""
     budget: int = 0
     """Target positions this step may spend: draft and probe nodes together."""
     depth: int = 0

@@ -13,6 +13,8 @@ from draftsmith.core.verify import Verdict
 
 TARGET = "target"
 """The source of tokens nobody had guessed."""
+PREDICTION = "prediction"
+"""The source of guesses that were copied from the request's prediction, by whatever drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,18 @@ class Step:
 
 @dataclass(slots=True)
 class SourceStats:
-    """One drafter's record: drafts attempted, nodes drafted, tokens accepted."""
+    """One source's record: drafts attempted, nodes drafted, tokens accepted."""
 
     attempts: int = 0
     drafted: int = 0
     accepted: int = 0
+    unread: int = 0
+    """Nodes behind the token that ended the answer: the target never chose there."""
+
+    @property
+    def rejected(self) -> int:
+        """Nodes that the target's choice went past."""
+        return self.drafted - self.accepted - self.unread
 
 
 @dataclass(slots=True)
@@ -120,6 +129,12 @@ class Stats:
         for node in verdict.nodes:
             if node is not None:
                 self.by_source[draft.source[node]].accepted += 1
+        if verdict.nodes[-1] is not None:  # else the walk ended where no guess went on
+            behind = {verdict.nodes[-1]}
+            for node, parent in enumerate(draft.parents[:size]):
+                if parent in behind:
+                    behind.add(node)
+                    self.by_source[sources[node]].unread += 1
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Stats:

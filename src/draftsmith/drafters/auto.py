@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +17,7 @@ from draftsmith.compiled import COMPILED
 from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
+from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.mixture.belief import Belief, banks_of
@@ -24,23 +25,36 @@ from draftsmith.drafters.mixture.candidates import (
     CHANCE,
     ELSEWHERE,
     FIELDS,
+    FORCED,
     LABEL,
     LARGEST,
     PARENT,
     SOURCE,
     TREE,
+    WAITING,
     new_work,
 )
-from draftsmith.drafters.mixture.compiled import floats, ints, values
+from draftsmith.drafters.mixture.compiled import filled, floats, ints, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import NOTHING, Wanted, advance
+from draftsmith.drafters.mixture.grow import (
+    ALLOWED,
+    FORBIDDEN,
+    NOTHING,
+    Wanted,
+    advance,
+    proceed,
+)
 from draftsmith.drafters.mixture.memory import MEMORY, Answers
 from draftsmith.drafters.mixture.prior import copied, prior
 from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
 from draftsmith.drafters.ngrams import find
+from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
 """The source of nodes that only earlier answers led to."""
+GRAMMAR = "grammar"
+"""The source of nodes that only the answer's grammar led to."""
+_ELSEWHERE = {ELSEWHERE: EARLIER, FORCED: GRAMMAR}
 NODE_COST = 0.013
 """What a node is taken to make a pass dearer where no curve says it, in plain passes."""
 
@@ -75,6 +89,9 @@ class Auto(Drafter):
     logits: bool = True
     """Whether it also drafts what the target's logits said; without, token ids alone decide, and a
     replay of a recording makes the very drafts of the live run."""
+    grammar: bool = True
+    """Whether it drafts what the answer's grammar leaves hardly a choice about, and nothing that it
+    forbids."""
 
     def bind(self, model: ModelFacts) -> Drafter:
         """It drafts the best chain for a model that verifies nothing else."""
@@ -91,10 +108,11 @@ class Auto(Drafter):
         return FIXED + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
+        kind: dict[str, Any] = {"chain": self.chain, "logits": self.logits, "grammar": self.grammar}
         if isinstance(ctx.earlier, Answers):
-            state: Mixture = Remembering(ctx.earlier, chain=self.chain, logits=self.logits)
+            state: Mixture = Remembering(ctx.earlier, **kind)
         else:
-            state = Mixture(prior(1), chain=self.chain, logits=self.logits)
+            state = Mixture(prior(1), **kind)
         state.take(ctx)
         state.read()
         return state if COMPILED else Affordable(self, state)
@@ -139,10 +157,11 @@ class Mixture(DrafterState):
         *,
         chain: bool = False,
         logits: bool = True,
+        grammar: bool = True,
         earlier: Bank | None = None,
     ) -> None:
         """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
-        self.belief, self.chain, self.logits = belief, chain, logits
+        self.belief, self.chain, self.logits, self.grammar = belief, chain, logits, grammar
         self.earlier = earlier or new_bank()
         self.rate = RATE if earlier is None else KEPT_RATE
         self.work = new_work(banks_of(belief))
@@ -164,8 +183,8 @@ class Mixture(DrafterState):
         self.said: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
         """Tokens of the last pass, the logits behind each, and which of them come last."""
         self.work = self.work._replace(rows=ints(0), new=ints(0))
-        self.twin: int | None = None
-        """Where in the context the prediction stands, too, from the bank's first id on."""
+        self.twin = range(0)
+        """Where in the context the prediction stands, too."""
 
     def truncate(self, length: int) -> None:
         # Counts cannot be taken back one by one: nobody knows which followers had been dropped.
@@ -181,7 +200,7 @@ class Mixture(DrafterState):
             self.offset = self.length
             self._advance(NOTHING, len(head), 0)
             twin = find(ctx.prediction, ctx.ids)
-            self.twin = None if twin is None else twin - len(head)
+            self.twin = range(0) if twin is None else range(twin, twin + len(ctx.prediction))
         self._put(ctx.ids[self.length - self.offset :])
 
     def read(self) -> None:
@@ -192,13 +211,29 @@ class Mixture(DrafterState):
         self.own = put(self.own, self.length, ids, LARGEST)
         self.length += len(ids)
 
-    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
-        """Read what was put, draft what is wanted; how many nodes."""
+    def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
+        """Read what was put, draft what is wanted and the grammar allows; how many nodes."""
         told, self.told = self.length if self.told is None else self.told, None
-        return advance(
+        count = advance(
             self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
             self.rate, MEMORY, 1.0, wanted,
         )  # fmt: skip
+        while count < 0 and scout is not None:
+            verdict = ALLOWED if scout.go(self._first_waiting()) else FORBIDDEN
+            forced, few = scout.onward() if verdict == ALLOWED else ([], [])
+            wanted = wanted._replace(forced=filled(forced), few=filled(few))
+            count = proceed(self.own, floor, self.earlier, self.belief, self.work, wanted, verdict)
+        return count
+
+    def _first_waiting(self) -> list[int]:
+        """The path from the root to what may become a node next."""
+        path, at = list[int](), WAITING
+        while True:
+            label, parent = values(self.work.ints, at, PARENT + 1)
+            path.append(label)
+            if parent < 0:
+                return path[::-1]
+            at = TREE + parent * FIELDS
 
     def keep(self) -> None:
         """Let what the target's logits said be remembered."""
@@ -211,8 +246,7 @@ class Mixture(DrafterState):
             new = [number for row in order for number in rows[row]]
         if new and not len(self.work.rows):
             self.work = self.work._replace(rows=ints(KEPT * WIDTH))
-        self.work = self.work._replace(new=ints(len(new)))
-        self.work.new[:] = new
+        self.work = self.work._replace(new=filled(new))
         self.said = None
 
     def draft(self, ctx: Context) -> Draft:
@@ -223,11 +257,16 @@ class Mixture(DrafterState):
             self.widths = [0.0, *LADDER]
             self.costs = [ctx.cost.relative(ctx.cost.rows * width) for width in (0, *LADDER)]
         self.drafts += 1
+        scout = None
+        if self.grammar and isinstance(ctx.grammar, GrammarState):
+            scout = ctx.grammar.scout(ctx.ids)
+        forced, few = ([], []) if scout is None else scout.onward()
         wanted = Wanted(
             min(ctx.budget, LARGEST), ctx.depth, self.chain, floats(self.widths),
-            floats(self.costs), self.tokens / self.cost,
+            floats(self.costs), self.tokens / self.cost, scout is not None,
+            filled(forced), filled(few),
         )  # fmt: skip
-        n = self._advance(wanted, 0, self.offset)
+        n = self._advance(wanted, 0, self.offset, scout)
         if not n:
             return EMPTY
         nodes = values(self.work.ints, TREE, n * FIELDS)
@@ -235,7 +274,7 @@ class Mixture(DrafterState):
         return Draft(
             tuple(nodes[LABEL::FIELDS]),
             tuple(nodes[PARENT::FIELDS]),
-            tuple(EARLIER if place == ELSEWHERE else Auto.name for place in places),
+            tuple(map(self._source, places)),
             origins=tuple(map(self._origin, places)),
             chances=tuple(values(self.work.floats, CHANCE, n)),
         )
@@ -244,7 +283,15 @@ class Mixture(DrafterState):
         """Where in the context's ids a place of the bank's is; -1: nowhere."""
         if place >= self.offset:
             return place - self.offset
-        return -1 if place < 0 or self.twin is None else self.twin + place
+        # The prediction is the last before the context's own: -1 of both is one token.
+        return self.twin[place - self.offset] if place >= 0 and self.twin else -1
+
+    def _source(self, place: int) -> str:
+        """Who guessed what was copied from a place of the bank's."""
+        if place in _ELSEWHERE:
+            return _ELSEWHERE[place]
+        predicted = 0 <= place < self.offset or place - self.offset in self.twin
+        return PREDICTION if predicted else Auto.name
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         count, drafted = len(outcome.verdict.tokens), outcome.draft.size
@@ -270,13 +317,13 @@ class Remembering(Mixture):
         self.answers, self.start = answers, answers.belief
         super().__init__(copied(self.start), earlier=answers.bank, **options)
 
-    def _advance(self, wanted: Wanted, quiet: int, floor: int) -> int:
+    def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
         with self.answers.memory.lock:
             # Asked for anew each time: nothing stays here that is deleted there.
             if self.answers.forgotten and self.start is not self.answers.belief:
                 self._adopt()
             self.earlier = self.answers.bank
-            nodes = super()._advance(wanted, quiet, floor)
+            nodes = super()._advance(wanted, quiet, floor, scout)
             self.earlier = self.own
         return nodes
 

@@ -67,8 +67,7 @@ class _Matcher(DrafterState):
         self._bucket = bucket = sum(length >= least for least in BUCKETS) - 1
         width = min(self.trust[bucket].width(), self.config.max, ctx.budget)
         copied = self.history.copy_onward(start, width)
-        origins = self.history.origins(start, len(copied))
-        return Draft.chain(copied, self.config.name, origins=origins)
+        return self.history.draft(copied, start, self.config.name)
 
     def _longest(self, ctx: Context) -> tuple[int, int] | None:
         """(where to copy from, length of the common past) of the best match."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.core.stats import PREDICTION
 
 SEAM = -1
 """Stands between the prediction and the sequence; no id equals it, so no match spans it."""
@@ -70,6 +72,14 @@ class History:
             return range(first, first + count)
         return [first + i % period for i in range(count)]
 
+    def draft(self, copied: Sequence[int], start: int, name: str) -> Draft:
+        """A copy from `start` on: a guess of the prediction's, wherever it stands, or `name`'s."""
+        origins = self.origins(start, len(copied))
+        twin = range(0) if self._twin is None else range(self._twin, self._twin + self.offset - 1)
+        places = [None] * len(copied) if origins is None else origins
+        sources = (PREDICTION if at is None or at in twin else name for at in places)
+        return replace(Draft.chain(copied, name, origins=origins), source=tuple(sources))
+
 
 class Copier(DrafterState):
     """Drafts what followed an earlier occurrence of the last n ids, for the first n with one.
@@ -103,8 +113,7 @@ class Copier(DrafterState):
             if start is not None:
                 copied = history.copy(start + index.n, min(self.tokens, ctx.budget))
                 if copied:
-                    origins = history.origins(start + index.n, len(copied))
-                    return Draft.chain(copied, self.source, origins=origins)
+                    return history.draft(copied, start + index.n, self.source)
         return EMPTY
 
     def truncate(self, length: int) -> None:

@@ -26,6 +26,7 @@ from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
+from draftsmith.text.grammar import Compiled, Grammar
 
 BudgetSpec = int | Literal["auto", "drafter"]
 """Draft nodes per step: a number, `auto` (by what pays), or `drafter` (its paper's width)."""
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
     drafter: str | Drafter | None
     budget: BudgetSpec | None
     prediction: str | Sequence[int] | None
+    grammar: Grammar | None
     chat_template_kwargs: Mapping[str, Any] | None
     cache_salt: str | None
     temperature: float | None
@@ -132,22 +134,29 @@ class Request:
     began: float
     salt: str
     """Cached prefixes and answers are shared with requests of the same salt only."""
+    grammar: Compiled | None = None
 
     @classmethod
     def of(cls, drafting: Drafting, options: Mapping[str, Any]) -> Request:
-        """Raises OptionError, also for a model that was put into training mode meanwhile."""
+        """Raises OptionError, also for a model that was put into training mode meanwhile.
+
+        A grammar is compiled here, unless it was before.
+        """
         began, given, model = perf_counter(), dict(options), drafting.model
         check_mode(model.model)
         template = given.pop("chat_template_kwargs", None) or {}
         prediction = given.pop("prediction", None) or ()
         salt = str(given.pop("cache_salt", None) or "")
+        grammar = given.pop("grammar", None)
         if isinstance(prediction, str):
             prediction = text.encode(model.tokenizer, prediction)
         elif not all(isinstance(i, int) for i in prediction):
             raise OptionError("prediction must be a text or a list of token ids")
         known = tuple(i for i in prediction if 0 <= i < model.vocab_size)
         settings = generation_config.given(model.generation_config)
-        return cls(drafting, sampling(model, given), known, template, settings, began, salt)
+        params = sampling(model, given)
+        compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
+        return cls(drafting, params, known, template, settings, began, salt, compiled)
 
     def encode(self, prompt: Any) -> list[int]:
         """Ids of a prompt that fits the model; raises PromptError."""
@@ -181,8 +190,10 @@ class Request:
         stream = text.TextStream(model.tokenizer, strings) if streaming or strings else None
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
+        grammar = None if self.grammar is None else self.grammar.state(len(ids))
+        last = () if grammar is None else (grammar,)  # whatever the others made of the scores
         distribution = Distribution.of(
-            replace(params, processors=(*further, *params.processors)),
+            replace(params, processors=(*further, *params.processors, *last)),
             len(ids),
             ends,
             generation_config.banned(settings, model.vocab_size),
@@ -207,6 +218,7 @@ class Request:
         )
         if params.logprobs:
             session.logprobs = []
+        session.context.grammar = grammar
         if self.drafting.answers is not None:
             session.context.earlier = self.drafting.answers.of(self.salt)
         if session.limit <= 0:

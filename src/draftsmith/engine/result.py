@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from draftsmith.core.stats import Stats
+from draftsmith.core.stats import PREDICTION, SourceStats, Stats
 from draftsmith.engine.attribution import MIN_LENGTH, Copy, Span, find_copies
 
 
@@ -48,6 +48,24 @@ class GenerationResult:
         Raises OptionError for a `min_length` below 1.
         """
         return find_copies(self.prompt_tokens, self.tokens, self.origins, min_length)
+
+    @property
+    def accepted_prediction_tokens(self) -> int:
+        """Tokens of the answer that a draft had copied from its `prediction`."""
+        return self._predicted.accepted
+
+    @property
+    def rejected_prediction_tokens(self) -> int:
+        """Tokens that drafts had copied from the `prediction` where the model then said others.
+
+        Counted in every pass that drafted them, as a pass computes them each time. A token behind
+        the end of the answer, as behind a stop string, is neither accepted nor rejected.
+        """
+        return self._predicted.rejected
+
+    @property
+    def _predicted(self) -> SourceStats:
+        return self.stats.by_source.get(PREDICTION, SourceStats())
 
     @property
     def attribution(self) -> list[Span | None]:

@@ -17,6 +17,7 @@ from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.windows import windows_by_layer
+from draftsmith.text.grammar import Grammars
 from draftsmith.text.vocab import fingerprint
 
 _WITHOUT_KEYS = {"linear_attention", "mamba", "conv", "moe"}
@@ -145,6 +146,11 @@ class LoadedModel:
     def vocabulary(self) -> str | None:
         """Fingerprint of what its tokenizer's ids mean; None without a tokenizer."""
         return None if self.tokenizer is None else fingerprint(self.tokenizer)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Grammars that answers were asked to follow, compiled for its tokenizer."""
+        return Grammars(self.tokenizer, self.vocab_size)
 
     @cached_property
     def blocks(self) -> torch.nn.ModuleList | None:

@@ -45,8 +45,8 @@ the context of no tokens: its age)."""
 CELLS = PRESENT + 7 * 4
 """And of any other candidate: times the context was seen, by how many kinds followed it."""
 
-MOST = 128
-"""Candidates; two banks name at most 84."""
+MOST = 160
+"""Candidates; two banks name at most 84, a row 8, a grammar 64."""
 INPUTS = 16
 """Most inputs: one for every context of every bank, then the rows."""
 TABLE = 256
@@ -56,6 +56,8 @@ LARGEST = 64
 
 ELSEWHERE = -2
 """Where a candidate was seen last that longer contexts of the second bank alone know."""
+FORCED = -3
+"""Where a candidate was seen that only the answer's grammar named."""
 ID, ROW, ORIGIN, SLOT, CELL, CANDIDATE = 0, 1, 2, 3, 4, 4 + INPUTS
 """Fields of a candidate, and how many: token; what its weights are chosen by; where the first
 bank's longest context saw it last, or -1; its slot; a cell for each input, -1: nothing known."""
@@ -67,13 +69,16 @@ USED, BANKED, FOUND, ABSENT, SLOTS = 0, 1, 2, 2 + INPUTS, 2 + 2 * INPUTS
 CANDIDATES = SLOTS + TABLE
 TREE = CANDIDATES + MOST * CANDIDATE
 WAITING = TREE + LARGEST * FIELDS
+GROWN, WAITS, PAYING = (WAITING + LARGEST * FIELDS + i for i in range(3))
 """Where in `Work.ints` things begin: how many inputs there are, and how many of them, the first
 ones, are contexts of banks; the node of each input's context, -1 where it is unknown, and the cell
 of a candidate that is none of its followers; 1 + candidate by slot; candidates; the tree's nodes,
-and those that wait to be such."""
+and those that wait to be such; how many there are of both, and how many nodes pay."""
 ODDS, CHANCES, CHANCE, REACH, HOPE, RANK = 0, MOST, *(2 * MOST + i * LARGEST for i in range(4))
+GAIN, HIGHEST = RANK + LARGEST, RANK + LARGEST + 1
 """Where in `Work.floats`: logits and probabilities of candidates; of nodes the probability of being
-right where the parent is, and of being accepted; both of those that wait."""
+right where the parent is, and of being accepted; both of those that wait; what all nodes bring
+over what they cost, and the most that the first ones do."""
 
 
 class Work(NamedTuple):
@@ -89,7 +94,7 @@ class Work(NamedTuple):
 
 def new_work(banks: int) -> Work:
     """Room for the contexts of so many banks, and the rows."""
-    room = ints(WAITING + LARGEST * FIELDS), floats([0.0] * (2 * MOST + 4 * LARGEST))
+    room = ints(PAYING + 1), floats([0.0] * (HIGHEST + 1))
     work = Work(*room, ints(0), ints(0))
     work.ints[BANKED], work.ints[USED] = banks * ORDERS, banks * ORDERS + 1
     return work

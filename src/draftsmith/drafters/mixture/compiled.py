@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,13 @@ def no(number: int) -> int:
 def ints(size: int) -> Ints:
     """Zeros: token ids, counts, positions."""
     return np.zeros(size, np.int32) if COMPILED else [0] * size  # type: ignore[return-value]
+
+
+def filled(numbers: Sequence[int]) -> Ints:
+    """These numbers."""
+    array = ints(len(numbers))
+    array[:] = numbers
+    return array
 
 
 def floats(values: Any) -> Floats:

@@ -1,0 +1,248 @@
+"""Grammars that an answer must follow: a JSON schema, a regular expression, a Lark grammar.
+
+llguidance (Moskal et al., https://github.com/guidance-ai/llguidance) says after each token which
+may come next. Everything that knows it is here; it is imported where a grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftsmith.errors import OptionError, first_line
+
+KEPT = 64
+"""Compiled grammars that a model keeps, the latest."""
+FEW = 64
+"""Tokens that are few enough to be drafted because nothing else may come."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must be, from its first token to its end; one of the four methods makes it."""
+
+    kind: Literal["JSON schema", "regular expression", "Lark grammar"]
+    text: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Grammar:
+        """JSON without any white space between its parts that fits a schema, keys in its order.
+
+        Raises OptionError for what is no JSON object, `true` or `false`.
+        """
+        try:
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(parsed)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"a JSON schema must be JSON: {first_line(error)}") from error
+        if not isinstance(parsed, Mapping | bool):
+            raise OptionError(f"a JSON schema must be an object, or true; not {text[:60]}")
+        return cls("JSON schema", text)
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object, without white space between its parts."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """A text that a regular expression matches from its beginning to its end.
+
+        In the syntax of Rust's regex crate: no look-around, no references back.
+        """
+        return cls("regular expression", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """A text of a context-free language, in the syntax of Lark; its rule `start` is all."""
+        return cls("Lark grammar", text)
+
+
+class Grammars:
+    """The grammars of one tokenizer, each compiled once; any thread may ask."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        """`vocab_size`: the width of the logits."""
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self._tokenizers: dict[tuple[int, ...], Any] = {}
+        self._compiled: dict[tuple[Grammar, tuple[int, ...]], Compiled] = {}
+
+    def compile(self, grammar: Grammar, end_ids: Sequence[int]) -> Compiled:
+        """A grammar whose text is followed by one of `end_ids`.
+
+        The first one of a tokenizer takes about half a second, large ones take as long. Raises
+        OptionError for one that is wrong, too complex or not supported, and where llguidance or a
+        fast tokenizer is missing.
+        """
+        if not isinstance(grammar, Grammar):
+            raise OptionError(
+                f"grammar={grammar!r} cannot work; it must be made by Grammar.json_schema, "
+                "json_object, regex or lark"
+            )
+        ends = tuple(i for i in end_ids if i < self.vocab_size)
+        found = self._compiled.pop((grammar, ends), None) or self._build(grammar, ends)
+        self._compiled[grammar, ends] = found
+        for oldest in list(self._compiled)[:-KEPT]:
+            self._compiled.pop(oldest, None)
+        return found
+
+    def _build(self, grammar: Grammar, ends: tuple[int, ...]) -> Compiled:
+        if not ends:
+            raise OptionError("a grammar needs a model with an end token, which this one has not")
+        library, make = _library()
+        if ends not in self._tokenizers:
+            try:
+                self._tokenizers[ends] = make(
+                    self.tokenizer, n_vocab=self.vocab_size, eos_token=list(ends)
+                )
+            except Exception as error:
+                raise OptionError(
+                    f"a grammar needs a fast tokenizer that llguidance can read: {error}"
+                ) from error
+        matcher = library.LLMatcher
+        try:
+            if grammar.kind == "JSON schema":
+                made = matcher.grammar_from_json_schema(
+                    grammar.text, overrides={"whitespace_flexible": False}
+                )
+            elif grammar.kind == "regular expression":
+                made = matcher.grammar_from_regex(grammar.text)
+            else:
+                made = matcher.grammar_from_lark(grammar.text)
+        except ValueError as error:
+            raise _refusal(grammar, str(error)) from error
+        # Its usual limits bound the steps of building and of each mask: seconds at the most.
+        limits = library.LLParserLimits(verbose_errors=False)
+        start = matcher(self._tokenizers[ends], made, log_level=0, limits=limits)
+        if not start.is_error():
+            start.compute_bitmask()
+        if start.is_error() or (start.is_stopped() and not start.is_accepting()):
+            raise _refusal(grammar, start.get_error() or "no text fits it")
+        return Compiled(grammar, start, self._tokenizers[ends], ends)
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A grammar, ready for one tokenizer; serves any number of sequences."""
+
+    grammar: Grammar
+    start: Any
+    """An LLMatcher that has read nothing; only copied."""
+    tokenizer: Any
+    """The LLTokenizer that it was compiled for."""
+    end_ids: tuple[int, ...]
+
+    def state(self, prompt_length: int) -> GrammarState:
+        """For a sequence whose answer begins behind so many ids."""
+        return GrammarState(self, prompt_length)
+
+
+class GrammarState:
+    """Where one sequence's answer stands in its grammar; a processor of its scores.
+
+    It reads what was emitted, each token once. What may be drafted is asked of copies (`scout`).
+    """
+
+    def __init__(self, compiled: Compiled, prompt_length: int) -> None:
+        self.compiled = compiled
+        self.matcher = compiled.start.deep_copy()
+        self.read = prompt_length
+        """Ids of the sequence that the matcher has read, or that lie before the answer."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """(1, V) the scores with -inf wherever the grammar allows no token.
+
+        Where other options forbid all that it allows, the grammar has the last word. Raises
+        OptionError where the text cannot go on within llguidance's limits.
+        """
+        self.matcher.consume_tokens(ids[0, self.read :].tolist())
+        self.read = ids.shape[1]
+        mask = self.matcher.compute_bitmask()
+        if self.matcher.is_error():
+            raise _refusal(self.compiled.grammar, self.matcher.get_error())
+        allowed = torch.from_numpy(unpacked(mask)[: scores.shape[1]])
+        forbidden = allowed.to(scores.device) == 0
+        kept = scores.masked_fill(forbidden, -math.inf)
+        if kept.amax() == -math.inf:
+            return torch.zeros_like(scores).masked_fill_(forbidden, -math.inf)
+        return kept
+
+    def scout(self, ids: Sequence[int]) -> Scout:
+        """What may follow `ids`, the sequence as it stands now."""
+        matcher = self.matcher.deep_copy()
+        matcher.consume_tokens(list(ids[self.read :]))
+        return Scout(matcher, self.compiled)
+
+
+class Scout:
+    """A copy of a sequence's matcher, which drafts may lead anywhere and into any limit."""
+
+    def __init__(self, matcher: Any, compiled: Compiled) -> None:
+        self.matcher, self.compiled = matcher, compiled
+        self.path: list[int] = []
+        """Tokens behind the sequence that it has read."""
+
+    def go(self, path: Sequence[int]) -> bool:
+        """Go to where `path` behind the sequence leads; False, staying near, if it is forbidden."""
+        same = 0
+        while same < min(len(path), len(self.path)) and path[same] == self.path[same]:
+            same += 1
+        if same < len(self.path):
+            self.matcher.rollback(len(self.path) - same)
+        read = self.matcher.try_consume_tokens(list(path[same:])) if same < len(path) else 0
+        self.path = list(path[: same + read])
+        return len(self.path) == len(path) and not self.matcher.is_error()
+
+    def onward(self) -> tuple[list[int], list[int]]:
+        """The tokens that must follow here, one after the other, and those that may come then.
+
+        Both may be empty: the latter where they are more than `FEW`. Where bytes are certain and
+        tokens are not, those that write more than these bytes are left out. Where all is said an
+        end token must follow. The path goes on with what must follow.
+        """
+        ended = bool(self.path) and self.path[-1] in self.compiled.end_ids
+        if ended or self.matcher.is_error():
+            return [], []
+        forced = self.matcher.compute_ff_tokens()
+        self.go([*self.path, *forced])
+        if self.matcher.is_stopped():
+            return ([] if self.matcher.is_error() else [*forced, self.compiled.end_ids[0]]), []
+        mask = self.matcher.compute_bitmask()
+        if int.from_bytes(mask, "little").bit_count() > FEW:
+            return forced, []
+        few = unpacked(mask).nonzero()[0].tolist()
+        certain = self.matcher.compute_ff_bytes()
+        spelt = self.compiled.tokenizer.decode_bytes
+        return forced, [i for i in few if certain.startswith(spelt([i]))] or few
+
+
+def unpacked(mask: bytes) -> NDArray[np.uint8]:
+    """(at least V,) 1 for each token that is allowed."""
+    return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+
+
+def _library() -> tuple[Any, Any]:
+    """llguidance, and what makes its tokenizers; raises OptionError if it is not installed."""
+    try:
+        import llguidance
+        from llguidance.hf import from_tokenizer
+    except ImportError as error:
+        raise OptionError(
+            f"a grammar needs llguidance, which cannot be imported ({error}); "
+            "pip install 'draftsmith[grammar]'"
+        ) from error
+    return llguidance, from_tokenizer
+
+
+def _refusal(grammar: Grammar, said: str) -> OptionError:
+    """That this grammar cannot be followed, and why."""
+    why = " ".join(said.split())[:200] or "llguidance gives no reason"
+    return OptionError(f"this {grammar.kind} cannot be followed: {why}; simplify or mend it")

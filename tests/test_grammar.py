@@ -1,0 +1,361 @@
+"""Answers that follow a grammar: what it allows, the same with drafts and without."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from draftsmith import Engine, Grammar
+from draftsmith.core.drafter import Context
+from draftsmith.core.sampling import SamplingParams, TorchSampler
+from draftsmith.drafters.auto import GRAMMAR, Mixture
+from draftsmith.drafters.mixture.prior import prior
+from draftsmith.errors import GenerationInterrupted, OptionError
+from draftsmith.text.grammar import Grammars, GrammarState, unpacked
+from installed import bare_names
+from scripted import oracle, random_trees
+
+pytest.importorskip("llguidance")
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["alpha", "beta"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "schema": Grammar.json_schema(PERSON),
+    "list": Grammar.json_schema({"type": "array", "items": PERSON, "minItems": 2, "maxItems": 3}),
+    "regex": Grammar.regex("(ab|[0-9]{2}){3,5}(the end)?"),
+    "lark": Grammar.lark('start: "(" item ("," item)* ")"\nitem: /[xyz]/ | start\n'),
+}
+SIZE = len(tiny.tokenizer())
+PROMPTS = ["hello world", "def foo(x): return", "the quick brown fox"]
+CHOICES: list[dict[str, Any]] = [{}, {"temperature": 1.3, "seed": 5, "top_p": 0.95}]
+
+
+def is_person(value: Any) -> bool:
+    return (
+        list(value) == ["name", "age", "kind"]
+        and len(value["name"]) <= 8
+        and value["age"] in range(151)
+        and value["kind"] in PERSON["properties"]["kind"]["enum"]
+    )
+
+
+FITS = {
+    "schema": lambda text: is_person(json.loads(text)),
+    "list": lambda text: all(map(is_person, json.loads(text))) and 2 <= len(json.loads(text)) <= 3,
+    "regex": lambda text: re.fullmatch("(ab|[0-9]{2}){3,5}(the end)?", text),
+    "lark": lambda text: re.fullmatch("[(),xyz]+", text) and text.count("(") == text.count(")"),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+
+
+@pytest.mark.parametrize("sampling", CHOICES, ids=["greedy", "seeded"])
+@pytest.mark.parametrize("kind", GRAMMARS)
+def test_answers_fit_and_are_the_same_with_every_drafter(
+    engine: Engine, kind: str, sampling: dict[str, Any]
+) -> None:
+    for prompt in PROMPTS:
+        options = {"grammar": GRAMMARS[kind], "max_new_tokens": 200, "budget": 8, **sampling}
+        plain = engine.generate(prompt, drafter="none", **options)
+        assert plain.finish_reason == "stop"
+        assert FITS[kind](plain.text), plain.text
+        drafters = [*bare_names(), random_trees(1, near=plain.tokens), oracle(plain.tokens)]
+        for drafter in drafters:
+            assert engine.generate(prompt, drafter=drafter, **options).tokens == plain.tokens
+
+
+def test_a_batch_gives_what_each_gives_alone(engine: Engine) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 200}
+    for kind, grammar in GRAMMARS.items():
+        got = engine.generate(PROMPTS, n=3, grammar=grammar, seed=7, **options)
+        for prompt, answers in zip(PROMPTS, got, strict=True):
+            for turn, answer in enumerate(answers):
+                alone = engine.generate(
+                    prompt, grammar=grammar, drafter="none", seed=7 + turn, **options
+                )
+                assert answer.tokens == alone.tokens
+                assert FITS[kind](answer.text)
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_the_whole_one(engine: Engine) -> None:
+    options: dict[str, Any] = {"grammar": GRAMMARS["list"]}
+    whole = engine.generate("hello", drafter="none", max_new_tokens=300, **options)
+    for most in (1, 2, 7, 20):
+        cut = engine.generate("hello", max_new_tokens=most, **options)
+        assert cut.tokens == whole.tokens[:most]
+        assert cut.finish_reason == "length"
+    for stop in ('"age"', "alpha", "},", '{"'):
+        for drafter in ("none", "auto", oracle(whole.tokens)):
+            cut = engine.generate("hello", stop=stop, drafter=drafter, **options)
+            assert cut.text == whole.text.split(stop)[0]
+            assert cut.tokens == whole.tokens[: len(cut.tokens)]
+
+
+def test_the_matcher_reads_each_emitted_token_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[GrammarState] = []
+    made = GrammarState.__init__
+
+    def noted(state: GrammarState, *args: Any) -> None:
+        made(state, *args)
+        state.matcher = Counting(state.matcher)
+        states.append(state)
+
+    class Counting:
+        def __init__(self, matcher: Any) -> None:
+            self.matcher, self.tokens = matcher, list[int]()
+
+        def consume_tokens(self, tokens: list[int]) -> None:
+            self.tokens += tokens
+            self.matcher.consume_tokens(tokens)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+    monkeypatch.setattr(GrammarState, "__init__", noted)
+    for drafter in ("none", "auto", random_trees(3)):
+        answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter=drafter)
+        # The last token is never asked what follows it.
+        assert states.pop().matcher.tokens == answer.tokens[:-1]
+
+
+def test_where_all_is_said_only_an_end_token_is_left(engine: Engine) -> None:
+    answer = engine.generate("hello", grammar=Grammar.regex("yes"), min_new_tokens=9)
+    assert answer.text == "yes"
+    assert answer.tokens[-1] == tiny.tokenizer().eos_token_id
+    assert len(answer.tokens) <= 4
+
+
+# ------------------------------------------------------------------- as a source of drafts
+
+
+def start(engine: Engine, grammar: Grammar, text: str = "") -> tuple[GrammarState, list[int]]:
+    """Where an answer stands that has said `text`, and its ids behind a prompt."""
+    compiled = engine.model.grammars.compile(grammar, [2])
+    return compiled.state(1), [7, *tiny.tokenizer().encode(text)]
+
+
+def open_mixture(ids: list[int], grammar: GrammarState, **options: Any) -> tuple[Mixture, Context]:
+    ctx = Context(
+        ids=ids,
+        prompt_length=1,
+        vocab_size=SIZE,
+        sampling=SamplingParams(),
+        sampler=TorchSampler.seeded(0),
+        grammar=grammar,
+        budget=64,
+        depth=64,
+    )
+    return Mixture(prior(1), **options), ctx
+
+
+@pytest.mark.parametrize("sampling", CHOICES, ids=["greedy", "seeded"])
+def test_what_a_grammar_forces_is_drafted_and_saves_passes(
+    engine: Engine, sampling: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"grammar": GRAMMARS["list"], "max_new_tokens": 300, "budget": 16}
+    without = engine.generate("hello", drafter="auto(grammar=False)", **options, **sampling)
+    got = engine.generate("hello", **options, **sampling)
+    assert got.tokens == without.tokens
+    assert got.stats.passes < without.stats.passes
+    assert got.sources.count(GRAMMAR) == got.stats.by_source[GRAMMAR].accepted > 20
+    assert GRAMMAR not in without.stats.by_source
+
+
+def test_forced_tokens_come_first_and_the_mixture_goes_on_behind_them(engine: Engine) -> None:
+    grammar, ids = start(engine, GRAMMARS["schema"])
+    ids = [*tiny.tokenizer().encode('{"name":"fox"'), *ids]
+    grammar.read = len(ids)
+    mixture, ctx = open_mixture(ids, grammar)
+    draft = mixture.draft(ctx)
+    forced = grammar.scout(ids).onward()[0]
+    assert tiny.tokenizer().decode(forced) == '{"name":"'
+    assert draft.tokens[: len(forced)] == tuple(forced)
+    assert draft.source[: len(forced)] == (GRAMMAR,) * len(forced)
+    assert draft.chances is not None
+    assert draft.chances[: len(forced)] == (1,) * len(forced)
+    rest = draft.select(range(draft.first_branch().size))
+    assert '{"name":"fox' in tiny.tokenizer().decode(rest.tokens)
+    assert "auto" in rest.source
+
+
+def test_the_last_token_that_a_grammar_forces_is_the_end(engine: Engine) -> None:
+    grammar, ids = start(engine, Grammar.regex("yes"), "yes")
+    mixture, ctx = open_mixture(ids, grammar)
+    assert mixture.draft(ctx).tokens[0] == tiny.tokenizer().eos_token_id
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_nothing_is_drafted_that_a_grammar_forbids(engine: Engine, chain: bool) -> None:
+    drafted = 0
+    answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter="none").tokens
+    for said in range(0, len(answer), 3):
+        grammar, ids = start(engine, GRAMMARS["list"])
+        # What came before suggests more than is allowed: an answer of other keys, and this one.
+        before = [*tiny.tokenizer().encode('[{"name":7,"age":"x"}, "kind"' * 3), *answer]
+        ids, grammar.read = [*before, *ids, *answer[:said]], len(before) + 1
+        mixture, ctx = open_mixture(ids, grammar, chain=chain)
+        draft = mixture.draft(ctx)
+        assert draft.is_chain or not chain
+        for node in range(draft.size):
+            path, at = list[int](), node
+            while at >= 0:
+                path.insert(0, draft.tokens[at])
+                at = draft.parents[at]
+            fresh = grammar.compiled.start.deep_copy()
+            assert fresh.validate_tokens([*answer[:said], *path]) == said + len(path)
+            drafted += 1
+    assert drafted > 100
+
+
+def test_a_scout_is_rolled_back_to_where_it_is_asked(engine: Engine) -> None:
+    """From any path to any other one it allows what a matcher allows that went there directly."""
+    answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter="none").tokens
+    grammar, ids = start(engine, GRAMMARS["list"])
+    scout, chance = grammar.scout(ids), random.Random(0)
+    for _ in range(300):
+        path = answer[: chance.randrange(len(answer) - 1)]
+        if chance.random() < 0.3:
+            path = [*path, chance.randrange(SIZE)]
+        fresh = grammar.compiled.start.deep_copy()
+        allowed = fresh.try_consume_tokens(path) == len(path)
+        assert scout.go(path) == allowed
+        if allowed and not fresh.is_stopped():
+            assert scout.matcher.compute_bitmask() == fresh.compute_bitmask()
+            forced = fresh.compute_ff_tokens()
+            end = tiny.tokenizer().eos_token_id
+            assert scout.onward()[0] in (forced, [*forced, end])
+    assert grammar.read == 1, "the answer itself has not gone on"
+
+
+def test_what_must_follow_and_what_may_are_what_the_masks_say(engine: Engine) -> None:
+    """Forced tokens are the only ones that are allowed, and a few are all, or all that fit."""
+    answer = engine.generate("hello", grammar=GRAMMARS["list"], drafter="none").tokens
+    grammar, ids = start(engine, GRAMMARS["list"])
+    tried = 0
+    for said in range(len(answer)):
+        scout, fresh = grammar.scout([*ids, *answer[:said]]), grammar.compiled.start.deep_copy()
+        fresh.consume_tokens(answer[:said])
+        forced, few = scout.onward()
+        for token in forced:
+            assert unpacked(fresh.compute_bitmask()).nonzero()[0].tolist() == [token]
+            fresh.consume_token(token)
+        allowed = unpacked(fresh.compute_bitmask()).nonzero()[0].tolist()
+        assert {*few} <= {*allowed}
+        if few and not fresh.compute_ff_bytes():
+            assert few == allowed
+        tried += bool(few) + bool(forced)
+    assert tried > 20
+
+
+def test_a_draft_that_meets_a_limit_leaves_the_answer_alone(engine: Engine) -> None:
+    """Two thousand keys are too many behind the brace, and no trouble before it."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+    grammar, ids = start(engine, Grammar.json_schema(many))
+    scout = grammar.scout(ids)
+    brace = tiny.tokenizer().encode('{"p1"')
+    assert not scout.go(brace)
+    assert scout.onward() == ([], [])
+    assert not grammar.matcher.is_error()
+    assert grammar(torch.tensor([ids]), torch.zeros(1, SIZE)).amax() == 0
+
+
+# ------------------------------------------------------------------------------------ users
+
+
+def test_a_stream_and_a_chat_follow_it(engine: Engine) -> None:
+    with engine.stream("hello", grammar=GRAMMARS["schema"]) as stream:
+        text = "".join(piece.text for piece in stream)
+    assert is_person(json.loads(text))
+    chat = engine.chat(grammar=GRAMMARS["schema"], max_new_tokens=100)
+    for message in ("who?", "who else?"):
+        assert is_person(json.loads(chat.send(message).text))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar.json_schema({"type": "strin"}), "strin"),
+        (Grammar.json_schema({"if": {"type": "object"}, "then": {}}), "if"),
+        (Grammar.json_schema({"$ref": "https://example.com/schema"}), "example"),
+        (Grammar.regex("(("), "unclosed"),
+        (Grammar.regex(r"[^\s\S]"), "NoExtension"),
+        (Grammar.lark("start: %%%"), "lexer error"),
+        (Grammar.lark("rule: /x/"), "start"),
+        ({"type": "object"}, r"Grammar\.json_schema"),
+    ],
+    ids=lambda one: getattr(one, "text", None) or "",
+)
+def test_a_grammar_that_cannot_be_followed_is_refused_before_anything_runs(
+    engine: Engine, grammar: Any, said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        engine.generate("hello", grammar=grammar)
+
+
+@pytest.mark.parametrize("schema", ["{", "[1]", {"const": {1}}, 7, None])
+def test_what_is_no_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(OptionError, match="JSON schema must be"):
+        Grammar.json_schema(schema)
+
+
+def test_a_grammar_that_explodes_ends_its_own_request(engine: Engine) -> None:
+    """Two thousand keys that may all be left out are beyond what llguidance follows."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}
+    with pytest.raises(GenerationInterrupted, match=r"items.*simplify") as caught:
+        engine.generate(["hello", "you"], grammar=Grammar.json_schema(many))
+    assert isinstance(caught.value.__cause__, OptionError)
+    assert engine.generate("hello", grammar=Grammar.regex("yes")).text == "yes"
+
+
+def test_a_grammar_is_compiled_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Grammar] = []
+    build = Grammars._build
+
+    def noted(self: Grammars, grammar: Grammar, ends: tuple[int, ...]) -> Any:
+        built.append(grammar)
+        return build(self, grammar, ends)
+
+    monkeypatch.setattr(Grammars, "_build", noted)
+    engine.generate(["a", "b"], n=2, grammar=Grammar.regex("once"), temperature=1.0)
+    engine.generate("a", grammar=Grammar.regex("once"))
+    assert built == [Grammar.regex("once")]
+
+
+def test_without_llguidance_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(OptionError, match=r"pip install 'draftsmith\[grammar\]'"):
+        Grammars(tiny.tokenizer(), 400).compile(Grammar.regex("yes"), [2])
+
+
+def test_a_model_without_an_end_token_cannot_follow_one() -> None:
+    with pytest.raises(OptionError, match="end token"):
+        Grammars(tiny.tokenizer(), 400).compile(Grammar.regex("yes"), [])
+
+
+def test_llguidance_is_imported_only_for_a_grammar() -> None:
+    code = (
+        "import sys, draftsmith; from draftsmith import Engine, Grammar; "
+        "Grammar.json_object(); assert 'llguidance' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
