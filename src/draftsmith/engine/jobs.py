@@ -59,6 +59,10 @@ class Job:
     """What its row is computed under; None: nothing that others could use."""
     need: Any = None
     """The most it may come to hold (`memory.Need`); None: not asked yet."""
+    admitted: float | None = None
+    """When it was given a row."""
+    paused: bool = False
+    """Whether passes leave it out for now; its row stays."""
     aborted: bool = False
     done: bool = False
     """Whether it is over and its row given back."""
