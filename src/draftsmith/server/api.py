@@ -180,7 +180,8 @@ class Api:
             if grammar is not None:
                 await self._compiled(grammar)
             prepare = partial(self._prepare, prompts, options, body.n)
-            jobs = await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+            loop = asyncio.get_running_loop()
+            jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
             await call.start(jobs, watching)
         except BaseException:

@@ -58,8 +58,9 @@ class Draining(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
+    def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
+        # Not uvicorn's own, which lets the signal end the process before anything can be saved.
+        self.force_exit, self.should_exit = self.should_exit, True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
 

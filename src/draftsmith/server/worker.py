@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
+from typing import Any
 
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
@@ -81,20 +82,24 @@ class Call:
         ]
         self._accepted = asyncio.get_running_loop().create_future()
         self._worker.command(partial(self._worker.add, self._tickets))
-        await self._accepted
+        await self.in_time(self._accepted)
+
+    async def in_time(self, news: Awaitable[Any]) -> Any:
+        """Wait for something; raises Refusal when the request's time is over."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await news
+        except TimeoutError:
+            raise Refusal(
+                504, "the answer took longer than this server allows", code="timeout"
+            ) from None
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """All chunks of all answers; raises Refusal, also when its time is over."""
         while self._left:
             while not self._waiting:
                 self._news.clear()
-                try:
-                    async with asyncio.timeout_at(self._deadline):
-                        await self._news.wait()
-                except TimeoutError:
-                    raise Refusal(
-                        504, "the answer took longer than this server allows", code="timeout"
-                    ) from None
+                await self.in_time(self._news.wait())
             chunk = self._waiting.popleft()
             if self._paused and len(self._waiting) <= MOST_WAITING // 2:
                 self._pause(False)
