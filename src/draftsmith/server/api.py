@@ -85,7 +85,7 @@ class Api:
         messages, template = [message.plain() for message in body.messages], self._template(body)
         grammar = grammar_of(body.response_format)
         tools = [] if body.tool_choice == "none" else body.tools or []
-        reader = ToolReader
+        reader: Callable[[], ToolReader] = ToolReader
         if tools:
             family = family_of(self.tokenizer)
             if family is None:
@@ -120,9 +120,8 @@ class Api:
     def _template(self, body: ChatRequest) -> dict[str, Any]:
         """Variables for the chat template; not what decides how it is applied."""
         given = dict(body.chat_template_kwargs or {})
-        taken = set(inspect.signature(type(self.tokenizer).apply_chat_template).parameters)
-        wrong = sorted(taken & given.keys())
-        if wrong:
+        apply: Any = getattr(self.tokenizer, "apply_chat_template", lambda: None)
+        if wrong := sorted(inspect.signature(apply).parameters.keys() & given.keys()):
             raise Refusal(
                 400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
             )

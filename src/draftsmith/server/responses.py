@@ -31,7 +31,7 @@ async def respond(api: Api, body: ResponsesRequest, salt: str, request: Request)
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
     """The chat that a request means; raises Refusal."""
-    asked = {
+    asked: dict[str, Any] = {
         "model": body.model,
         "messages": messages_of(body),
         "max_completion_tokens": body.max_output_tokens,
@@ -122,10 +122,10 @@ class Reply:
 
     def _take(self, text: str, calls: Sequence[Call]) -> list[Event]:
         """Add what came to the items."""
-        told = []
+        told = list[Event]()
         if text and not self._saying:
             self._saying = True
-            message = {
+            message: dict[str, Any] = {
                 "type": "message",
                 "id": f"msg_{secrets.token_hex(12)}",
                 "status": "in_progress",

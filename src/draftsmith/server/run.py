@@ -74,7 +74,7 @@ def server(api: Api) -> Draining:
     """What `run()` makes listen."""
     settings = api.settings
     # Streams end by themselves, or when their calls are ended; not because a signal came.
-    AppStatus.disable_automatic_graceful_drain()
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     config = uvicorn.Config(
         create_app(api),
         host=settings.host,

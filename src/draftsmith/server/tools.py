@@ -63,6 +63,7 @@ class ToolReader:
         self._whole = False
         """Whether all that comes is held until the end."""
         self._said = ""
+        self._called = False
 
     def push(self, pieces: Sequence[Piece]) -> tuple[str, list[Call]]:
         """The text to say and the calls that are complete."""
@@ -86,7 +87,8 @@ class ToolReader:
             calls = _calls(held.partition(OPEN)[2]) if OPEN in held else []
         else:
             calls = self._whole_answer(held)
-        return self._say("" if calls else held, ""), calls
+        silent = calls or (self._called and not held.strip())
+        return self._say("" if silent else held, ""), calls
 
     def _say(self, text: str, left: str) -> str:
         self._said, self._held = self._said + text, left
@@ -103,6 +105,7 @@ class ToolReader:
                 return said + self._say(self._held[:end], self._held[end:]), calls
             found = _calls(inside)
             calls += found
+            self._called |= bool(found)
             said += self._say(before.rstrip() if found else before + tag + inside + closed, rest)
 
     def _whole_answer(self, held: str) -> list[Call]:
