@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,6 +147,8 @@ def test_draftsmith_needs_nothing_of_the_extra() -> None:
 
 @pytest.mark.external
 def test_curl_reads_the_stream(served: Served) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl here")
     body = json.dumps(ASK | {"stream": True})
     found = subprocess.run(
         ["curl", "-sN", served.address + "/v1/chat/completions", "-d", body,
