@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import draftsmith
 from draftsmith.errors import DraftsmithError
-from draftsmith.server import responses
+from draftsmith.server import page, responses
 from draftsmith.server.api import Api, log
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import (
@@ -110,6 +110,13 @@ def create_app(api: Api) -> FastAPI:
     async def one_model(name: str) -> dict[str, Any]:
         api.check_model(name)
         return model
+
+    chats = bool(getattr(api.tokenizer, "chat_template", None))
+    index = page.page(api.name, chats, bool(api.keys))
+
+    @app.get("/", dependencies=guarded, include_in_schema=False)
+    async def front() -> Response:
+        return HTMLResponse(index, headers=page.HEADERS)
 
     @app.get("/health", dependencies=guarded)
     async def health() -> dict[str, str]:

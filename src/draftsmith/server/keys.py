@@ -34,6 +34,9 @@ class Keys:
             found += mine
         return cls(key for key in map(str.strip, found) if key)
 
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
     def salt(self, key: str | None) -> str:
         """What keeps a key's cached prefixes and answers its own; raises Refusal for a wrong one.
 

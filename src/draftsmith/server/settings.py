@@ -22,7 +22,7 @@ class Settings:
     """A file with one key a line (# begins a remark); DRAFTSMITH_API_KEYS holds more, with commas
     between them. Without any key everybody is served."""
     public: bool = False
-    """Answer /health and /v1/models without a key."""
+    """Answer /health, /v1/models and the page without a key."""
     cors: tuple[str, ...] = ()
     """An origin whose pages may ask, such as https://example.org. [none]"""
     queue: int = 64
