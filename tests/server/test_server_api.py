@@ -311,6 +311,7 @@ def test_metrics_count_what_was_done() -> None:
     assert figures["vllm:spec_decode_num_draft_tokens_total" + one] == stats["drafted"]
     assert figures["vllm:spec_decode_num_accepted_tokens_total" + one] == stats["accepted"]
     assert figures["vllm:num_requests_running" + one] == 0
+    assert 0 < figures["vllm:kv_cache_usage_perc" + one] < 0.5  # of a kept row
     assert figures["vllm:time_to_first_token_seconds_count" + one] == 1
     assert figures['vllm:request_success_total{finished_reason="length",model_name="tiny"}'] == 1
     accepted = [value for name, value in figures.items()

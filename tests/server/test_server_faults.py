@@ -283,6 +283,18 @@ def test_a_model_in_training_refuses_and_recovers(gate: Gate) -> None:
         until(lambda: idle(api))
 
 
+def test_a_worker_that_fails_is_told_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = api_of()
+
+    def fails(_: Any) -> None:
+        raise ZeroDivisionError("nobody expected this")
+
+    with listening(api) as address:
+        monkeypatch.setattr(api.worker, "_deliver", fails)
+        assert httpx2.post(address + CHAT, json=ASK).status_code == 503
+        assert httpx2.get(address + "/health").status_code == 503
+
+
 def test_a_request_too_large_for_the_memory_is_refused_before_its_stream() -> None:
     with client_of(api_of(engine(memory=10_000))) as client:
         response = client.post(CHAT, json=ASK | {"stream": True})

@@ -57,8 +57,8 @@ def _pairs(top: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; OpenAI's own servers say -9999."""
-    return max(logprob, -9999.0)
+    """JSON has no infinity and no NaN; OpenAI's own servers say -9999."""
+    return logprob if logprob > -9999 else -9999.0
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:

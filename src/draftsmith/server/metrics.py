@@ -84,6 +84,7 @@ class Metrics:
             "vllm:num_requests_waiting": (
                 "Answers in line.", lambda: max(0, worker.open - worker.running)
             ),
+            "vllm:kv_cache_usage_perc": ("Of the memory, 1 is all of it.", lambda: worker.reserved),
             "draftsmith:kept_prefixes": ("Rows kept.", lambda: len(worker.scheduler.prefixes)),
         }  # fmt: skip
         for name, (about, read) in gauges.items():

@@ -190,6 +190,14 @@ class Worker:
         """Answers that have a row."""
         return sum(ticket.job.admitted is not None for ticket in list(self._live))
 
+    @property
+    def reserved(self) -> float:
+        """Share of the memory that requests and kept rows may come to hold; 0 where none is set."""
+        scheduler = self.scheduler
+        needs = (ticket.job.need for ticket in list(self._live) if ticket.job.admitted is not None)
+        held = sum(sum(need) for need in needs if need) + scheduler.prefixes.bytes
+        return held / scheduler.memory
+
     def call(self, answers: int, seconds: float) -> Call:
         """Room for so many answers, for so long; raises Refusal where there is none."""
         if not self.alive:
@@ -257,6 +265,13 @@ class Worker:
         self.abort(self._live)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            log.exception("the worker failed")
+            self._tell(self.end_all)
+
+    def _serve(self) -> None:
         busy = False
         while not self._stopping:
             self._obey(wait=not busy)
