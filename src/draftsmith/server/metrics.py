@@ -10,26 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from draftsmith.core.stats import Stats
 from draftsmith.server.worker import Chunk, Worker
 
-_SECONDS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.08,
-    0.15,
-    0.3,
-    0.6,
-    1,
-    2.5,
-    5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    320,
-)
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2.5, 5, 10, 20, 40, 80, 160,
+            320)  # fmt: skip
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 

@@ -20,6 +20,13 @@ IGNORED = frozenset({
 """Fields of OpenAI's that clients send and that change nothing here."""
 
 
+_SAME = {
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "seed", "stop", "stop_token_ids", "drafter", "budget",
+}  # fmt: skip
+"""Fields that are options of the engine, by the same name."""
+
+
 class Body(BaseModel):
     """Any request."""
 
@@ -191,22 +198,11 @@ class Sampling(Body):
             bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         except ValueError:
             raise Refusal(400, "logit_bias must name token ids", param="logit_bias") from None
-        return {
+        return {name: getattr(self, name) for name in _SAME} | {
             "max_new_tokens": wanted,
             "min_new_tokens": wanted if self.ignore_eos else self.min_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
             "logit_bias": bias or None,
-            "seed": self.seed,
-            "stop": self.stop,
-            "stop_token_ids": self.stop_token_ids,
-            "drafter": self.drafter,
-            "budget": self.budget,
         }
 
 
