@@ -21,6 +21,7 @@ from draftsmith.cli import (
     doctor,
     drafters,
     run,
+    serve,
     train,
     tune,
     vocab,
@@ -47,7 +48,8 @@ def _group(name: str, about: str, *commands: Callable[..., None]) -> None:
     app.add_typer(group, name=name)
 
 
-_add(app, demo.demo, run.run, chat.chat, drafters.drafters, vocab.vocab, doctor.doctor)
+_add(app, demo.demo, run.run, chat.chat, serve.serve)
+_add(app, drafters.drafters, vocab.vocab, doctor.doctor)
 _group(
     "bench",
     "Measure what drafters save: on recorded answers, and on this machine.",

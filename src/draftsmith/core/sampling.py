@@ -238,6 +238,16 @@ class Distribution:
             banned=banned,
         )
 
+    def watched(self, watcher: Processor) -> Distribution:
+        """The same with a processor that looks on before all others; it must change nothing."""
+        return Distribution(
+            (watcher, *self.processors),
+            greedy=self.greedy,
+            lazy=True,
+            needs_ids=self.needs_ids,
+            banned=self.banned,
+        )
+
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
         """(V,) raw logits of one node → (1, V) processed scores; `ids` (1, T) is its prefix."""
         # A copy: processors may write in place, and the raw row is also shown to drafters.

@@ -61,6 +61,10 @@ class Job:
     """The most it may come to hold (`memory.Need`); None: not asked yet."""
     exact: bool = False
     """Whether its passes compute every token alike in any company."""
+    admitted: float | None = None
+    """When it was given a row."""
+    paused: bool = False
+    """Whether passes leave it out for now; its row stays."""
     aborted: bool = False
     done: bool = False
     """Whether it is over and its row given back."""

@@ -39,6 +39,11 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
+    @property
+    def bytes(self) -> int:
+        """That the kept rows hold."""
+        return sum(kept.bytes for kept in list(self._kept))
+
     def label(self, job: Job) -> None:
         """Note under what a job's row is computed: equal keys can serve each other."""
         if self.most:

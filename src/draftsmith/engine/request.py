@@ -162,7 +162,7 @@ class Request:
         """Ids of a prompt that fits the model; raises PromptError."""
         return encode(self.drafting.model, prompt, self.template)
 
-    def jobs(self, prompts: Sequence[Any], n: int = 1) -> list[Job]:
+    def jobs(self, prompts: Sequence[Any], n: int = 1, *, streaming: bool = False) -> list[Job]:
         """`n` answers to each prompt, with seeds seed, seed+1, … and processors of their own."""
         encoded = []
         for index, prompt in enumerate(prompts):
@@ -173,8 +173,10 @@ class Request:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
         if len(encoded) * n == 1:
-            return [self.job(encoded[0])]
-        return [self._own(turn).job(ids) for ids in encoded for turn in range(n)]
+            return [self.job(encoded[0], streaming=streaming)]
+        return [
+            self._own(turn).job(ids, streaming=streaming) for ids in encoded for turn in range(n)
+        ]
 
     def _own(self, turn: int) -> Request:
         """The same request with a seed and processors for one of its answers."""

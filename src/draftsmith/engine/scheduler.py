@@ -170,7 +170,7 @@ class Scheduler:
     def _pass(self) -> None:
         """One pass for all jobs of one autocast mode; the modes take turns."""
         check_mode(self.model.model)
-        active = self._admit()
+        active = [job for job in self._admit() if not job.paused]
         modes = list(dict.fromkeys(job.mode for job in active))
         if not modes:
             return
@@ -219,6 +219,7 @@ class Scheduler:
             except Exception as error:  # a drafter's needs that the model cannot fulfil
                 job.session.fail(error)
                 continue
+            job.admitted = perf_counter()
             row: SequenceRow = job.session.row
             row.rewinds = job.rewinds
             self.prefixes.label(job)

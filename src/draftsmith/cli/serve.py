@@ -1,0 +1,87 @@
+"""`draftsmith serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from draftsmith.cli.loading import load_engine, resolve, short
+from draftsmith.cli.options import Fields, Given, ModelOptions
+from draftsmith.cli.render import say_notices
+from draftsmith.errors import OptionError
+
+ServerOptions = Annotated[
+    Given,
+    Fields(
+        "draftsmith.server.settings:Settings",
+        {
+            "Server": "host port name api_keys public cors log_prompts",
+            "Limits": (
+                "queue max_context max_output max_body timeout grammar_seconds slow_reader "
+                "keep_alive drain allow_drafters"
+            ),
+        },
+        {
+            "public": "--public",
+            "log_prompts": "--log-prompts",
+            "allow_drafters": "--allow-drafters",
+        },
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What the engine may hold."""
+
+    panel: ClassVar = "Engine"
+
+    max_batch: int = 16
+    """Most answers in a pass."""
+    memory: int | None = None
+    """Most bytes that requests and kept sequences may hold. [three quarters of what is free]"""
+    prefixes: int = 8
+    """Ended sequences that are kept for prompts that begin like them."""
+    answers: int = 0
+    """Bytes of earlier answers to draft from, of the same key only."""
+    answers_file: Path | None = None
+    """Where those are kept when the server ends."""
+
+
+def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> None:
+    """Serve a model to OpenAI's clients (needs the extra `server`).
+
+    [bold]Examples[/bold]
+
+    draftsmith serve -m Qwen/Qwen3-0.6B
+
+    draftsmith serve -m ./my-model -d auto --port 9000 --api-keys keys.txt --answers 50000000
+    """
+    try:
+        from draftsmith.server.api import Api
+        from draftsmith.server.keys import Keys
+        from draftsmith.server.run import server as listening
+        from draftsmith.server.settings import Settings
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"a server needs {error.name}, which is not installed: pip install 'draftsmith[server]'"
+        ) from error
+    settings = Settings(**server)
+    keys = Keys.read(settings.api_keys, os.environ)
+    made = load_engine(
+        model,
+        {},
+        max_batch=engine.max_batch,
+        memory=engine.memory,
+        prefixes=engine.prefixes,
+        answers=engine.answers,
+        answers_file=engine.answers_file,
+    )
+    say_notices(made)
+    name = settings.name or short(model.model or resolve(None))
+    try:
+        listening(Api(made, settings, keys, name)).run()
+    finally:
+        made.close()

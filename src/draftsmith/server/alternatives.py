@@ -1,0 +1,71 @@
+"""The model's own log-probabilities, before any processor: the same with drafts as without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from draftsmith.engine.jobs import Job
+from draftsmith.errors import DraftsmithError
+from draftsmith.text.tokenizer import decode
+from draftsmith.text.vocab import Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability, and the most probable tokens in its place, the best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Alternatives:
+    """A processor that looks on: it is called once for every token that is emitted, in order."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._rows: list[Tensor] = []
+
+    @classmethod
+    def watch(cls, job: Job, top: int) -> Alternatives:
+        """Look on at a job that has not begun."""
+        seen, session = cls(top), job.session
+        session.distribution = session.distribution.watched(seen)
+        return seen
+
+    def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
+        self._rows.append(scores[0].log_softmax(-1))
+        return scores
+
+    def take(self, tokens: Sequence[int]) -> list[Logprob]:
+        """Of the tokens that came since the last time."""
+        found = []
+        for token, row in zip(tokens, self._rows, strict=False):
+            best = row.topk(min(self._top, len(row)))
+            top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            found.append(Logprob(token, _finite(float(row[token])), _pairs(top)))
+        del self._rows[: len(tokens)]
+        return found
+
+
+def _pairs(top: Any) -> tuple[tuple[int, float], ...]:
+    return tuple((token, _finite(value)) for token, value in top)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity and no NaN; OpenAI's own servers say -9999."""
+    return logprob if logprob > -9999 else -9999.0
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """What a token writes; a special one, its name."""
+    try:
+        vocabulary = Vocabulary.of(tokenizer)
+        data = vocabulary.tokens[token] if token < vocabulary.size else b""
+        return vocabulary.special.get(token, "").encode() if data is None else data
+    except DraftsmithError:  # a tokenizer whose ids cannot be told byte by byte
+        return decode(tokenizer, [token], special=True).encode()

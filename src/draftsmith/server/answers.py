@@ -1,0 +1,225 @@
+"""From chunks to what OpenAI's clients read: chats and completions, whole or in events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftsmith.core.stats import total
+from draftsmith.engine.result import GenerationResult
+from draftsmith.server.alternatives import Logprob, token_bytes
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.tools import Call, ToolReader
+from draftsmith.server.worker import Chunk
+
+Event = dict[str, str]
+"""What sse-starlette makes a server-sent event of."""
+
+DONE: Event = {"data": "[DONE]"}
+
+
+def event(value: Any, name: str | None = None) -> Event:
+    """A JSON value as an event."""
+    told = {"data": json.dumps(value, ensure_ascii=False, allow_nan=False)}
+    return told if name is None else told | {"event": name}
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a chunk adds to an answer."""
+
+    text: str
+    calls: list[Call]
+    logprobs: tuple[Logprob, ...]
+    sources: list[list[str]]
+    """Text and who guessed it, token by token."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, as far as it came."""
+
+    reader: ToolReader
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    sources: list[list[str]] = field(default_factory=list)
+    result: GenerationResult | None = None
+
+    def take(self, chunk: Chunk) -> Delta:
+        """Add a chunk."""
+        text, calls = self.reader.push(chunk.pieces)
+        if chunk.result is not None:
+            rest, more = self.reader.end()
+            text, calls, self.result = text + rest, calls + more, chunk.result
+        delta = Delta(text, calls, chunk.logprobs, [[p.text, p.source] for p in chunk.pieces])
+        self.text += text
+        self.calls += calls
+        self.logprobs += delta.logprobs
+        self.sources += delta.sources
+        return delta
+
+    @property
+    def finish_reason(self) -> str | None:
+        """As OpenAI names it; None while there is more to come."""
+        if self.result is None:
+            return None
+        return "tool_calls" if self.calls else self.result.finish_reason
+
+
+@dataclass(slots=True)
+class Answer:
+    """All answers to one request, and how they are written down."""
+
+    model: str
+    tokenizer: Any
+    choices: list[Choice]
+    prompts: int = 1
+    """How many prompts the choices answer; each has equally many."""
+    chat: bool = True
+    logprobs: bool = False
+    """Whether they were asked for."""
+    sources: bool = False
+    stats: bool = False
+    predicted: bool = False
+    """Whether a prediction was sent."""
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
+
+    @property
+    def results(self) -> list[GenerationResult]:
+        return [choice.result for choice in self.choices if choice.result is not None]
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        made = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
+        body = self._head("") | {"choices": made, "usage": self.usage()}
+        return body | ({"stats": self._stats()} if self.stats else {})
+
+    async def events(self, chunks: AsyncIterator[Chunk], usage: bool) -> AsyncIterator[Event]:
+        """The same in events; an error that comes late is one, too."""
+        head = self._head(".chunk") | ({"usage": None} if usage else {})
+        begun = set[int]()
+        try:
+            async for chunk in chunks:
+                choice = self.choices[chunk.index]
+                place = len(choice.logprobs), len(choice.sources), len(choice.calls)
+                delta = choice.take(chunk)
+                told = self._told(delta, place, first=chunk.index not in begun)
+                begun.add(chunk.index)
+                told |= {"index": chunk.index, "finish_reason": choice.finish_reason}
+                yield event(head | {"choices": [told]})
+            if usage or self.stats:
+                last = head | {"choices": [], "usage": self.usage()}
+                yield event(last | ({"stats": self._stats()} if self.stats else {}))
+        except Refusal as refusal:
+            yield event(refusal.body)
+        yield DONE
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens; a prompt counts once, however many answers it has."""
+        results = self.results
+        each = max(1, len(self.choices) // self.prompts)
+        prompt = sum(len(result.prompt_tokens) for result in results[::each])
+        reused = sum(result.stats.reused_tokens for result in results[::each])
+        new = sum(len(result.tokens) for result in results)
+        told: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
+        if self.predicted:
+            rejected = sum(result.rejected_prediction_tokens for result in results)
+            new += rejected
+            told["completion_tokens_details"] = {
+                "accepted_prediction_tokens": sum(r.accepted_prediction_tokens for r in results),
+                "rejected_prediction_tokens": rejected,
+            }
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+        } | told
+
+    def _stats(self) -> dict[str, Any]:
+        return total([result.stats for result in self.results]).as_dict()
+
+    def _head(self, suffix: str) -> dict[str, Any]:
+        kind = "chat.completion" + suffix if self.chat else "text_completion"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _told(self, delta: Delta, place: tuple[int, int, int], first: bool) -> dict[str, Any]:
+        """A streamed choice, but for its index and end; `place`: what there was before of it."""
+        told: dict[str, Any] = {"logprobs": None}
+        if self.chat:
+            said: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+            if delta.text:
+                said["content"] = delta.text
+            if delta.calls:
+                said["tool_calls"] = [
+                    {"index": place[2] + n} | call_body(call) for n, call in enumerate(delta.calls)
+                ]
+            told["delta"] = said
+        else:
+            told["text"] = delta.text
+        return told | self._extras(delta.logprobs, delta.sources)
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        told: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason}
+        told["logprobs"] = None
+        if self.chat:
+            said: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            if choice.calls:
+                said["content"] = choice.text or None
+                said["tool_calls"] = [call_body(call) for call in choice.calls]
+            told["message"] = said
+        else:
+            told["text"] = choice.text
+        return told | self._extras(choice.logprobs, choice.sources)
+
+    def _extras(self, logprobs: Sequence[Logprob], sources: list[list[str]]) -> dict[str, Any]:
+        """What is told beside the text, where it was asked for."""
+        told: dict[str, Any] = {}
+        if self.logprobs:
+            write = self._chat_logprobs if self.chat else self._text_logprobs
+            told["logprobs"] = write(logprobs)
+        return told | ({"sources": sources} if self.sources else {})
+
+    def _chat_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
+        def one(token: int, logprob: float) -> dict[str, Any]:
+            data = token_bytes(self.tokenizer, token)
+            text = data.decode(errors="replace")
+            return {"token": text, "logprob": logprob, "bytes": list(data)}
+
+        return {
+            "content": [
+                one(seen.token, seen.logprob) | {"top_logprobs": [one(*pair) for pair in seen.top]}
+                for seen in logprobs
+            ],
+            "refusal": None,
+        }
+
+    def _text_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
+        def text(token: int) -> str:
+            data = token_bytes(self.tokenizer, token)
+            try:
+                return data.decode()
+            except UnicodeDecodeError:  # a part of a character
+                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+        return {
+            "tokens": [text(seen.token) for seen in logprobs],
+            "token_logprobs": [seen.logprob for seen in logprobs],
+            "top_logprobs": [
+                {text(token): logprob for token, logprob in reversed(seen.top)} for seen in logprobs
+            ],
+        }
+
+
+def call_body(call: Call) -> dict[str, Any]:
+    """A call as chats tell it."""
+    told = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": told}

@@ -1,0 +1,352 @@
+"""From a request's body to a call of the worker, and from its chunks to a response."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Job
+from draftsmith.errors import PromptError
+from draftsmith.server.alternatives import Alternatives
+from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.keys import Keys
+from draftsmith.server.metrics import Metrics
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, Tool, text_of
+from draftsmith.server.settings import Settings
+from draftsmith.server.tools import ToolReader, family_of, markers_of
+from draftsmith.server.worker import Call, Worker
+from draftsmith.text.grammar import Grammar
+
+_INFILLING = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+"""Tokens before what precedes a gap, before what follows it, and before what fills it."""
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody waits for."""
+
+log = logging.getLogger(__name__)
+
+
+class Api:
+    """One engine and all that serves it."""
+
+    def __init__(self, engine: Engine, settings: Settings, keys: Keys, name: str) -> None:
+        """`name`: what clients call the model."""
+        self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
+        self.tokenizer = engine.model.tokenizer
+        self.metrics = Metrics(name)
+        capacity = engine.scheduler.max_batch + settings.queue
+        self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
+        self.metrics.watch(self.worker)
+        self._preparing = ThreadPoolExecutor(1, "draftsmith-prompts")
+        """So that long prompts take one core at most."""
+        self._compiling = ThreadPoolExecutor(1, "draftsmith-grammars")
+
+    def close(self) -> None:
+        """End the threads that prepare requests."""
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    def check_model(self, model: str | None) -> None:
+        """Raise Refusal for a model that is not served here."""
+        if model not in (None, self.name):
+            raise Refusal(
+                404,
+                f"the model {model!r:.200} does not exist; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    # --- what is asked ----------------------------------------------------------------------------
+
+    async def chat(self, body: ChatRequest, salt: str, request: Request) -> Response:
+        """Answer a chat."""
+        call, answer = await self.begin_chat(body, salt)
+        return await self._reply(body, call, answer, request)
+
+    async def begin_chat(self, body: ChatRequest, salt: str) -> tuple[Call, Answer]:
+        """A chat's answers in line, and how they are written down."""
+        messages, template = [message.plain() for message in body.messages], self._template(body)
+        grammar = grammar_of(body.response_format)
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        reader: Callable[[], ToolReader] = ToolReader
+        if tools:
+            family = family_of(self.tokenizer)
+            if family is None:
+                raise Refusal(400, "this model's chat template knows no tools", param="tools")
+            template["tools"] = [tool.model_dump() for tool in tools]
+            names = [name_of(tool) for tool in tools]
+            forced = forced_call(tools, body)
+            if forced is not None:
+                grammar, family = forced, "llama"
+            reader = partial(ToolReader, family, names, markers_of(self.tokenizer))
+        more = {"chat_template_kwargs": template} | predicted(body)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        choices = [Choice(reader()) for _ in range(body.n)]
+        answer = self._answer(body, choices, logprobs=body.logprobs)
+        return await self._begin(body, [messages], salt, more, grammar, top), answer
+
+    async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
+        """Continue one or more texts."""
+        prompts: list[Any] = [body.prompt]
+        if isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int):
+            prompts = body.prompt
+        if body.suffix is not None:
+            prompts = [self._gap(prompt, body.suffix) for prompt in prompts]
+        grammar = grammar_of(body.response_format)
+        choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
+        answer = self._answer(
+            body, choices, prompts=len(prompts), chat=False, logprobs=body.logprobs is not None
+        )
+        call = await self._begin(body, prompts, salt, predicted(body), grammar, body.logprobs)
+        return await self._reply(body, call, answer, request)
+
+    def _template(self, body: ChatRequest) -> dict[str, Any]:
+        """Variables for the chat template; not what decides how it is applied."""
+        given = dict(body.chat_template_kwargs or {})
+        apply: Any = getattr(self.tokenizer, "apply_chat_template", lambda: None)
+        if wrong := sorted(inspect.signature(apply).parameters.keys() & given.keys()):
+            raise Refusal(
+                400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
+            )
+        return given
+
+    def _gap(self, prompt: Any, suffix: str) -> str:
+        """The prompt by which a model fills the gap between two texts."""
+        vocabulary = {} if self.tokenizer is None else self.tokenizer.get_vocab()
+        for before, after, middle in _INFILLING:
+            if isinstance(prompt, str) and {before, after, middle} <= vocabulary.keys():
+                return f"{before}{prompt}{after}{suffix}{middle}"
+        why = (
+            "has no tokens that mark a gap" if isinstance(prompt, str) else "needs a text before it"
+        )
+        raise Refusal(400, f"a suffix cannot be used: this model {why}", param="suffix")
+
+    def _answer(
+        self, body: ChatRequest | CompletionRequest, choices: list[Choice], **more: Any
+    ) -> Answer:
+        return Answer(
+            self.name,
+            self.tokenizer,
+            choices,
+            sources=body.return_sources,
+            stats=body.return_stats,
+            predicted=body.prediction is not None,
+            **more,
+        )
+
+    # --- from there to the worker and back --------------------------------------------------------
+
+    async def _begin(
+        self,
+        body: Sampling,
+        prompts: Sequence[Any],
+        salt: str,
+        more: Mapping[str, Any],
+        grammar: Grammar | None,
+        top: int | None,
+    ) -> Call:
+        """Prepare the answers to some prompts and put them in line.
+
+        `more`: further options of the engine. `top`: alternatives for each token's log-probability;
+        None: no log-probabilities.
+        """
+        self.check_model(body.model)
+        if (body.drafter or body.budget is not None) and not self.settings.allow_drafters:
+            raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
+        options = body.options(self.settings.max_output) | dict(more) | {"grammar": grammar}
+        options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
+        if self.settings.log_prompts:
+            log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
+        call = self.worker.call(len(prompts) * body.n, self.settings.timeout)
+        try:
+            if grammar is not None:
+                await self._compiled(grammar)
+            prepare = partial(self._prepare, prompts, options, body.n)
+            loop = asyncio.get_running_loop()
+            jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
+            watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
+            await call.start(jobs, watching)
+        except BaseException:
+            call.close()
+            raise
+        return call
+
+    async def _compiled(self, grammar: Grammar) -> None:
+        """Have a grammar compiled in a thread of its own: it takes its time, but only once."""
+        compile_it = partial(self.engine.prepare, {"grammar": grammar})
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.settings.grammar_seconds):
+                await loop.run_in_executor(self._compiling, compile_it)
+        except TimeoutError:
+            raise Refusal(
+                400, "the grammar took too long to compile; simplify it", param="response_format"
+            ) from None
+
+    def _prepare(self, prompts: Sequence[Any], options: Mapping[str, Any], n: int) -> list[Job]:
+        asked = self.engine.prepare(options)
+        encoded = [asked.encode(prompt) for prompt in prompts]
+        most, longest = self.settings.max_context, max(map(len, encoded))
+        if most is not None and longest > most:
+            raise PromptError(
+                f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
+            )
+        return asked.jobs(encoded, n, streaming=True)
+
+    async def _reply(
+        self, body: Sampling, call: Call, answer: Answer, request: Request
+    ) -> Response:
+        """The answer as it was asked for: in events, or whole."""
+        if body.stream:
+            usage = body.stream_options is not None and body.stream_options.include_usage
+            return self.stream(call, answer, answer.events(call.chunks(), usage))
+        return await self.whole(call, answer, answer.whole, request)
+
+    def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
+        """A response in events, which closes the call whatever becomes of it."""
+        closing = partial(self._close, call, answer, perf_counter())
+        return Events(events, closing, self.settings)
+
+    async def whole(
+        self, call: Call, answer: Answer, body: Callable[[], Any], request: Request
+    ) -> Response:
+        """A response in one piece; nothing where the client is gone."""
+
+        async def ready() -> bool:
+            async for chunk in call.chunks():
+                answer.choices[chunk.index].take(chunk)
+            return True
+
+        began = perf_counter()
+        try:
+            done = await unless_gone(request, ready())
+            return JSONResponse(body()) if done else Response(status_code=CLIENT_GONE)
+        finally:
+            self._close(call, answer, began)
+
+    def _close(self, call: Call, answer: Answer, began: float) -> None:
+        call.close()
+        usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
+        told = {
+            "id": answer.id,
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "finish_reasons": [reason or "cancelled" for reason in each],
+            "seconds": round(perf_counter() - began, 3),
+        }
+        log.info("answered", extra={"fields": told})
+
+
+class Events(EventSourceResponse):
+    """A stream of events."""
+
+    def __init__(
+        self, events: AsyncIterator[Event], closing: Callable[[], None], settings: Settings
+    ) -> None:
+        """`closing` is called at the end, also where nothing was ever sent."""
+        super().__init__(
+            events, sep="\n", ping=settings.keep_alive, send_timeout=settings.slow_reader
+        )
+        self._closing = closing
+
+    async def __call__(self, *connection: Any) -> None:
+        """Send them; a reader that is too slow gets no end, which closes its connection."""
+        try:
+            await super().__call__(*connection)
+        except SendTimeoutError:
+            log.warning("a reader was too slow")
+        finally:
+            self._closing()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, bool]) -> bool:
+    """Whether the work was done before the client went; then it is cancelled. Raises its errors."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].done() and tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def predicted(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
+    """The engine's option for what the answer is expected to resemble."""
+    return {} if body.prediction is None else {"prediction": text_of(body.prediction.content)}
+
+
+def grammar_of(given: Mapping[str, Any] | None) -> Grammar | None:
+    """What `response_format` asks an answer to follow; raises Refusal for what it cannot be."""
+    kind = "text" if given is None else given.get("type")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_object()
+    if kind == "json_schema":
+        told = given.get("json_schema", given)  # /v1/responses has it one level higher
+        if isinstance(told, Mapping) and "schema" in told:
+            return Grammar.json_schema(told["schema"])
+    if kind == "regex" and isinstance(pattern := given.get("pattern"), str):
+        return Grammar.regex(pattern)
+    raise Refusal(
+        400,
+        "response_format must be one of {'type': 'text'}, {'type': 'json_object'}, {'type': "
+        "'json_schema', 'json_schema': {'schema': …}} and {'type': 'regex', 'pattern': …}",
+        param="response_format",
+    )
+
+
+def name_of(tool: Tool) -> str:
+    """A tool's name; raises Refusal for one that has none."""
+    if not isinstance(name := tool.function.get("name"), str):
+        raise Refusal(400, "a function needs a name", param="tools")
+    return name
+
+
+def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
+    """What makes an answer one call, as a JSON object, where `tool_choice` wants one."""
+    choice = body.tool_choice
+    if choice in (None, "auto"):
+        return None
+    wanted = None if isinstance(choice, str) or choice is None else choice.function.name
+    able = [tool for tool in tools if wanted in (None, name_of(tool))]
+    if not able:
+        raise Refusal(400, f"there is no tool {wanted!r:.100}", param="tool_choice")
+    return Grammar.json_schema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {
+                        "name": {"const": name_of(tool)},
+                        "arguments": tool.function.get("parameters") or {"type": "object"},
+                    },
+                    "required": ["name", "arguments"],
+                    "additionalProperties": False,
+                }
+                for tool in able
+            ]
+        }
+    )

@@ -1,0 +1,177 @@
+"""The endpoints, and what every request goes through on its way to them."""
+
+# Without the usual `from __future__ import annotations`: FastAPI evaluates the endpoints' own ones.
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import draftsmith
+from draftsmith.errors import DraftsmithError
+from draftsmith.server import page, responses
+from draftsmith.server.api import Api, log
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+from draftsmith.text.tokenizer import decode, encode, render_chat
+
+_FIELDS = sorted({name for kind in (ChatRequest, CompletionRequest, TokenizeRequest)
+                  for name in kind.model_fields})  # fmt: skip
+
+
+class BodyLimit:
+    """Refuses a request that is too long, as soon as that is known."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whoever reads the body counts it; FastAPI's own limit does not answer in JSON."""
+        left = self._most
+
+        async def counted() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"the body is longer than {self._most:,} bytes")
+            return message
+
+        await self._app(scope, counted, send)
+
+
+def create_app(api: Api) -> FastAPI:
+    """The ASGI application; while it runs, a thread of its own drives the engine."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        api.worker.start()
+        yield
+        await api.worker.stop()
+        api.close()
+
+    settings = api.settings
+    app = FastAPI(
+        title="draftsmith",
+        version=draftsmith.__version__,
+        lifespan=lifespan,
+        docs_url=None,  # they load scripts from elsewhere
+        redoc_url=None,
+    )
+    app.add_middleware(BodyLimit, most=settings.max_body)
+    if settings.cors:
+        origins = list(settings.cors)
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    bearer = HTTPBearer(auto_error=False)
+
+    def salt(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
+        return api.keys.salt(None if given is None else given.credentials)
+
+    Caller = Annotated[str, Depends(salt)]  # noqa: N806
+    guarded = [] if settings.public else [Depends(salt)]
+    _tell_errors(app)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
+        return await api.chat(body, caller, request)
+
+    @app.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
+        return await api.complete(body, caller, request)
+
+    @app.post("/v1/responses")
+    async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
+        return await responses.respond(api, body, caller, request)
+
+    born = int(time.time())
+    model = {"id": api.name, "object": "model", "created": born, "owned_by": "draftsmith",
+             "max_model_len": api.engine.model.context_length}  # fmt: skip
+
+    @app.get("/v1/models", dependencies=guarded)
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{name:path}", dependencies=guarded)
+    async def one_model(name: str) -> dict[str, Any]:
+        api.check_model(name)
+        return model
+
+    chats = bool(getattr(api.tokenizer, "chat_template", None))
+    index = page.page(api.name, chats, bool(api.keys))
+
+    @app.get("/", dependencies=guarded, include_in_schema=False)
+    async def front() -> Response:
+        return HTMLResponse(index, headers=page.HEADERS)
+
+    @app.get("/health", dependencies=guarded)
+    async def health() -> dict[str, str]:
+        if not api.worker.alive:
+            raise Refusal(503, "this server is shutting down", code="unavailable")
+        return {"status": "ok"}
+
+    @app.get("/metrics", dependencies=[Depends(salt)])
+    async def metrics() -> Response:
+        return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # No `async`: long texts take their time, in a thread of their own.
+    @app.post("/tokenize", dependencies=[Depends(salt)])
+    def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        api.check_model(body.model)
+        if body.messages is not None:
+            ids = render_chat(api.tokenizer, [message.plain() for message in body.messages])
+        else:
+            ids = encode(api.tokenizer, body.prompt or "", special=body.add_special_tokens)
+        return {"tokens": ids, "count": len(ids), "max_model_len": api.engine.model.context_length}
+
+    @app.post("/detokenize", dependencies=[Depends(salt)])
+    def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+        api.check_model(body.model)
+        size = api.engine.model.vocab_size
+        if wrong := [i for i in body.tokens if not 0 <= i < size]:
+            raise Refusal(400, f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")
+        return {"prompt": decode(api.tokenizer, body.tokens, special=True)}
+
+    return app
+
+
+def _tell_errors(app: FastAPI) -> None:
+    """Every error in OpenAI's shape."""
+
+    def told(request: Request, refusal: Refusal) -> Response:
+        fields = {"path": request.url.path[:200], "status": refusal.status, "code": refusal.code}
+        log.info("refused", extra={"fields": fields})
+        return JSONResponse(refusal.body, refusal.status, refusal.headers)
+
+    @app.exception_handler(DraftsmithError)
+    async def ours(request: Request, error: DraftsmithError) -> Response:
+        refusal = Refusal.of(error)
+        if refusal.status >= 500 and refusal is not error:
+            log.error("failed", exc_info=error)
+        return told(request, refusal)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return told(request, Refusal.of_validation(error.errors(), _FIELDS))
+
+    @app.exception_handler(HTTPException)
+    async def usual(request: Request, error: HTTPException) -> Response:
+        return told(request, Refusal(error.status_code, error.detail, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return told(request, Refusal.of(error))

@@ -1,0 +1,62 @@
+"""Who may ask: API keys, compared in constant time."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from draftsmith.errors import LoadError
+from draftsmith.server.refusals import Refusal
+
+VARIABLE = "DRAFTSMITH_API_KEYS"
+
+
+class Keys:
+    """The keys that are served; without any, everybody is."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = [_digest(key) for key in dict.fromkeys(keys)]
+
+    @classmethod
+    def read(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
+        """Those of a file and of the environment; raises LoadError, also for a file without any."""
+        found = environment.get(VARIABLE, "").split(",")
+        if file is not None:
+            try:
+                lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise LoadError(f"cannot read the API keys in {file}: {error}") from error
+            mine = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+            if not mine:
+                raise LoadError(f"{file} holds no API key; write one a line")
+            found += mine
+        return cls(key for key in map(str.strip, found) if key)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def salt(self, key: str | None) -> str:
+        """What keeps a key's cached prefixes and answers its own; raises Refusal for a wrong one.
+
+        Speed tells what others have asked, so only those with the same key share what is kept.
+        """
+        if not self._digests:
+            return ""
+        given, known = _digest(key or ""), False
+        for digest in self._digests:  # all of them: the time must not tell which
+            known |= hmac.compare_digest(digest, given)
+        if not known:
+            what = "is not one that this server knows" if key else "is missing"
+            raise Refusal(
+                401,
+                f"the API key {what}; send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return f"key:{given.hex()}"
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

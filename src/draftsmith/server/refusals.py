@@ -1,0 +1,66 @@
+"""What went wrong, as OpenAI's clients expect to be told."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptError, UnsupportedError
+
+
+class Refusal(DraftsmithError):
+    """A request that gets no (further) answer: the status and the body of OpenAI's errors."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
+        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    @classmethod
+    def of(cls, error: BaseException) -> Refusal:
+        """What a client is told of an error; of those that nobody expected, not what they say."""
+        if isinstance(error, Refusal):
+            return error
+        if isinstance(error, OptionError | PromptError | LoadError | UnsupportedError):
+            message = str(error)
+            param = message.partition("=")[0] if isinstance(error, OptionError) else None
+            long = "context" if isinstance(error, PromptError) and "context" in message else None
+            return cls(
+                400,
+                message,
+                param=param if param and param.isidentifier() else None,
+                code=f"{long}_length_exceeded" if long else None,
+            )
+        return cls(500, "the answer failed; the server's log says why", code="internal_error")
+
+    @classmethod
+    def of_validation(cls, errors: Sequence[Any], known: Sequence[str]) -> Refusal:
+        """The first of pydantic's errors; `known` are the fields that the body may have."""
+        first = errors[0]
+        path = [str(part) for part in first["loc"] if part not in ("body", "query")]
+        param, message = ".".join(path), str(first["msg"])
+        if first["type"] == "json_invalid":
+            param, message = "", f"the body is not JSON: {first['ctx']['error']} at byte {path[0]}"
+        elif first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(param, known, n=1, cutoff=0.6)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            message = f"unknown field {param[:100]!r}{hint}"
+        elif param:
+            message = f"{param[:100]}: {message}"
+        return cls(400, message[:1000], param=path[0][:100] if param else None)

@@ -1,0 +1,87 @@
+"""A server as a process: listening, logging, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from sse_starlette.sse import AppStatus
+
+from draftsmith.server.api import Api
+from draftsmith.server.app import create_app
+
+_LAST = 5
+"""Seconds for readers to take the end of their streams."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; no text of a request but what its caller put into `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        told |= getattr(record, "fields", {})
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False)
+
+
+LOGGING: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"json": {"()": JsonLines}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
+    "loggers": {
+        "draftsmith.server": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "uvicorn": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+    },
+}
+
+
+class Draining(uvicorn.Server):
+    """On SIGTERM or Ctrl-C: no new requests; after a while the running ones are ended, too."""
+
+    def __init__(self, config: uvicorn.Config, api: Api) -> None:
+        super().__init__(config)
+        self._api = api
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
+        # Not uvicorn's own, which lets the signal end the process before anything can be saved.
+        self.force_exit, self.should_exit = self.should_exit, True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        worker = self._api.worker
+        worker.draining = True
+        asyncio.get_running_loop().call_later(self._api.settings.drain, worker.end_all)
+
+
+def server(api: Api) -> Draining:
+    """What `run()` makes listen."""
+    settings = api.settings
+    # Streams end by themselves, or when their calls are ended; not because a signal came.
+    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+    config = uvicorn.Config(
+        create_app(api),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        log_config=LOGGING,
+        timeout_graceful_shutdown=int(settings.drain) + _LAST,
+        server_header=False,
+    )
+    return Draining(config, api)

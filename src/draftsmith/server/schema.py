@@ -1,0 +1,280 @@
+"""What requests may say: OpenAI's fields, and our own at the end of `Sampling`.
+
+Unknown fields are refused, so that a misspelt one is not ignored; those of OpenAI's that mean
+nothing to one model on one machine are tolerated (`IGNORED`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from draftsmith.server.refusals import Refusal
+
+IGNORED = frozenset({
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "verbosity", "reasoning_effort", "modalities", "parallel_tool_calls",
+})  # fmt: skip
+"""Fields of OpenAI's that clients send and that change nothing here."""
+
+
+_SAME = {
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "seed", "stop", "stop_token_ids", "drafter", "budget",
+}  # fmt: skip
+"""Fields that are options of the engine, by the same name."""
+
+
+class Body(BaseModel):
+    """Any request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def readable(cls, data: Any) -> Any:
+        """Without the fields that are ignored; refuses text that is no Unicode."""
+        if not isinstance(data, dict):
+            raise ValueError("the body must be a JSON object, sent as application/json")
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("the body has half of a surrogate pair in it") from None
+        return {name: value for name, value in data.items() if name not in IGNORED}
+
+
+class Tolerant(BaseModel):
+    """A part of a request whose further fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class Part(Tolerant):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Function(Tolerant):
+    """A function's name and arguments, as a model called it, or only its name."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(Tolerant):
+    """An earlier call, in the history."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(Tolerant):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates want it: text alone, arguments as objects."""
+        role = "system" if self.role == "developer" else self.role
+        told: dict[str, Any] = {"role": role, "content": text_of(self.content)}
+        if self.tool_calls:
+            told["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _object(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return told | {name: value for name, value in more.items() if value is not None}
+
+
+def text_of(content: str | list[Part] | None) -> str:
+    """A message's text; raises Refusal for a picture, sound or file."""
+    if isinstance(content, list):
+        for part in content:
+            if part.text is None:
+                raise Refusal(
+                    400, f"this server reads text only, no {part.type!r}", param="content"
+                )
+        return "\n".join(part.text or "" for part in content)
+    return content or ""
+
+
+def _object(arguments: str) -> Any:
+    """Arguments as the object they spell; as they are where they spell none."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+class Tool(Tolerant):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class NamedFunction(Tolerant):
+    name: str
+
+
+class ToolChoice(Tolerant):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(Tolerant):
+    include_usage: bool = False
+
+
+class Prediction(Tolerant):
+    """What the answer is expected to resemble."""
+
+    type: Literal["content"]
+    content: str | list[Part]
+
+
+class Sampling(Body):
+    """What completions and chats have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    # vLLM's
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    # ours
+    drafter: str | None = None
+    budget: int | Literal["auto", "drafter"] | None = None
+    return_sources: bool = False
+    return_stats: bool = False
+
+    @property
+    def wanted(self) -> int | None:
+        """Most tokens of an answer; None: not said."""
+        return self.max_tokens
+
+    def options(self, limit: int) -> dict[str, Any]:
+        """The engine's options; `limit` is the most tokens that an answer may have here."""
+        wanted = limit if self.wanted is None else self.wanted
+        if wanted > limit:
+            raise Refusal(
+                400,
+                f"max_tokens={wanted} is too large: this server gives at most {limit}",
+                param="max_tokens",
+            )
+        try:
+            bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        except ValueError:
+            raise Refusal(400, "logit_bias must name token ids", param="logit_bias") from None
+        return {name: getattr(self, name) for name in _SAME} | {
+            "max_new_tokens": wanted,
+            "min_new_tokens": wanted if self.ignore_eos else self.min_tokens,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "logit_bias": bias or None,
+        }
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    prediction: Prediction | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wanted(self) -> int | None:
+        given = self.max_completion_tokens
+        return self.max_tokens if given is None else given
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions"""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    suffix: str | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = 16
+    response_format: dict[str, Any] | None = None
+    prediction: Prediction | None = None
+
+
+class ResponsesRequest(Body):
+    """POST /v1/responses; agents send much that means nothing here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    text: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    cache_salt: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize: a prompt, or messages as the chat template writes them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def one(self) -> TokenizeRequest:
+        """Refuses both, and neither."""
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give a prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,89 @@
+"""A server over the tiny model: in this process, or listening in a thread of its own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import httpx2
+from starlette.testclient import TestClient
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
+from draftsmith.server.api import Api
+from draftsmith.server.app import create_app
+from draftsmith.server.keys import Keys
+from draftsmith.server.run import server
+from draftsmith.server.settings import Settings
+
+
+@cache
+def loaded() -> Any:
+    """In float64, so that who shares a pass decides no token."""
+    return load(copy.deepcopy(tiny.model(context=2048)).double(), tiny.tokenizer())
+
+
+def engine(drafter: Any = "auto", **options: Any) -> Engine:
+    return Engine(loaded(), drafter=drafter, **options)
+
+
+def api_of(made: Engine | None = None, keys: tuple[str, ...] = (), **settings: Any) -> Api:
+    chosen = {"port": 0, "max_output": 64} | settings
+    return Api(made or engine(), Settings(**chosen), Keys(keys), "tiny")
+
+
+@contextmanager
+def client_of(api: Api | None = None) -> Iterator[TestClient]:
+    with TestClient(create_app(api or api_of())) as client:
+        yield client
+
+
+@contextmanager
+def listening(api: Api) -> Iterator[str]:
+    """Serve from a thread; its address."""
+    made = server(api)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    try:
+        until(lambda: made.started)
+        port = made.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        made.should_exit = True
+        api.worker.draining = True
+        thread.join()
+
+
+def until(holds: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for something that must come; the time only ends what hangs."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def events(response: httpx2.Response) -> list[dict[str, Any]]:
+    """The JSON events of a stream that ends as it should."""
+    lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def said(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    """The text that a chat's events bring for one choice."""
+    mine = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in mine)
+
+
+def rows(api: Api) -> int:
+    """Rows that somebody uses."""
+    runner = api.engine.scheduler.runner
+    kept = len(api.engine.scheduler.prefixes)
+    return len(runner._memory._rows) - kept  # type: ignore[attr-defined]

@@ -1,0 +1,319 @@
+"""What the endpoints answer, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from serving import api_of, client_of, engine, events, loaded, said
+from starlette.testclient import TestClient
+
+from draftsmith.server.schema import ChatRequest
+
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "the quick brown fox"}]}
+TEXT = {"model": "tiny", "prompt": "the quick brown fox jumps over", "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with client_of(api_of(allow_drafters=True)) as client:
+        yield client
+
+
+def chat(client: TestClient, **more: Any) -> Any:
+    response = client.post("/v1/chat/completions", json=ASK | {"max_tokens": 12} | more)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def complete(client: TestClient, **more: Any) -> Any:
+    response = client.post("/v1/completions", json=TEXT | more)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(client: TestClient, status: int, path: str = "/v1/completions", **more: Any) -> Any:
+    response = client.post(path, json=TEXT | more)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_models_are_listed(client: TestClient) -> None:
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["id"] == "tiny"
+    assert model["max_model_len"] == 2048
+    assert client.get("/v1/models/tiny").json() == model
+    assert client.get("/v1/models/a/b").status_code == 404
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_chat_is_answered_as_the_engine_does(client: TestClient) -> None:
+    alone = engine("none").generate(ASK["messages"], max_new_tokens=12)
+    told = chat(client)
+    assert told["object"] == "chat.completion"
+    (choice,) = told["choices"]
+    assert choice["message"] == {"role": "assistant", "content": alone.text, "refusal": None}
+    assert choice["finish_reason"] == "length"
+    usage = told["usage"]
+    assert usage["prompt_tokens"] == len(alone.prompt_tokens)
+    assert usage["completion_tokens"] == 12
+    assert usage["total_tokens"] == len(alone.prompt_tokens) + 12
+
+
+def test_a_stream_brings_the_same_piece_by_piece(client: TestClient) -> None:
+    whole = chat(client)
+    response = client.post(
+        "/v1/chat/completions",
+        json=ASK | {"max_tokens": 12, "stream": True, "stream_options": {"include_usage": True}},
+    )
+    assert response.headers["content-type"].startswith("text/event-stream")
+    chunks = events(response)
+    assert len(chunks) > 4
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert said(chunks) == whole["choices"][0]["message"]["content"]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]]
+    assert reasons == [None] * (len(reasons) - 1) + ["length"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_several_answers_have_seeds_of_their_own(client: TestClient) -> None:
+    options = {"n": 3, "seed": 7, "temperature": 1.0}
+    alone = engine("none").generate(
+        ASK["messages"], n=3, seed=7, temperature=1.0, max_new_tokens=12
+    )
+    texts = [answer.text for answer in alone]
+    told = chat(client, **options)
+    assert [choice["message"]["content"] for choice in told["choices"]] == texts
+    assert told["usage"]["prompt_tokens"] == len(alone[0].prompt_tokens)
+    response = client.post("/v1/chat/completions",
+                           json=ASK | options | {"max_tokens": 12, "stream": True})  # fmt: skip
+    chunks = events(response)
+    assert [said(chunks, index) for index in range(3)] == texts
+
+
+def test_completions_take_texts_and_ids(client: TestClient) -> None:
+    ids = client.post("/tokenize", json={"prompt": TEXT["prompt"]}).json()["tokens"]
+    one = complete(client)["choices"][0]["text"]
+    assert complete(client, prompt=ids)["choices"][0]["text"] == one
+    both = complete(client, prompt=[TEXT["prompt"], "def foo(x)"], n=2)
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in both["choices"]][:2] == [one, one]
+    other = complete(client, prompt="def foo(x)")
+    assert both["choices"][2]["text"] == other["choices"][0]["text"]
+    prompts = complete(client)["usage"]["prompt_tokens"] + other["usage"]["prompt_tokens"]
+    assert both["usage"]["prompt_tokens"] == prompts
+
+
+def test_text_goes_to_tokens_and_back(client: TestClient) -> None:
+    told = client.post("/tokenize", json={"prompt": "hello world"}).json()
+    assert told["count"] == len(told["tokens"])
+    back = client.post("/detokenize", json={"tokens": told["tokens"]}).json()
+    assert back == {"prompt": "hello world"}
+    chat_ids = client.post("/tokenize", json={"messages": ASK["messages"]}).json()["tokens"]
+    assert chat_ids == engine().prepare({}).encode(ASK["messages"])
+    for body in ({}, {"prompt": "a", "messages": ASK["messages"]}):
+        assert client.post("/tokenize", json=body).status_code == 400
+    assert client.post("/detokenize", json={"tokens": [99999]}).status_code == 400
+
+
+def test_stops_and_the_options_of_sampling_are_the_engines(client: TestClient) -> None:
+    plain = complete(client)["choices"][0]["text"]
+    stop = plain[2:4]
+    told = complete(client, stop=[stop])["choices"][0]
+    assert told["text"] == plain[: plain.index(stop)]
+    assert told["finish_reason"] == "stop"
+    options: dict[str, Any] = {
+        "temperature": 0.8, "seed": 3, "top_k": 5, "top_p": 0.9, "min_p": 0.02,
+        "presence_penalty": 0.3, "frequency_penalty": 0.2, "repetition_penalty": 1.1,
+    }  # fmt: skip
+    alone = engine("none").generate(
+        TEXT["prompt"], max_new_tokens=12, logit_bias={70: 5.0, 80: -100.0}, **options
+    )
+    told = complete(client, logit_bias={"70": 5, "80": -100}, **options)
+    assert told["choices"][0]["text"] == alone.text
+    every = complete(client, logit_bias={"2": 100}, max_tokens=5)
+    assert every["choices"][0]["finish_reason"] == "stop"
+    assert complete(client, logit_bias={"2": 100}, max_tokens=5, ignore_eos=True)["usage"][
+        "completion_tokens"
+    ] == 5  # fmt: skip
+    assert complete(client, max_tokens=0)["choices"][0]["text"] == ""
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_logprobs_are_the_models_own(client: TestClient, drafter: str) -> None:
+    """Of the raw logits: temperature, truncation and penalties do not show, nor do drafts."""
+    prompt = "the quick brown fox jumps over the quick brown fox jumps"
+    told = complete(client, prompt=prompt, logprobs=3, temperature=0.5, top_k=3, seed=1,
+                    presence_penalty=0.5, drafter=drafter)  # fmt: skip
+    seen = told["choices"][0]["logprobs"]
+    model = loaded()
+    ids = engine("none").generate(
+        prompt, max_new_tokens=12, temperature=0.5, top_k=3, seed=1, presence_penalty=0.5
+    )
+    with torch.no_grad():
+        logits = model.model(torch.tensor([ids.prompt_tokens + ids.tokens])).logits[0]
+    exact = logits[len(ids.prompt_tokens) - 1 : -1].log_softmax(-1)
+    for row, token, logprob, top in zip(
+        exact, ids.tokens, seen["token_logprobs"], seen["top_logprobs"], strict=True
+    ):
+        assert logprob == pytest.approx(float(row[token]), abs=1e-5)
+        assert list(top.values())[-1] == pytest.approx(float(row.max()), abs=1e-5)
+    content = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
+    assert len(content) == 12
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+    assert all(token["logprob"] == token["top_logprobs"][0]["logprob"] for token in content)
+    assert bytes(b for token in content for b in token["bytes"])
+
+
+def test_sources_and_figures_are_told_when_asked(client: TestClient) -> None:
+    told = complete(client, return_sources=True, return_stats=True, max_tokens=40, ignore_eos=True)
+    sources = told["choices"][0]["sources"]
+    assert "".join(text for text, _ in sources) == told["choices"][0]["text"]
+    assert len(sources) == 40 == told["stats"]["tokens"]
+    guessed = sum(source != "target" for _, source in sources)
+    assert guessed == told["stats"]["accepted"]
+    plain = complete(client)
+    assert "stats" not in plain
+    assert "sources" not in plain["choices"][0]
+
+
+def test_a_prediction_is_drafted_from_and_counted(client: TestClient) -> None:
+    answer = chat(client, max_tokens=40, ignore_eos=True)
+    assert "completion_tokens_details" not in answer["usage"]
+    text = answer["choices"][0]["message"]["content"]
+    told = chat(client, max_tokens=40, ignore_eos=True, drafter="prompt_lookup", budget="drafter",
+                prediction={"type": "content", "content": text})  # fmt: skip
+    assert told["choices"][0]["message"]["content"] == text
+    details = told["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 5
+    expected = 40 + details["rejected_prediction_tokens"]
+    assert told["usage"]["completion_tokens"] == expected
+
+
+def test_formats_are_followed(client: TestClient) -> None:
+    schema = {"type": "object", "properties": {"kind": {"enum": ["fox", "dog"]}},
+              "required": ["kind"], "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema}}
+    text = chat(client, response_format=form, max_tokens=60)["choices"][0]["message"]["content"]
+    assert text in ('{"kind":"fox"}', '{"kind":"dog"}')
+    form = {"type": "regex", "pattern": "[ab]{3}"}
+    text = chat(client, response_format=form)["choices"][0]["message"]["content"]
+    assert len(text) == 3
+    assert set(text) <= {"a", "b"}
+    wrong = {"type": "json_schema", "json_schema": {"schema": {"type": "strin"}}}
+    for form in ({"type": "xml"}, {"type": "regex", "pattern": "("}, wrong):
+        refused(client, 400, response_format=form)
+
+
+def test_messages_may_be_in_parts_and_carry_calls() -> None:
+    body = ChatRequest.model_validate({"messages": [
+        {"role": "developer", "content": [{"type": "text", "text": t} for t in "ab"]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "2", "unknown": True},
+    ]})  # fmt: skip
+    first, second, third = (message.plain() for message in body.messages)
+    assert first == {"role": "system", "content": "a\nb"}
+    assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert third == {"role": "tool", "content": "2", "tool_call_id": "1"}
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> None:
+    assert refused(client, 404, model="gpt-4")["code"] == "model_not_found"
+    assert "tempratur" in (error := refused(client, 400, tempratur=1))["message"]
+    assert "'temperature'" in error["message"]
+    assert refused(client, 400, n=True)["param"] == "n"
+    assert refused(client, 400, n=0)["param"] == "n"
+    assert refused(client, 400, temperature=3)["param"] == "temperature"
+    assert refused(client, 400, top_p=0)["param"] == "top_p"
+    assert refused(client, 400, max_tokens=65)["param"] == "max_tokens"
+    assert refused(client, 400, prompt="")["param"] is None
+    assert refused(client, 400, prompt=[5, 99999])["type"] == "invalid_request_error"
+    assert refused(client, 400, prompt="a " * 3000)["code"] == "context_length_exceeded"
+    assert refused(client, 400, logit_bias={"x": 1})["param"] == "logit_bias"
+    assert "gap" in refused(client, 400, suffix="end")["message"]
+    assert "echo" in refused(client, 400, echo=True)["message"]
+    assert "drafter" in refused(client, 400, drafter="nobody")["message"]
+    picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    response = client.post("/v1/chat/completions", json={"messages": picture})
+    assert response.status_code == 400
+    assert "text only" in response.json()["error"]["message"]
+    response = client.post("/v1/chat/completions",
+                           json=ASK | {"chat_template_kwargs": {"chat_template": "x"}})  # fmt: skip
+    assert response.status_code == 400
+    assert client.get("/nowhere").json()["error"]["message"] == "Not Found"
+    assert client.get("/v1/completions").status_code == 405
+
+
+BODIES: list[tuple[bytes, int]] = [
+    (b"", 400), (b"{", 400), (b"null", 400), (b"[1]", 400), (b'"a"', 400), (b"[" * 50_000, 400),
+    (b'{"prompt": "\xff"}', 400), (b'{"prompt": "\\ud800"}', 400), (b'{"prompt": 5}', 400),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400),
+    (b'{"prompt": "a", "top_p": NaN}', 400), (b'{"prompt": "a", "min_p": Infinity}', 400),
+    (b'{"prompt": "' + b"a" * 4_000_000 + b'"}', 413),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status"), BODIES, ids=range(len(BODIES)))
+def test_no_body_is_a_crash(client: TestClient, body: bytes, status: int) -> None:
+    headers = {"content-type": "application/json"}
+    response = client.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == status
+    assert response.json()["error"]["message"]
+
+
+def test_a_form_is_no_body(client: TestClient) -> None:
+    """What a foreign page may send without being asked first."""
+    response = client.post(
+        "/v1/completions", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"}
+    )
+    assert response.status_code == 400
+
+
+def test_gaps_are_filled_by_models_that_know_them() -> None:
+    from transformers import AddedToken
+
+    api = api_of()
+    names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+
+    class Knowing:
+        def get_vocab(self) -> dict[str, int]:
+            return {str(AddedToken(name)): n for n, name in enumerate(names)}
+
+    api.tokenizer = Knowing()
+    assert api._gap("a", "c") == "<fim_prefix>a<fim_suffix>c<fim_middle>"
+
+
+def test_openapi_describes_every_endpoint(client: TestClient) -> None:
+    told = client.get("/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize",
+            "/detokenize", "/health", "/metrics"} <= told["paths"].keys()  # fmt: skip
+
+
+def test_metrics_count_what_was_done() -> None:
+    with client_of() as client:
+        told = complete(client, max_tokens=40, return_stats=True, ignore_eos=True)
+        text = client.get("/metrics").text
+    figures = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+               for line in text.splitlines() if not line.startswith("#")}  # fmt: skip
+    stats, one = told["stats"], '{model_name="tiny"}'
+    assert figures["vllm:generation_tokens_total" + one] == 40
+    assert figures["vllm:prompt_tokens_total" + one] == told["usage"]["prompt_tokens"]
+    assert figures["vllm:spec_decode_num_drafts_total" + one] == stats["attempts"]
+    assert figures["vllm:spec_decode_num_draft_tokens_total" + one] == stats["drafted"]
+    assert figures["vllm:spec_decode_num_accepted_tokens_total" + one] == stats["accepted"]
+    assert figures["vllm:num_requests_running" + one] == 0
+    assert 0 < figures["vllm:kv_cache_usage_perc" + one] < 0.5  # of a kept row
+    assert figures["vllm:time_to_first_token_seconds_count" + one] == 1
+    assert figures['vllm:request_success_total{finished_reason="length",model_name="tiny"}'] == 1
+    accepted = [value for name, value in figures.items()
+                if name.startswith("draftsmith:accepted_tokens_by_source_total{")]  # fmt: skip
+    assert sum(accepted) == stats["accepted"]

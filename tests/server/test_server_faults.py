@@ -1,0 +1,468 @@
+"""Many at once, clients that leave, dawdle or flood, and everything that fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from serving import api_of, client_of, engine, events, listening, rows, said, until
+
+import tiny
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import LoadError, OptionError
+from draftsmith.model.load import load
+from draftsmith.server import worker as working
+from draftsmith.server.api import Api, Events
+from draftsmith.server.keys import Keys
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.settings import Settings
+from draftsmith.server.worker import Call
+from draftsmith.testing import Scripted
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "ignore_eos": True}
+
+
+class Gate:
+    """A drafter that drafts nothing, and stops every step while it is shut."""
+
+    def __init__(self) -> None:
+        self.open, self.stopped = threading.Event(), threading.Event()
+
+    def __call__(self, _ctx: Context) -> Draft:
+        self.stopped.set()
+        assert self.open.wait(300)
+        return Draft()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open.set()
+
+
+def gated(gate: Gate, **options: Any) -> Engine:
+    return engine(Scripted(gate), budget=2, **options)
+
+
+def idle(api: Api) -> bool:
+    """Whether nobody has a row, a place in line or a thread's attention."""
+    scheduler = api.engine.scheduler
+    nobody = not (api.worker.open or api.worker._live or scheduler._jobs)
+    return nobody and rows(api) == 0
+
+
+# --- equality ---------------------------------------------------------------------------------
+
+
+def mixed(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
+    """A request of any kind, and where it goes."""
+    words = [
+        rng.choice(["the", "quick", "fox", "def", "foo(x):", "hello", "lazy"]) for _ in "12345"
+    ]
+    text = " ".join(words * rng.randint(1, 6))
+    body: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "stream": number % 2 == 0}
+    if number % 3 == 0:
+        body |= {"temperature": 0.9, "seed": number, "n": 1 + number % 2}
+    if number % 4 == 1:
+        body["stop"] = rng.choice(["a", " t", "+"])
+    if number % 5 == 2:
+        body["response_format"] = {"type": "regex", "pattern": "[a-f]{2,12}"}
+    if number % 5 == 3:
+        body["prediction"] = {"type": "content", "content": text}
+    if number % 7 == 4:
+        body |= {"logprobs": True, "top_logprobs": 2} if number % 2 else {"presence_penalty": 0.5}
+    return CHAT, body | {"messages": [{"role": "user", "content": text}]}
+
+
+def told(response: httpx2.Response, n: int) -> list[tuple[str, str]]:
+    """Text and end of each answer."""
+    assert response.status_code == 200, response.text
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        choices = response.json()["choices"]
+        return [(c["message"]["content"], c["finish_reason"]) for c in choices]
+    chunks = events(response)
+    ends = {choice["index"]: choice["finish_reason"] for chunk in chunks
+            for choice in chunk["choices"] if choice["finish_reason"]}  # fmt: skip
+    return [(said(chunks, index), ends[index]) for index in range(n)]
+
+
+@pytest.mark.parametrize("requests", [24, pytest.param(200, marks=pytest.mark.slow)])
+def test_every_answer_is_the_one_it_has_alone(requests: int) -> None:
+    rng = random.Random(19)
+    asked = [mixed(rng, number) for number in range(requests)]
+    with client_of(api_of(engine("none", max_batch=1, prefixes=0))) as alone:
+        plain = [told(alone.post(path, json=body), body.get("n", 1)) for path, body in asked]
+    api = api_of(engine("auto", max_batch=8), queue=requests * 2)
+    with listening(api) as address, ThreadPoolExecutor(16) as threads:
+
+        def ask(number: int) -> list[tuple[str, str]]:
+            path, body = asked[number]
+            response = httpx2.post(address + path, json=body, timeout=600)
+            return told(response, body.get("n", 1))
+
+        found = list(threads.map(ask, range(requests)))
+        until(lambda: idle(api))
+    assert found == plain
+
+
+# --- clients that leave, dawdle or flood --------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, stream: bool) -> None:
+    api = api_of(gated(gate))
+    body = json.dumps(ASK | {"stream": stream}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    with listening(api) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
+            client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            assert gate.stopped.wait(300)
+            (ticket,) = api.worker._live
+            before = ticket.job.session.generated
+        until(lambda: api.worker.open == 0)
+        gate.open.set()
+        until(lambda: idle(api))
+    assert ticket.job.aborted
+    assert ticket.job.session.generated <= before + 1
+
+
+def test_who_does_not_read_is_paused_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working, "MOST_WAITING", 4)
+    api = api_of(engine("none"))
+    options = {"max_new_tokens": 60, "min_new_tokens": 60}
+    expected = api.engine.generate(ASK["messages"], **options)
+
+    async def scenario() -> None:
+        api.worker.start()
+
+        async def begin() -> Call:
+            call = api.worker.call(1, 300)
+            jobs = api.engine.prepare(options).jobs([ASK["messages"]], streaming=True)
+            await call.start(jobs, [None])
+            return call
+
+        slow, other = await begin(), await begin()
+        job = slow._tickets[0].job
+        chunks = [chunk async for chunk in other.chunks()]
+        assert chunks[-1].result is not None
+        assert chunks[-1].result.tokens == expected.tokens
+        assert job.paused
+        assert job.session.generated < 30
+        assert len(slow._waiting) < 10
+        chunks = [chunk async for chunk in slow.chunks()]
+        assert chunks[-1].result is not None
+        assert chunks[-1].result.tokens == expected.tokens
+        for call in (slow, other):
+            call.close()
+        await api.worker.stop()
+
+    asyncio.run(scenario())
+
+
+def test_who_never_reads_is_cancelled() -> None:
+    closed = []
+
+    async def chunks() -> Any:
+        while True:
+            yield {"data": "x"}
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    response = Events(chunks(), lambda: closed.append(1), Settings(slow_reader=0.01))
+    asyncio.run(response({"type": "http", "method": "POST"}, receive, send))
+    assert closed == [1]
+
+
+def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
+    api = api_of(gated(gate, max_batch=1), queue=3)
+    with listening(api) as address, ThreadPoolExecutor(40) as threads:
+
+        def ask(_: int) -> httpx2.Response:
+            return httpx2.post(address + CHAT, json=ASK | {"max_tokens": 2}, timeout=600)
+
+        waiting = [threads.submit(ask, number) for number in range(40)]
+        until(lambda: sum(one.done() for one in waiting) == 36)
+        refused = [one.result() for one in waiting if one.done()]
+        assert {response.status_code for response in refused} == {429}
+        assert all(response.headers["retry-after"] == "1" for response in refused)
+        assert refused[0].json()["error"]["code"] == "queue_full"
+        figures = httpx2.get(address + "/metrics").text
+        assert 'vllm:num_requests_waiting{model_name="tiny"} 3.0' in figures
+        assert httpx2.get(address + "/health").status_code == 200
+        gate.open.set()
+        answered = [one.result() for one in waiting if one.result().status_code == 200]
+        assert len(answered) == 4
+        until(lambda: idle(api))
+        many = httpx2.post(address + CHAT, json=ASK | {"n": 5})
+        assert many.json()["error"]["param"] == "n"
+
+
+def test_time_is_limited(gate: Gate) -> None:
+    with client_of(api_of(gated(gate), timeout=0.1)) as client:
+        streamed = client.post(CHAT, json=ASK | {"stream": True})
+        assert events(streamed)[-1]["error"]["code"] == "timeout"
+        # The step still goes on, and nobody can be put in line.
+        assert client.post(CHAT, json=ASK).status_code == 504
+        assert client.get("/health").status_code == 200
+        gate.open.set()
+
+
+def test_nothing_is_left_of_many_requests() -> None:
+    """Some leave in the middle, some are refused; no row, job or call stays."""
+    leave_nothing(80)
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_two_thousand_requests() -> None:
+    leave_nothing(2000)
+
+
+def leave_nothing(requests: int) -> None:
+    api = api_of(engine("auto", max_batch=4), queue=8)
+    with listening(api) as address, ThreadPoolExecutor(8) as threads:
+
+        def ask(number: int) -> None:
+            body = ASK | {"max_tokens": 1 + number % 20, "stream": number % 3 != 0}
+            body |= {"model": "other"} if number % 10 == 7 else {}
+            with httpx2.stream("POST", address + CHAT, json=body, timeout=600) as response:
+                for _ in response.iter_lines():
+                    if number % 3 == 1:
+                        return  # leaves
+
+        list(threads.map(ask, range(requests)))
+        until(lambda: idle(api))
+
+
+# --- what fails -------------------------------------------------------------------------------
+
+
+def test_a_drafter_that_raises_is_put_aside() -> None:
+    def raises(_ctx: Context) -> Draft:
+        raise ZeroDivisionError("out of ideas")
+
+    api = api_of(engine(Scripted(raises), budget=2))
+    with client_of(api) as client:
+        plain = engine("none").generate(ASK["messages"], max_new_tokens=9)
+        answer = client.post(CHAT, json={"messages": ASK["messages"], "max_tokens": 9}).json()
+        assert answer["choices"][0]["message"]["content"] == plain.text
+        assert "draftsmith:drafter_failures_total" in client.get("/metrics").text
+        assert 'drafter_failures_total{model_name="tiny"} 1.0' in client.get("/metrics").text
+
+
+def test_a_model_in_training_refuses_and_recovers(gate: Gate) -> None:
+    model = load(copy.deepcopy(tiny.model()).double(), tiny.tokenizer())
+    api = api_of(Engine(model, drafter=Scripted(gate), budget=2))
+    with listening(api) as address:
+        with ThreadPoolExecutor(1) as thread:
+            going = thread.submit(httpx2.post, address + CHAT, json=ASK, timeout=600)
+            assert gate.stopped.wait(300)
+            model.model.train()
+            gate.open.set()
+            assert going.result().status_code == 400
+        assert httpx2.post(address + CHAT, json=ASK).status_code == 400
+        model.model.eval()
+        assert httpx2.post(address + CHAT, json=ASK).status_code == 200
+        until(lambda: idle(api))
+
+
+def test_a_worker_that_fails_is_told_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = api_of()
+
+    def fails(_: Any) -> None:
+        raise ZeroDivisionError("nobody expected this")
+
+    with listening(api) as address:
+        monkeypatch.setattr(api.worker, "_deliver", fails)
+        assert httpx2.post(address + CHAT, json=ASK).status_code == 503
+        assert httpx2.get(address + "/health").status_code == 503
+
+
+def test_a_request_too_large_for_the_memory_is_refused_before_its_stream() -> None:
+    with client_of(api_of(engine(memory=10_000))) as client:
+        response = client.post(CHAT, json=ASK | {"stream": True})
+        assert response.status_code == 400
+        assert "memory" in response.json()["error"]["message"]
+
+
+def test_an_error_nobody_expected_is_told_without_its_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api = api_of()
+
+    def secret(*_: Any) -> Any:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(api, "_prepare", secret)
+    with listening(api) as address:
+        response = httpx2.post(address + CHAT, json=ASK)
+        assert response.status_code == 500
+        assert "secret" not in response.text
+        assert response.json()["error"]["code"] == "internal_error"
+        assert api.worker.open == 0
+
+
+def test_a_worker_without_work_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    api = api_of()
+    steps = []
+    step = api.engine.scheduler.step
+    monkeypatch.setattr(api.engine.scheduler, "step", lambda: (steps.append(1), step()))
+    with client_of(api) as client:
+        client.post(CHAT, json=ASK | {"max_tokens": 5})
+        until(lambda: idle(api))
+        done = len(steps)
+        assert client.get("/health").status_code == 200
+        threading.Event().wait(0.2)
+        assert len(steps) == done <= 8
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drain", [600.0, 0.0])
+def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -> None:
+    from draftsmith.server.run import server
+
+    api = api_of(gated(gate), drain=drain)
+    made = server(api)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    until(lambda: made.started)
+    address = f"http://127.0.0.1:{made.servers[0].sockets[0].getsockname()[1]}"
+    with ThreadPoolExecutor(1) as asking:
+        body = ASK | {"stream": True, "max_tokens": 6}
+        going = asking.submit(httpx2.post, address + CHAT, json=body, timeout=600)
+        assert gate.stopped.wait(300)
+        made.handle_exit(15, None)
+        until(lambda: api.worker.draining)
+        if not drain:
+            until(lambda: api.worker.open == 0)
+        gate.open.set()
+        chunks = events(going.result())
+    thread.join()
+    if drain:
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    else:
+        assert chunks[-1]["error"]["code"] == "unavailable"
+    assert not api.worker.alive
+    with pytest.raises(Refusal, match="shutting down"):
+        api.worker.call(1, 1)
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(address + "/health")
+
+
+# --- keys and origins ---------------------------------------------------------------------------
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_only_known_keys_are_served() -> None:
+    with client_of(api_of(keys=("one", "two"))) as client:
+        for path in ("/v1/models", "/health", "/metrics"):
+            assert client.get(path).status_code == 401
+            assert client.get(path, headers=bearer("two")).status_code == 200
+        for headers in ({}, bearer("three"), bearer(""), {"Authorization": "Basic b25l"}):
+            response = client.post(CHAT, json=ASK, headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+        assert client.post(CHAT, json=ASK, headers=bearer("one")).status_code == 200
+    with client_of(api_of(keys=("one",), public=True)) as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/metrics").status_code == 401
+
+
+def test_keys_do_not_share_what_is_kept() -> None:
+    body = {"prompt": "the quick brown fox jumps over the lazy dog " * 4, "max_tokens": 2}
+
+    def reused(client: Any, key: str, **more: Any) -> int:
+        usage = client.post(TEXT, json=body | more, headers=bearer(key)).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    with client_of(api_of(keys=("one", "two"))) as client:
+        assert reused(client, "one") == 0
+        assert reused(client, "one") > 16
+        assert reused(client, "two") == 0
+        assert reused(client, "two", cache_salt="ours") == 0
+        assert reused(client, "one", cache_salt="ours") > 16
+
+
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Any) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the team\n  one \n\ntwo\n", encoding="utf-8")
+    keys = Keys.read(file, {"DRAFTSMITH_API_KEYS": "three, four,"})
+    assert len({keys.salt(key) for key in ("one", "two", "three", "four")}) == 4
+    for wrong in (None, "", "five", "# of the team", "ünïcode"):
+        with pytest.raises(Refusal):
+            keys.salt(wrong)
+    assert Keys.read(None, {}).salt(None) == ""
+    with pytest.raises(LoadError, match="cannot read"):
+        Keys.read(tmp_path / "none", {})
+    (tmp_path / "empty").write_text("# nobody\n", encoding="utf-8")
+    with pytest.raises(LoadError, match="holds no API key"):
+        Keys.read(tmp_path / "empty", {})
+
+
+def test_pages_of_others_may_ask_only_where_they_are_named() -> None:
+    headers = {"Origin": "https://example.org"}
+    with client_of(api_of()) as client:
+        assert "access-control-allow-origin" not in client.get("/health", headers=headers).headers
+    with client_of(api_of(cors=("https://example.org",))) as client:
+        told = client.get("/health", headers=headers).headers
+        assert told["access-control-allow-origin"] == "https://example.org"
+        other = client.get("/health", headers={"Origin": "https://example.com"}).headers
+        assert "access-control-allow-origin" not in other
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    for name in ("max_output", "queue", "timeout", "drain", "max_body", "port"):
+        with pytest.raises(OptionError, match=name):
+            Settings(**{name: -1})
+    with pytest.raises(OptionError, match="timeout"):
+        Settings(timeout=float("nan"))
+
+
+def test_limits_of_prompt_and_answer_are_the_servers() -> None:
+    with client_of(api_of(max_context=20, max_output=5)) as client:
+        assert client.post(TEXT, json={"prompt": [5] * 21}).status_code == 400
+        answer = client.post(TEXT, json={"prompt": [5] * 20, "max_tokens": None}).json()
+        assert answer["usage"]["completion_tokens"] <= 5
+        assert client.post(TEXT, json={"prompt": [5], "max_tokens": 6}).status_code == 400
+        refused = client.post(TEXT, json={"prompt": [5], "max_tokens": 5, "drafter": "none"})
+        assert refused.json()["error"]["param"] == "drafter"
+
+
+def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
+    from draftsmith.server.run import JsonLines
+
+    caplog.set_level("INFO", logger="draftsmith.server")
+    with client_of(api_of()) as client:
+        client.post(TEXT, json={"prompt": "the quick brown fox", "max_tokens": 3})
+        client.post(TEXT, json={"prompt": "the quick", "stop": ""})
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records
+             if record.name.startswith("draftsmith")]  # fmt: skip
+    assert [line["event"] for line in lines] == ["answered", "refused"]
+    assert lines[0]["completion_tokens"] == 3
+    assert lines[0]["finish_reasons"] == ["length"]
+    assert lines[1]["status"] == 400
+    assert "quick" not in json.dumps(lines)

@@ -1,0 +1,254 @@
+"""Calls of tools: parsed whatever the chunks are, and forced where that was asked for."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from serving import api_of, client_of, events, loaded
+from starlette.testclient import TestClient
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Piece
+from draftsmith.model.load import load
+from draftsmith.server.tools import ToolReader, family_of, markers_of
+
+MARKERS = {1: "[TOOL_CALLS]", 2: "[ARGS]", 3: "<|python_tag|>"}
+NAMES = ["add", "look_up"]
+ADD = ("add", {"a": 1, "b": [2, "x"]})
+LOOK = ("look_up", {"word": "Ünï </tool_call"})
+
+
+def spelt(call: tuple[str, Any], key: str = "arguments", indent: int | None = None) -> str:
+    return json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False, indent=indent)
+
+
+ANSWERS: list[tuple[Any, list[str | int], str, list[tuple[str, Any]]]] = [
+    # Hermes and Qwen
+    ("hermes", ["just <text> with < and <tool"], "just <text> with < and <tool", []),
+    ("hermes", [f"<tool_call>\n{spelt(ADD)}\n</tool_call>"], "", [ADD]),
+    ("hermes", ["See.\n<tool_call>", spelt(ADD), "\n</tool_call>\n<tool_call>", spelt(ADD),
+                "</tool_call>\n"],
+     "See.", [ADD, ADD]),
+    ("hermes", [f"<tool_call>\n{spelt(ADD)}\n"], "", [ADD]),
+    ("hermes", ["a <tool_call>{no}</tool_call> b"], "a <tool_call>{no}</tool_call> b", []),
+    ("hermes", ["a <tool_call>{not"], "a <tool_call>{not", []),
+    ("hermes", ["two\n\nparts \n"], "two\n\nparts \n", []),
+    # Llama 3
+    ("llama", ["no call {here}"], "no call {here}", []),
+    ("llama", [spelt(ADD, "parameters")], "", [ADD]),
+    ("llama", [3, spelt(ADD, "parameters")], "", [ADD]),
+    ("llama", [f"{spelt(ADD, 'parameters', 2)}; {spelt(LOOK, 'parameters')}"], "", [ADD, LOOK]),
+    ("llama", ['{"name": "nobody", "parameters": {}}'], '{"name": "nobody", "parameters": {}}', []),
+    ("llama", ['{"answer": 42}'], '{"answer": 42}', []),
+    ("llama", [' {"name": "add"'], ' {"name": "add"', []),
+    # Mistral, with the marker as a special token, and newer
+    ("mistral", [1, f" [{spelt(ADD)}, {spelt(LOOK)}]"], "", [ADD, LOOK]),
+    ("mistral", [1, "add", 2, json.dumps(ADD[1])], "", [ADD]),
+    ("mistral", [1, "add" + json.dumps(ADD[1]), 1, "look_up", 2, json.dumps(LOOK[1])], "",
+     [ADD, LOOK]),
+    ("mistral", ["plain text"], "plain text", []),
+    ("mistral", ["[1, 2]"], "[1, 2]", []),
+    (None, [f"<tool_call>{spelt(ADD)}</tool_call>"], f"<tool_call>{spelt(ADD)}</tool_call>", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("family", "parts", "text", "calls"), ANSWERS)
+def test_calls_are_found_however_the_text_comes(
+    size: int, family: Any, parts: list[str | int], text: str, calls: list[tuple[str, Any]]
+) -> None:
+    reader = ToolReader(family, NAMES, MARKERS)
+    said, found = "", list[Any]()
+    pieces = []
+    for part in parts:
+        if isinstance(part, int):
+            pieces.append(Piece("", part, "target", 0.0))
+        else:
+            cut = [part[i : i + size] for i in range(0, len(part), size)]
+            pieces += [Piece(bit, 9, "target", 0.0) for bit in cut]
+    for piece in pieces:
+        more, called = reader.push([piece])
+        said, found = said + more, found + called
+    more, called = reader.end()
+    said, found = said + more, found + called
+    assert said == text
+    assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+    assert len({call.id for call in found}) == len(found)
+
+
+def test_text_before_a_call_does_not_wait_for_it() -> None:
+    reader = ToolReader("hermes", NAMES)
+    assert reader.push([Piece("I will add. <to", 9, "target", 0.0)])[0] == "I will add."
+    assert reader.push([Piece("tal", 9, "target", 0.0)])[0] == " <total"
+
+
+class Template:
+    def __init__(self, template: str | None) -> None:
+        self.chat_template = template
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"[ARGS]": 7, "<s>": 1}
+
+
+def test_the_family_is_told_by_the_template() -> None:
+    assert family_of(Template(None)) is None
+    assert family_of(Template("{{ messages }}")) is None
+    assert family_of(Template("{% if tools %}<tool_call>{% endif %}")) == "hermes"
+    assert family_of(Template("{% if tools %}[AVAILABLE_TOOLS]{% endif %}")) == "mistral"
+    assert family_of(Template('{% if tools %}{"name": f, "parameters": d}{% endif %}')) == "llama"
+    assert markers_of(Template("")) == {7: "[ARGS]"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Any:
+    """A model whose template knows tools."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}<tool_call>{{ t.function.name }}{% endfor %}" + tiny.TEMPLATE
+    )
+    model = load(loaded().model, tokenizer)
+    with client_of(api_of(Engine(model), max_output=400)) as client:
+        yield client
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {
+        "type": "object", "properties": {"x": {"enum": ["p", "q"]}}, "required": ["x"],
+        "additionalProperties": False}}}
+    for name in NAMES
+]  # fmt: skip
+ASK = {"messages": [{"role": "user", "content": "hello"}], "tools": TOOLS}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}]
+)
+def test_a_call_can_be_forced(client: TestClient, choice: Any) -> None:
+    body = ASK | {"tool_choice": choice}
+    (told,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+    assert told["finish_reason"] == "tool_calls"
+    assert told["message"]["content"] is None
+    (call,) = told["message"]["tool_calls"]
+    names = NAMES if choice == "required" else ["look_up"]
+    assert call["type"] == "function"
+    assert call["function"]["name"] in names
+    assert json.loads(call["function"]["arguments"]) in ({"x": "p"}, {"x": "q"})
+    chunks = events(client.post("/v1/chat/completions", json=body | {"stream": True}))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    (streamed,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert streamed["index"] == 0
+    assert streamed["function"] == call["function"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: TestClient) -> None:
+    def prompt(**more: Any) -> int:
+        body = ASK | {"max_tokens": 1} | more
+        return int(client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"])
+
+    assert prompt() > prompt(tool_choice="none") == prompt(tools=None)
+
+
+def test_wrong_tools_are_refused(client: TestClient) -> None:
+    for more in (
+        {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+        {"tools": [{"type": "function", "function": {}}]},
+        {"tools": [{"type": "web_search"}]},
+        {"tool_choice": "always"},
+    ):
+        response = client.post("/v1/chat/completions", json=ASK | more)
+        assert response.status_code == 400, more
+    with client_of() as other:
+        response = other.post("/v1/chat/completions", json=ASK)
+        assert "no tools" in response.json()["error"]["message"]
+
+
+# --- /v1/responses ------------------------------------------------------------------------------
+
+
+def respond(client: TestClient, **body: Any) -> Any:
+    response = client.post("/v1/responses", json={"model": "tiny", "max_output_tokens": 8} | body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def stream_of(response: Any) -> list[dict[str, Any]]:
+    lines = response.text.split("\n")
+    found = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    names = [line[7:] for line in lines if line.startswith("event: ")]
+    assert names == [event["type"] for event in found]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_response_is_the_chats_answer(client: TestClient) -> None:
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
+    chat = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8}).json()
+    told = respond(client, input="hello", instructions="be kind", metadata={"a": "b"},
+                   tools=[{"type": "web_search"}], unknown=[1]).json()  # fmt: skip
+    text = chat["choices"][0]["message"]["content"]
+    (item,) = told["output"]
+    assert item["content"][0] == {
+        "type": "output_text", "text": text, "annotations": [], "logprobs": []
+    }  # fmt: skip
+    assert told["status"] == "incomplete"
+    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert told["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    streamed = stream_of(respond(client, input="hello", instructions="be kind", stream=True))
+    kinds = [event["type"] for event in streamed]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added",
+                         "response.content_part.added"]  # fmt: skip
+    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done",
+                          "response.output_item.done", "response.incomplete"]  # fmt: skip
+    deltas = [event["delta"] for event in streamed if event["type"].endswith("text.delta")]
+    assert "".join(deltas) == text
+    assert streamed[-1]["response"]["output"][0]["content"] == item["content"]
+
+
+def test_a_response_calls_tools_and_takes_what_they_gave(client: TestClient) -> None:
+    tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
+    forced = {"tools": tools, "tool_choice": "required", "max_output_tokens": 300}
+    told = respond(client, input="hello", **forced).json()
+    (call,) = told["output"]
+    assert call["type"] == "function_call"
+    assert told["status"] == "completed"
+    streamed = stream_of(respond(client, input="hello", stream=True, **forced))
+    assert [event["type"].partition(".")[2] for event in streamed] == [
+        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+    history = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+               {"type": "reasoning", "summary": []}, call, result]  # fmt: skip
+    answer = respond(client, input=history, tools=tools, tool_choice={"type": "web_search"}).json()
+    chat = client.post("/v1/chat/completions", json={
+        "max_tokens": 1, "tools": TOOLS, "messages": [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": ""},
+            {"role": "tool", "content": "5"},
+        ]}).json()  # fmt: skip
+    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+def test_a_response_can_follow_a_schema(client: TestClient) -> None:
+    schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
+    form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}
+    told = respond(client, input="hello", text=form, max_output_tokens=50).json()
+    assert told["output"][0]["content"][0]["text"] == "[7,7]"
+
+
+@pytest.mark.parametrize("more", [
+    {"previous_response_id": "resp_1"}, {"background": True}, {"conversation": "c"}, {"input": []},
+    {"input": [{"type": "item_reference", "id": "1"}]}, {"input": [{"role": "user", "content": 5}]},
+    {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    {"input": [{"type": "function_call", "name": 5}]}, {"text": {"format": {"type": "xml"}}},
+    {"temperature": 9}, {"tool_choice": "always", "tools": [{"type": "function", "name": "f"}]},
+])  # fmt: skip
+def test_what_a_response_cannot_be_is_refused(client: TestClient, more: dict[str, Any]) -> None:
+    response = client.post("/v1/responses", json={"input": "hello"} | more)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"]
