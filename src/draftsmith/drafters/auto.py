@@ -66,7 +66,7 @@ PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
 """Drafts for which a cost curve is read once."""
-FIXED = 320_000 if COMPILED else 1 << 22
+FIXED = 330_000 if COMPILED else 1 << 22
 """Bytes of a state beside its bank at most: rows, belief, work; plain lists take more."""
 TOO_DEAR = 0.1
 """Plain passes that growing a tree may take: about what it brings over `longest_match`."""
