@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from draftsmith import compiled
 from draftsmith.core.budget import CostCurve, RecordedCost
 from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.auto import NODE_COST, Affordable, Auto, Mixture
-from draftsmith.drafters.mixture import compiled, prior
+from draftsmith.drafters.mixture import prior
 from draftsmith.drafters.mixture.belief import FAR, HEAVY
 from draftsmith.drafters.mixture.contexts import (
     COUNT,
