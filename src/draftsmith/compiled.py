@@ -61,6 +61,6 @@ def fused(function: Function) -> Function:
 
 @cache
 def _stamp(folder: Path) -> str:
-    """Names the state of all files of a folder."""
-    sources = sorted(folder.glob("*.py"))
+    """Names the state of all files of a folder, and of this one."""
+    sources = [Path(__file__), *sorted(folder.glob("*.py"))]
     return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
