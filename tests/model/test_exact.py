@@ -26,6 +26,8 @@ from scripted import random_trees
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "gpt2")
 DRAFTERS = ("auto", "copyspec", "longest_match")
 LONG = 500
+MIXED = "not given a row for every position|cannot share passes without padding"
+"""Transformers 4 computes experts in a way that cannot even be packed."""
 
 
 def model(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -162,7 +164,7 @@ def test_a_width_beyond_is_tried_when_it_is_wanted() -> None:
 
 
 def test_experts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="not given a row for every position"):
+    with pytest.raises(UnsupportedError, match=MIXED):
         engine("qwen2_moe")
 
 
@@ -185,7 +187,10 @@ def test_who_cannot_is_told_why() -> None:
 @pytest.mark.parametrize("name", [*ARCHITECTURES, "gemma2", "gemma3n_text", "mistral"])
 def test_logits_are_those_of_plain_steps(name: str, dtype: torch.dtype) -> None:
     """In trees, in chunks, beside others, in a copy of a row: to the bit."""
-    loaded = exactly(load(model(name, dtype)))
+    loaded = load(model(name, dtype))
+    if name not in ARCHITECTURES and not loaded.capabilities.packed:
+        pytest.skip(loaded.capabilities.reasons[-1])
+    loaded = exactly(loaded)
     ids = prompt(60)
     plain = Runner(loaded)
     row, expected = plain.open(ids[:1]), []
@@ -275,7 +280,7 @@ def test_accelerate_answers_exactly_or_not_at_all() -> None:
         assert handle.stats is not None
         with pytest.raises(UnsupportedError, match="cannot be accelerated"):
             live.generate(ids, **options, num_beams=2)
-    with pytest.raises(UnsupportedError, match="not given a row"):
+    with pytest.raises(UnsupportedError, match=MIXED):
         accelerate(model("qwen2_moe"), exact=True)
 
 
