@@ -63,7 +63,7 @@ def attend(
     counts, totals = np.empty(queries, np.int64), np.empty(queries * groups, np.float32)
     for i in range(queries):
         counts[i] = highs[i] - lows[i] + starts[i + 1] - starts[i]
-    nexts = np.empty(queries, np.int64)
+    nexts, powers = np.empty(queries, np.int64), np.empty(scores.shape[1], np.int32)
     bits = np.zeros((max(width * TILE, values.shape[2] * TILE),), np.uint32)
     line = np.empty(TILE, np.float32)
     for head in range(len(keys)):
@@ -89,7 +89,8 @@ def attend(
             for g in range(groups):
                 at = head * groups + g
                 sink = sinks[at] if len(sinks) else _NONE
-                totals[i * groups + g] = _weights(scores[i * groups + g], counts[i], sink)
+                place = i * groups + g
+                totals[place] = _weights(scores[place], counts[i], sink, powers)
                 out[i, at, :] = _ZERO
         nexts[:] = starts[:queries]
         for begin in range(first, last, TILE):
@@ -176,8 +177,11 @@ def _scale(line: Any, scale: Any, cap: Any) -> None:
 
 
 @inner
-def _weights(line: Any, count: int, sink: Any) -> Any:
-    """Make weights of `count` scores, up to a factor; returns their sum, the sink's included."""
+def _weights(line: Any, count: int, sink: Any, powers: Any) -> Any:
+    """Make weights of `count` scores, up to a factor; returns their sum, the sink's included.
+
+    `powers`: room for as many int32.
+    """
     end = -(-count // LANES) * LANES
     line[count:end] = _NONE
     lanes = np.full(LANES, _NONE, np.float32)
@@ -188,28 +192,32 @@ def _weights(line: Any, count: int, sink: Any) -> Any:
     most = sink
     for k in range(LANES):
         most = lanes[k] if lanes[k] > most else most
-    sums = np.zeros(LANES, np.float32)
-    powers = np.zeros(LANES, np.int32)
+    _exponents(line[:end], most, powers)
     factors = powers.view(np.float32)
+    for j in range(end):
+        line[j] *= factors[j]
+    lanes[:] = _ZERO
     for j in range(0, end, LANES):
-        _exponents(line[j : j + LANES], most, powers, factors, sums)
+        own = line[j : j + LANES]
+        for k in range(LANES):
+            lanes[k] += own[k]
     total = _ZERO
     for k in range(LANES):
-        total += sums[k]
+        total += lanes[k]
     if sink > _NONE:
-        powers[:] = 0
-        lanes[:] = _NONE
         lanes[0] = sink
-        sums[:] = _ZERO
-        _exponents(lanes, most, powers, factors, sums)
-        total += sums[0]
+        _exponents(lanes[:1], most, powers)
+        total += lanes[0] * factors[0]
     return total
 
 
 @fused
-def _exponents(line: Any, most: Any, powers: Any, factors: Any, sums: Any) -> None:
-    """exp(line - most) in place, added to `sums`; by lane. A NaN stays one. (Cephes' expf)"""
-    for k in range(LANES):
+def _exponents(line: Any, most: Any, powers: Any) -> None:
+    """exp(line - most), but for powers of two, whose bits go into `powers`. A NaN stays one.
+
+    Cephes' expf.
+    """
+    for k in range(len(line)):
         x = line[k] - most
         x = _SMALLEST if x < _SMALLEST else x
         whole = np.floor(x * _LOG2E + _HALF)
@@ -222,9 +230,6 @@ def _exponents(line: Any, most: Any, powers: Any, factors: Any, sums: Any) -> No
         powers[k] = (np.int32(whole) + np.int32(127)) << np.int32(23)
         p = p * (r * r) + r + _ONE
         line[k] = _ZERO if x <= _SMALLEST else p
-    for k in range(LANES):
-        line[k] *= factors[k]
-        sums[k] += line[k]
 
 
 @fused

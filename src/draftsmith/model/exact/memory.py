@@ -5,9 +5,7 @@ Shapes: `Q` positions of a pass, `H` query heads, `K` key heads, `C` slots, `D` 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -115,37 +113,13 @@ def _attend(
     scale = np.float32(q.shape[2] ** -0.5 if scaling is None else scaling)
     cap = np.float32(softcap or 0)
     sunk = _NO_SINKS if sinks is None else sinks.detach().float().numpy()
-    found, calls, scores = out.numpy(), [], 0
-    ends = accumulate(widths, initial=0)
-    for (begin, end), (keys, values, seen) in zip(pairwise(ends), spans, strict=True):
-        lows, highs, starts, slots = seen
-        scores += (end - begin) * int(highs[-1] - lows[-1])
-        for a in range(begin, end, _PIECE):
-            b = min(a + _PIECE, end)
-            i, j = a - begin, b - begin
-            views = lows[i:j], highs[i:j], starts[i : j + 1], slots
-            both = keys, values, shift
-            calls.append(partial(attend, q[a:b], *both, *views, scale, cap, sunk, found[a:b]))
-    threads = torch.get_num_threads() if scores > _WORTH_A_THREAD else 1
-    shares = [calls[i::threads] for i in range(min(threads, len(calls)))]
-    others = [_THREADS.submit(_call, share) for share in shares[1:]]
-    _call(shares[0])
-    for other in others:
-        other.result()
+    found, ends = out.numpy(), accumulate(widths, initial=0)
+    for (a, b), (keys, values, seen) in zip(pairwise(ends), spans, strict=True):
+        attend(q[a:b], keys, values, shift, *seen, scale, cap, sunk, found[a:b])
     return out.to(query.dtype)[None]
 
 
-def _call(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
-
-
 _NO_SINKS = np.zeros(0, np.float32)
-_PIECE = 8
-"""Queries of a call: a tile of keys is raised once for all of them."""
-_WORTH_A_THREAD = 2000
-"""Scores of a head above which another thread's help is worth waking it."""
-_THREADS = ThreadPoolExecutor(os.cpu_count(), "exact attention")
 
 
 def _views(span: Span, window: Window | None, dropped: int) -> _Views:
