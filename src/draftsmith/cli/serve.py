@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -70,15 +70,7 @@ def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> 
         ) from error
     settings = Settings(**server)
     keys = Keys.read(settings.api_keys, os.environ)
-    made = load_engine(
-        model,
-        {},
-        max_batch=engine.max_batch,
-        memory=engine.memory,
-        prefixes=engine.prefixes,
-        answers=engine.answers,
-        answers_file=engine.answers_file,
-    )
+    made = load_engine(model, {}, **asdict(engine))
     say_notices(made)
     name = settings.name or short(model.model or resolve(None))
     try:

@@ -97,7 +97,9 @@ def accelerate(
         if reason is None:
             loaded, reason = _load(own, tokenizer)
         if exact:
-            loaded = exactly(_exactable(loaded, reason))
+            if loaded is None:
+                raise UnsupportedError(f"exact=True: {reason}")
+            loaded = exactly(loaded)
         handle = Accelerated(own, loaded, chosen, budget, reason, packed)
         why = "" if loaded is None else handle.drafting.needs.why
     except BaseException:
@@ -109,12 +111,6 @@ def accelerate(
     if why:
         warnings.warn(why, DraftingNotice, stacklevel=2)
     return handle
-
-
-def _exactable(loaded: LoadedModel | None, reason: str | None) -> LoadedModel:
-    if loaded is None:
-        raise UnsupportedError(f"exact=True: {reason}")
-    return loaded
 
 
 def restore(model: Any) -> None:
