@@ -1,13 +1,13 @@
 """Several requests at once: plain, `auto`, and transformers' own continuous batching.
 
-    python -m benchmarks.under_load --data ../shared/data      # ten minutes on two quiet cores
+    python -m benchmarks.under_load --data ../shared/data      # 25 minutes on two quiet cores
     python -m benchmarks.under_load --quick -o /tmp/try        # two, on prompts of the demo
 
-Sixteen prompts, in waves of 1, 2, 4, 8, 16 that are asked together, each by a thread of its own:
+1, 2, 4, 8, 16 callers, each of which asks its next prompt when it has an answer, four in a round:
 held-out edits for a built-in model, Spec-Bench, MT-Redundant, HumanEval and edits for any other.
-The arms answer every wave in turn, greedily, on one model whose linear layers are laid out once;
-each has an engine of its own, which keeps no prefixes and learns as it goes. A pair is a wave; the
-peer answers every prompt once. The same command goes on after an interruption; another folder
+The arms answer every round in turn, greedily, on one model whose linear layers are laid out once;
+each has an engine of its own, which keeps no prefixes and learns as it goes. A pair is a round; the
+peer answers the first ones only. The same command goes on after an interruption; another folder
 begins anew. The exit code is 1 where `auto` is slower than plain.
 """
 
@@ -19,7 +19,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -46,10 +46,17 @@ LONGEST = 640
 LEAST, LEAST_LOW = 0.98, 0.95
 """What `auto` must reach of plain's tokens per second, and the lower end of its interval."""
 
+TURNS = 4
+"""Prompts that a caller asks one after the other in a round: in one alone the slowest decides."""
+PEERS = 2
+"""Rounds of the peer."""
+
 Ids = list[int]
 Found = dict[str, Any]
-"""What an arm made of a wave: numbers of `tokens` and `passes`, `seconds` until the last token, by
+"""What an arm made of a round: numbers of `tokens` and `passes`, `seconds` until the last token, by
 request those until the `first` and of `each` later one, and what tells its `answers` apart."""
+Arm = Callable[[Sequence[Ids], int, int], Found]
+"""Answers prompts for so many callers with so many tokens each."""
 
 
 def prompts(name: str, model: LoadedModel, data: Path | None, count: int) -> list[Ids]:
@@ -70,27 +77,27 @@ def prompts(name: str, model: LoadedModel, data: Path | None, count: int) -> lis
     return [asked[i] for i in evenly(len(asked), count)]
 
 
-def drafting(model: LoadedModel, drafter: str) -> Callable[[Sequence[Ids], int], Found]:
+def drafting(model: LoadedModel, drafter: str) -> Arm:
     """An engine's answers to callers in threads."""
     engine = Engine(model, drafter=drafter, prefixes=0)
 
-    def ask(wave: Sequence[Ids], tokens: int) -> Found:
+    def one(ids: Ids, tokens: int) -> tuple[Ids, int, float, float]:
         begin = perf_counter()
+        result = engine.generate(ids, max_new_tokens=tokens, temperature=0)
+        stats = result.stats
+        return result.tokens, stats.passes, stats.first_token_seconds, perf_counter() - begin
 
-        def one(ids: Ids) -> tuple[Ids, int, float, float]:
-            late = perf_counter() - begin
-            result = engine.generate(ids, max_new_tokens=tokens, temperature=0)
-            first, last = late + result.stats.first_token_seconds, perf_counter() - begin
-            return result.tokens, result.stats.passes, first, last
-
-        with ThreadPoolExecutor(len(wave)) as threads:
-            return summed(list(threads.map(one, wave)))
+    def ask(asked: Sequence[Ids], callers: int, tokens: int) -> Found:
+        begin = perf_counter()
+        with ThreadPoolExecutor(callers) as threads:
+            found = list(threads.map(one, asked, [tokens] * len(asked)))
+        return summed(found, perf_counter() - begin)
 
     return ask
 
 
-def peer(model: LoadedModel, most: int, length: int) -> Callable[[Sequence[Ids], int], Found]:
-    """Answers of `generate_batch`, which keeps its memory for the next wave.
+def peer(model: LoadedModel, most: int, length: int) -> Arm:
+    """Answers of transformers' continuous batching, which keeps its memory for the next round.
 
     So many requests of such a length at most. The settings are the best of those tried.
     """
@@ -105,33 +112,53 @@ def peer(model: LoadedModel, most: int, length: int) -> Callable[[Sequence[Ids],
     )
     greedy = GenerationConfig(do_sample=False, eos_token_id=end_ids(model) or -1)
 
-    def ask(wave: Sequence[Ids], tokens: int) -> Found:
-        begin = perf_counter()
-        found = model.model.generate_batch(
-            list(wave),
+    def ask(asked: Sequence[Ids], callers: int, tokens: int) -> Found:
+        with model.model.continuous_batching_context_manager(
             generation_config=greedy,
             continuous_batching_config=settings,
-            record_timestamps=True,
             persistent_manager=True,
-            max_new_tokens=tokens,
-        ).values()
-        wrong = next((one.error for one in found if one.error), None)
-        if wrong or len(found) < len(wave):
-            return {"refused": wrong or "it answered only a part of the prompts"}
-        times = [[at - begin for at in one.timestamps] for one in found]
-        both = zip(found, times, strict=True)
-        return summed([(one.generated_tokens, len(at), at[0], at[-1]) for one, at in both])
+        ) as manager:
+            begins, found = dict[str, float](), dict[str, Any]()
+            waiting = iter(asked)
+
+            def add(number: int) -> None:
+                for ids in islice(waiting, number):
+                    key = f"{next(_KEYS)}"
+                    begins[key] = perf_counter()
+                    manager.add_request(ids, key, tokens, record_timestamps=True)
+
+            begin = perf_counter()
+            add(callers)
+            while len(found) < len(begins):
+                one = manager.get_result(timeout=1)
+                if one is None and not manager.is_running():
+                    return {"refused": "it ended before it had answered"}
+                if one is not None and one.error:
+                    return {"refused": one.error}
+                if one is not None and one.is_finished():
+                    found[one.request_id] = one
+                    add(1)
+            seconds = perf_counter() - begin
+        answers = []
+        for key, asked_at in begins.items():
+            at = [moment - asked_at for moment in found[key].timestamps]
+            answers.append((found[key].generated_tokens, len(at), at[0], at[-1]))
+        return summed(answers, seconds)
 
     return ask
 
 
-def summed(answers: Sequence[tuple[Ids, int, float, float]]) -> Found:
+_KEYS = count()
+"""Of the peer's requests."""
+
+
+def summed(answers: Sequence[tuple[Ids, int, float, float]], seconds: float) -> Found:
     """Of tokens, passes, seconds until the first token and until the last, by request."""
-    tokens, passes, first, last = zip(*answers, strict=True)
+    tokens, passes, first, _ = zip(*answers, strict=True)
     return {
         "tokens": sum(map(len, tokens)),
         "passes": sum(passes),
-        "seconds": max(last),
+        "seconds": seconds,
         "first": first,
         "each": [(b - a) / max(1, len(t) - 1) for t, _, a, b in answers],
         "answers": [digest(ids) for ids in tokens],
@@ -149,77 +176,74 @@ class Load:
         length = max(map(len, self.prompts)) + args.tokens
         self.arms[PEER] = peer(model, max(args.concurrency), length)
 
-    def waves(self, rows: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
-        """Number, prompts and arms of every wave; the peer answers each prompt once."""
-        own = max(1, len(self.prompts) // rows)
-        for number in range(max(own, self.args.waves)):
-            turn, place = divmod(number, own)
-            order = random.Random(turn).sample(self.prompts, len(self.prompts))
-            wave = list(islice(cycle(order), place * rows, (place + 1) * rows))
-            arms = ARMS if number < own else (PLAIN, AUTO)
-            yield number, wave, arms[:: 1 if number % 2 else -1]
+    def rounds(self, callers: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
+        """Number, prompts and arms of every round."""
+        order = cycle(random.Random(callers).sample(self.prompts, len(self.prompts)))
+        for number in range(self.args.rounds):
+            arms = ARMS if number < PEERS else (PLAIN, AUTO)
+            yield number, list(islice(order, TURNS * callers)), arms[:: 1 if number % 2 else -1]
 
     def expected_seconds(self) -> float:
-        """How long all takes: as if every arm were plain, from a wave of the least and the most."""
+        """How long all takes: as if every arm were plain, from the fewest and the most callers."""
         sizes = self.args.concurrency
         ends = [min(sizes), max(sizes)]
-        a, b = (self._ask(PLAIN, list(islice(cycle(self.prompts), n)))["seconds"] for n in ends)
+        a, b = (self._ask(PLAIN, list(islice(cycle(self.prompts), n)), n)["seconds"] for n in ends)
         slope = (b - a) / max(1, ends[1] - ends[0])
-        counts = {rows: 3 + sum(len(arms) for *_, arms in self.waves(rows)) for rows in sizes}
-        return sum(n * (a + slope * (rows - ends[0])) for rows, n in counts.items())
+        turns = {n: 3 + TURNS * sum(len(arms) for *_, arms in self.rounds(n)) for n in sizes}
+        return sum(count * (a + slope * (n - ends[0])) for n, count in turns.items())
 
-    def measured(self, rows: int) -> list[dict[str, Found]]:
-        """By wave, what every arm made of it."""
-        asked, found, cold = list(self.waves(rows)), [], True
-        for number, wave, arms in asked:
-            facts = {"model": self.title, "at_once": rows, "wave": number}
-            rest = [self.args.tokens, self.args.threads, digest(wave)]
+    def measured(self, callers: int) -> list[dict[str, Found]]:
+        """By round, what every arm made of it."""
+        asked, found, cold = list(self.rounds(callers)), [], True
+        for number, prompts, arms in asked:
+            facts = {"model": self.title, "at_once": callers, "round": number}
+            rest = [self.args.tokens, self.args.threads, digest(prompts)]
             keys = {arm: [*facts.values(), arm, *rest] for arm in arms}
             if cold and any(key not in self.done for key in keys.values()):
                 for arm in ARMS:  # an engine learns what passes of so many rows cost
-                    self._ask(arm, asked[0][1])
+                    self._ask(arm, prompts[:callers], callers)
                 cold = False
             for arm, key in keys.items():
                 if key not in self.done:
-                    self.done.add(key, facts | {"arm": arm} | self._ask(arm, wave))
+                    self.done.add(key, facts | {"arm": arm} | self._ask(arm, prompts, callers))
             found.append({arm: self.done[key] for arm, key in keys.items()})
         return found
 
-    def _ask(self, arm: str, wave: Sequence[Ids]) -> Found:
+    def _ask(self, arm: str, prompts: Sequence[Ids], callers: int) -> Found:
         try:
-            return self.arms[arm](wave, self.args.tokens)
+            return self.arms[arm](prompts, callers, self.args.tokens)
         except Exception as error:
             if arm != PEER:
                 raise
             return {"refused": f"{type(error).__name__}: {error}"}
 
 
-def over(waves: Sequence[dict[str, Found]], arm: str) -> Ratio:
-    """An arm's tokens per second over plain's, wave by wave."""
-    both = [(wave[arm], wave[PLAIN]) for wave in waves if arm in wave]
+def over(rounds: Sequence[dict[str, Found]], arm: str) -> Ratio:
+    """An arm's tokens per second over plain's, round by round."""
+    both = [(one[arm], one[PLAIN]) for one in rounds if arm in one]
     speeds = ([one["tokens"] / one["seconds"] for one in pair] for pair in both)
     return ratio(*zip(*speeds, strict=True))
 
 
-HEADS = ("at once", "arm", "tokens/s", "over plain, by wave", "waves", "first token, ms",
+HEADS = ("at once", "arm", "tokens/s", "over plain, by round", "rounds", "first token, ms",
          "a later one", "tokens/pass", "plain's answers")  # fmt: skip
 
 
-def lines(rows: int, waves: Sequence[dict[str, Found]]) -> Iterator[Sequence[str]]:
+def lines(callers: int, rounds: Sequence[dict[str, Found]]) -> Iterator[Sequence[str]]:
     """The table's, one for each arm."""
     for arm in ARMS:
-        own = [wave[arm] for wave in waves if arm in wave]
+        own = [one[arm] for one in rounds if arm in one]
         refused = next((one["refused"] for one in own if "refused" in one), None)
         if refused:
-            yield str(rows), f"`{arm}`", f"cannot run: {refused}", *[""] * (len(HEADS) - 3)
+            yield str(callers), f"`{arm}`", f"cannot run: {refused}", *[""] * (len(HEADS) - 3)
             continue
         total = {name: sum(one[name] for one in own) for name in ("tokens", "passes", "seconds")}
         ms = [1e3 * median(x for one in own for x in one[name]) for name in ("first", "each")]
-        answers = [(wave[arm]["answers"], wave[PLAIN]["answers"]) for wave in waves if arm in wave]
+        answers = [(one[arm]["answers"], one[PLAIN]["answers"]) for one in rounds if arm in one]
         same = [a == b for both in answers for a, b in zip(*both, strict=True)]
         yield (
-            str(rows), f"`{arm}`", f"{total['tokens'] / total['seconds']:.1f}",
-            "1" if arm == PLAIN else str(over(waves, arm)), str(len(own)),
+            str(callers), f"`{arm}`", f"{total['tokens'] / total['seconds']:.1f}",
+            "1" if arm == PLAIN else str(over(rounds, arm)), str(len(own)),
             *(f"{x:.1f}" for x in ms), f"{total['tokens'] / total['passes']:.2f}",
             f"{sum(same)} of {len(same)}",
         )  # fmt: skip
@@ -230,9 +254,9 @@ def plot(found: dict[int, list[dict[str, Found]]]) -> str:
     drawn = []
     for number, arm in enumerate(ARMS):
         points = []
-        for rows, waves in found.items():
-            own = [wave[arm] for wave in waves if "seconds" in wave.get(arm, ())]
-            points += [(rows, median(one["tokens"] / one["seconds"] for one in own))] * bool(own)
+        for callers, rounds in found.items():
+            own = [one[arm] for one in rounds if "seconds" in one.get(arm, ())]
+            points += [(callers, median(one["tokens"] / one["seconds"] for one in own))] * bool(own)
         if points:
             drawn.append((points, "o-", {"color": f"C{number}", "markersize": 3}))
     label = f"tokens per second: {', '.join(ARMS)}"
@@ -248,14 +272,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="+", default=["edit-7m", "smollm2"])
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=64, help="asked in turn, again and again")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
-    parser.add_argument("--waves", type=int, default=8, help="pairs of every concurrency at least")
+    parser.add_argument("--rounds", type=int, default=6, help="pairs of every number of callers")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="4 prompts, 1 and 4 at once, 3 waves")
+    parser.add_argument("--quick", action="store_true", help="4 prompts, 1 and 4 at once, 3 rounds")
     args = parser.parse_args(argv)
     if args.quick:
-        args.prompts, args.concurrency, args.tokens, args.waves = 4, [1, 4], 32, 3
+        args.prompts, args.concurrency, args.tokens, args.rounds = 4, [1, 4], 32, 3
     torch.set_num_threads(args.threads)
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     done = Finished(args.output / "under_load.jsonl")
@@ -265,13 +289,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     said, slower = [f"{setup()}. At most {args.tokens} tokens an answer.\n"], False
     for one in loads:
         found = {}
-        for rows in args.concurrency:
-            found[rows] = one.measured(rows)
-            speed = over(found[rows], AUTO)
+        for callers in args.concurrency:
+            found[callers] = one.measured(callers)
+            speed = over(found[callers], AUTO)
             bad = speed.median < LEAST or speed.low < LEAST_LOW
             slower |= bad
-            print(f"{one.title}, {rows} at once: auto / plain {speed}{' SLOWER' * bad}", flush=True)
-        rows = [line for number, waves in found.items() for line in lines(number, waves)]
+            slow = " SLOWER" * bad
+            print(f"{one.title}, {callers} at once: auto / plain {speed}{slow}", flush=True)
+        rows = [line for number, rounds in found.items() for line in lines(number, rounds)]
         said += [f"## {one.title}\n", table(HEADS, rows)]
         write_text(args.output / f"under_load.{one.title.replace(', ', '.')}.svg", plot(found))
     write_text(args.output / "under_load.md", "\n".join(said))
