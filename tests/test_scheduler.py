@@ -31,6 +31,7 @@ from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine import memory as engine_memory
+from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job
 from draftsmith.engine.memory import Need, need
@@ -575,7 +576,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     engine.scheduler.step()
     assert short.session.generated == 1
     assert middle.session.row.cached == 6
-    for _ in range(8):
+    for _ in range(9):  # in one of them no prompt is read, to know what a pass takes
         engine.scheduler.step()
     assert middle.session.row.cached > 64
     assert long.session.reading, "they take turns"
@@ -601,34 +602,40 @@ def test_a_pass_whose_jobs_have_all_ended_is_none(monkeypatch: pytest.MonkeyPatc
     assert step([], scheduler.runner, CostCurve()) == []
 
 
-def test_chunks_beside_rows_that_decode_are_bounded() -> None:
-    cost = CostCurve()
-    for width in (0, 64):
-        cost.at(2).record(width, 1 + width / 50)
-    scheduler = Scheduler(loaded("llama"), cost, 4)
-    assert scheduler._room(0) == 512
-    assert scheduler._room(2) == 32  # 1 + 32/50 passes
-    cost.at(3).record(0, 1.0)
-    cost.at(3).record(64, 100.0)
-    assert scheduler._room(3) == 16
-    # Plain rows have no drafts to tell what a wider pass costs: chunks do.
-    for read, seconds in ((0, 1.0), (32, 3.0)):
-        scheduler._reading.at(4).record(read, seconds)
-    assert scheduler._room(4) == 16
-
-
-def test_chunks_grow_as_far_as_their_cost_allows() -> None:
-    scheduler = Scheduler(loaded("llama"), CostCurve(), 4)
-    scheduler._reading.at(2).record(0, 1.0)
+def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
+    chunks = Chunks()
+    assert chunks.room(0, 3, 512) == 512, "nobody waits for it"
+    assert chunks.room(2, 1, 512) == 0, "one pass tells what passes take without"
+    chunks.record(2, 0, 1.0)
+    assert chunks.room(2, 1, 512) == 16, "what its tokens cost is not known yet"
     taken = []
-    for _ in range(8):
-        taken.append(scheduler._room(2))
-        scheduler._reading.at(2).record(taken[-1], 1 + max(0, taken[-1] - 100) / 200)
-    assert taken == [32, 64, 128, 256, 256, 256, 256, 256], "at 512 it would be three passes"
-    scheduler._reading.at(3).record(0, 1.0)
-    for _ in range(8):
-        scheduler._reading.at(3).record(scheduler._room(3), 1.0)
-    assert scheduler._room(3) == scheduler.runner.chunk
+    for decoding, waiting in [(2, 1)] * 6 + [(7, 1), (2, 12)]:
+        for _ in range(8):
+            read = chunks.room(decoding, waiting, 512)
+            chunks.record(decoding, read, 1 + read / 100)
+        taken.append(read)
+    assert taken[:6] == pytest.approx([100] * 6, abs=1), "twice a pass without"
+    assert taken[6] == pytest.approx(100, abs=1), "of seven rows nothing is known but what two take"
+    assert 512 >= taken[7] > 400, "where six times as many wait, a pass may take six times as long"
+
+
+def test_what_passes_take_is_measured_again() -> None:
+    chunks = Chunks()
+    found = []
+    for seconds in [1.0] * 200 + [4.0] * 600:
+        found.append(chunks.room(3, 1, 512))
+        chunks.record(3, found[-1], seconds + found[-1] / 100)
+    assert found.count(0) == pytest.approx(800 / 65, abs=1)
+    assert found[190] == pytest.approx(100, abs=2)
+    assert found[-1] == pytest.approx(400, abs=8), "as it takes now"
+
+
+def test_one_slow_pass_says_nothing() -> None:
+    chunks = Chunks()
+    for n in range(60):
+        read = chunks.room(3, 1, 512)
+        chunks.record(3, read, (50 if n == 40 else 1) + read / 100)
+    assert chunks.room(3, 1, 512) == pytest.approx(100, abs=1)
 
 
 def test_steps_tell_what_chunks_cost() -> None:
@@ -641,8 +648,10 @@ def test_steps_tell_what_chunks_cost() -> None:
     engine.scheduler.add(long)
     while long.session.reading:
         engine.scheduler.step()
-    known = {read for rows, _, read in engine.scheduler._reading._seconds if rows == 1}
-    assert {0, 32} <= known
+    chunks = engine.scheduler._chunked
+    assert list(chunks._alone) == [1], "passes of one row without prompts"
+    assert chunks._widest >= 16
+    assert chunks._each
 
 
 def test_a_paused_stream_goes_on_while_others_drive() -> None:

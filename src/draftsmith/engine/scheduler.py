@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any
 
 from draftsmith.core.budget import CostCurve
-from draftsmith.core.loop import LEAST_CHUNK, cached, mend, start, step, unread
+from draftsmith.core.loop import mend, start, step, unread
+from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
 from draftsmith.engine.prefixes import Prefixes
@@ -24,9 +25,6 @@ from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
-
-PATIENCE = 2.0
-"""What a pass may cost that carries a part of a prompt, in passes of the rows that decode."""
 
 _STALL = "this model reads a prompt in one pass: others waited for one over {} tokens (said once)"
 
@@ -70,10 +68,7 @@ class Scheduler:
         self._turn = _Turn()
         """The last that began."""
         self._passes = 0
-        self._reading = CostCurve(
-            prior_slope=0, ladder=[1 << n for n in range(self.runner.chunk.bit_length())]
-        )
-        """Of steps by the prompt tokens that they carried beside rows that decode."""
+        self._chunked = Chunks()
         self._told = False
         """Whether somebody heard of `_STALL`."""
 
@@ -186,13 +181,12 @@ class Scheduler:
         if not jobs:  # all of this mode have ended meanwhile
             return
         sessions = [job.session for job in jobs]
-        decoding = [session for session in sessions if not session.reading]
-        read, context = sum(takes[id(j)] for j in jobs if j.session.reading), cached(decoding)
+        decoding = sum(not session.reading for session in sessions)
+        read = sum(takes[id(job)] for job in jobs if job.session.reading)
         begin = perf_counter()
         with mode.entered():
             step(sessions, self.runner, self.cost, [takes[id(job)] for job in jobs])
-        if decoding:
-            self._reading.at(len(decoding), context).record(read, perf_counter() - begin)
+        self._chunked.record(decoding, read, perf_counter() - begin)
         for job in jobs:
             job.book()
 
@@ -247,8 +241,8 @@ class Scheduler:
         if not reading:
             return {}
         waiting = [job for job in reading if unread(job.session, self.runner)]
-        decoding = [job.session for job in jobs if not job.session.reading]
-        room = self._room(len(decoding), cached(decoding))
+        decoding = len(jobs) - len(reading)
+        room = self._chunked.room(decoding, len(reading), self.runner.chunk)
         takes = dict.fromkeys(map(id, reading), 0)
         for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
             session = job.session
@@ -266,21 +260,6 @@ class Scheduler:
                 room, job.turn = max(0, room - take), self._passes
             takes[id(job)] = take
         return takes
-
-    def _room(self, decoding: int, context: int = 0) -> int:
-        """Prompt tokens that a pass may take beside so many rows that decode, `context` long."""
-        most = self.runner.chunk
-        if not decoding:
-            return most
-        # Drafts tell until the first part of a prompt was read beside so many rows; from then on
-        # parts grow as far as their own cost allows, from what was measured to twice as many.
-        curve, reading = self.cost.at(decoding, context), self._reading.at(decoding, context)
-        widest = reading.widths()[-1][0]
-        if widest:
-            curve, most = reading, min(most, max(LEAST_CHUNK, 2 * widest))
-        while most > LEAST_CHUNK and curve.relative(most) > PATIENCE:
-            most //= 2
-        return most
 
     def _retire(self) -> None:
         """Free the rows of jobs that have ended, then let others drive.
