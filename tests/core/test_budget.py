@@ -220,6 +220,27 @@ def test_what_weighs_costs_itself_is_not_asked_in_vain() -> None:
         assert asked(plain, 0, 300) == 300, "no time is known: the same drafts as ever"
 
 
+def test_what_nodes_cost_in_a_shared_pass_is_no_gain() -> None:
+    """A quarter of a token a pass is worth asking for alone, but not where eight must wait."""
+    cost = curve(0.02)
+    cost.at(8).record(0, 1.0)
+    cost.at(8).record(64, 2.3)
+    for rows in (1, 8):
+        for _ in range(3):
+            cost.at(rows).record_draft("slow", 64, 0.06)
+
+    def share(rows: int) -> float:
+        budget, count = OpenBudget(cost, 64, "slow"), 0
+        for step in range(400):
+            if budget.next(rows):
+                count += 1
+                budget.record(2, int(step % 4 == 0), 2)
+        return count / 400
+
+    assert share(1) > 0.9
+    assert share(8) < 0.4
+
+
 # --- one decision for a pass over several sequences -----------------------------------------------
 
 

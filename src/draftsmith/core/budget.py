@@ -234,8 +234,8 @@ class Budget(Protocol):
     def next(self, rows: int = 1, context: int = 0) -> int:
         """Nodes the next step may spend, in a pass over so many sequences and cached tokens."""
 
-    def record(self, depth: int, accepted: int) -> None:
-        """A step drafted down to `depth`, and `accepted` tokens of it held.
+    def record(self, depth: int, accepted: int, nodes: int = 0) -> None:
+        """A step drafted `nodes` down to `depth`, and `accepted` tokens of it held.
 
         Depth 0: it carried probes alone, which bring nothing in the same step.
         """
@@ -250,14 +250,15 @@ class FixedBudget:
     def next(self, rows: int = 1, context: int = 0) -> int:  # noqa: ARG002
         return self.width
 
-    def record(self, depth: int, accepted: int) -> None:
+    def record(self, depth: int, accepted: int, nodes: int = 0) -> None:
         pass
 
 
 class OpenBudget(FixedBudget):
     """All that a drafter may want, for one that weighs `cost` itself (`Context.cost`).
 
-    Pauses while asking it takes more than its drafts bring: even one that says nothing takes time.
+    Pauses while asking it takes more than its drafts bring beyond what their nodes cost: even one
+    that says nothing takes time, and in a pass that many share a node costs much.
     """
 
     def __init__(self, cost: CostCurve, width: int, drafter: Hashable = None) -> None:
@@ -266,19 +267,19 @@ class OpenBudget(FixedBudget):
         self.cost = cost
         self.drafter = drafter
         self.brought = 0.3
-        """Tokens accepted a pass, of late."""
+        """Tokens accepted a pass, less what their drafts' nodes cost in plain passes, of late."""
         self._asked = False
-        self._accepted = 0
+        self._gain = 0.0
         self._pause = 0
         self._pause_length = 1
 
     def next(self, rows: int = 1, context: int = 0) -> int:
-        cost = self.cost.at(rows, context)
+        self.cost = cost = self.cost.at(rows, context)
         if not cost.knows_plain:
             return 0
         if self._asked:
-            self.brought += 0.2 * (self._accepted - self.brought)
-            self._asked, self._accepted = False, 0
+            self.brought += 0.2 * (self._gain - self.brought)
+            self._asked, self._gain = False, 0.0
             taken = cost.drafting(self.drafter, self.width)
             if self.brought < taken:
                 # No longer than keeps it harmless: what is cheap to ask misses few copies.
@@ -292,8 +293,9 @@ class OpenBudget(FixedBudget):
         self._asked = True
         return self.width
 
-    def record(self, depth: int, accepted: int) -> None:  # noqa: ARG002
-        self._accepted = accepted
+    def record(self, depth: int, accepted: int, nodes: int = 0) -> None:  # noqa: ARG002
+        # As if all sequences of the pass had drafted alike: then each pays for its own.
+        self._gain = accepted + 1 - self.cost.relative(self.cost.rows * nodes)
 
 
 class AutoBudget:
@@ -364,7 +366,7 @@ class AutoBudget:
         """Survival from one depth to the next, where it was last seen."""
         return min(0.98, survival[-1] / survival[-2]) if survival[-2] > 0 else 0.0
 
-    def record(self, depth: int, accepted: int) -> None:
+    def record(self, depth: int, accepted: int, nodes: int = 0) -> None:  # noqa: ARG002
         probed, depth = not depth, max(depth, 1)
         ratio = self._tail_ratio(self.survival)
         while len(self.survival) < depth:

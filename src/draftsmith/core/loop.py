@@ -371,7 +371,7 @@ def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -
     session.stats.record(draft, verdict)
     session.trace(draft, verdict)
     if len(draft):  # probes alone cost time, too
-        session.budget.record(draft.depth, len(verdict.path))
+        session.budget.record(draft.depth, len(verdict.path), len(draft))
     session.sources += sources(draft, verdict)
     if session.state is not None:
         try:
