@@ -164,14 +164,15 @@ def test_chain_targets_take_turns_too(folder: str) -> None:
     target = Taught(7, 2, folder, counting(7, 2), shape="chain")
     for spec in ("sdsat(k=3)", "sdsat(k=3, tree=9)"):
         seen = run(target, parse(spec).bind(target.facts), 16)
-        assert [tokens for _, tokens in seen[:4]] == [1, 4, 1, 4]
+        assert not len(seen[0][0]), "the pass that reads the prompt's end carries no draft"
+        assert [tokens for _, tokens in seen[:5]] == [1, 1, 4, 1, 4]
 
 
 def test_chain_targets_are_asked_behind_the_draft(folder: str) -> None:
     target = Taught(7, 2, folder, counting(7, 2), shape="chain")
     drafter = parse("sdsat(k=3, passes=1)").bind(target.facts)
-    _, (draft, tokens), *rest = run(target, drafter, 16)
-    assert draft == Draft((4, 5, 6, 2, 2, 2), tuple(range(-1, 5)), ("sdsat",) * 6, probes=3)
+    _, _, (draft, tokens), *rest = run(target, drafter, 17)
+    assert draft == Draft((5, 6, 0, 2, 2, 2), tuple(range(-1, 5)), ("sdsat",) * 6, probes=3)
     assert {given for _, given in rest[:5]} == {tokens} == {4}
 
 
@@ -422,7 +423,7 @@ def test_chain_models_answer_the_plain_ones(architecture: str, folder: str) -> N
             expected = engine.generate(ids, max_new_tokens=20, drafter="none", temperature=0.0)
             answer = engine.generate(ids, max_new_tokens=20, temperature=0.0)
             assert answer.tokens == expected.tokens
-            assert answer.stats.probes > 0
+            assert answer.stats.probes > 0 or len(answer.tokens) == 1
 
 
 def test_transformers_generate_is_unchanged(model: str) -> None:

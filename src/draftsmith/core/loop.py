@@ -40,8 +40,13 @@ def start(session: Session, target: Target[Any]) -> None:
 
 
 def unread(session: Session, target: Target[Any]) -> int:
-    """Pending tokens that must be taken by passes without a draft, in chunks; 0: it decodes."""
-    return ahead(target, session.row, session.needs.taps, REST) if session.reading else 0
+    """Pending tokens that are taken by passes without a draft, in chunks; 0: it decodes.
+
+    All of them: the pass that takes the last gives a token, and the first draft follows from it.
+    """
+    if session.reading and ahead(target, session.row, session.needs.taps, REST):
+        return len(session.row.pending)
+    return 0
 
 
 def step(
@@ -62,8 +67,9 @@ def step(
         return []
     begin = perf_counter()
     before = [session.generated for session in sessions]
-    takes = [unread(s, target) or len(s.row.pending) for s in sessions] if take is None else [*take]
-    decoding = [s for s, n in zip(sessions, takes, strict=True) if n == len(s.row.pending)]
+    takes = [len(s.row.pending) for s in sessions] if take is None else [*take]
+    whole = [s for s, n in zip(sessions, takes, strict=True) if n == len(s.row.pending)]
+    decoding = [session for session in whole if not unread(session, target)]
     usual = all(len(session.row.pending) == 1 for session in sessions)  # no prompt is in the pass
     own = None if cost is None else cost.at(len(sessions), cached(sessions))
     for session in decoding:

@@ -250,7 +250,7 @@ class Scheduler:
                 if self.prefixes.coming(job, waiting):
                     continue
                 self.prefixes.borrow(job, jobs)
-            left = unread(session, self.runner) or len(session.row.pending)
+            left = len(session.row.pending)
             splits = self.runner.splits(session.row)
             take = min(room, left) if splits else left
             if take > self.runner.chunk and len(self._jobs) > 1 and not self._told:
