@@ -154,3 +154,18 @@ def test_keys_may_be_of_any_alphabet() -> None:
             header = b"Bearer " + key.encode()
             response = client.get("/v1/models", headers=[(b"authorization", header)])
             assert response.status_code == status
+
+
+def test_of_several_reasons_the_one_that_helps_is_told(client: TestClient) -> None:
+    assert "at most 16" in post(client, stop=["a"] * 17).json()["error"]["message"]
+    parts = [{"role": "user", "content": [{"text": "a"}]}]
+    assert "type: Field required" in post(client, messages=parts).json()["error"]["message"]
+    assert "valid string" in post(client, stop=5).json()["error"]["message"]
+
+
+def test_an_item_whose_type_is_null_is_a_message(client: TestClient) -> None:
+    def read(**more: Any) -> int:
+        body = {"input": [{"role": "user", "content": "a b c"} | more], "max_output_tokens": 1}
+        return int(client.post("/v1/responses", json=body).json()["usage"]["input_tokens"])
+
+    assert read(type=None) == read()
