@@ -92,7 +92,7 @@ class Api:
             family = family_of(self.tokenizer)
             if family is None:
                 raise Refusal(400, "this model's chat template knows no tools", param="tools")
-            template["tools"] = [{"type": tool.type, "function": tool.function} for tool in tools]
+            template["tools"] = [tool.model_dump() for tool in tools]
             names = [name_of(tool) for tool in tools]
             forced = forced_call(tools, body)
             if forced is not None:

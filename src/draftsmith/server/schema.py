@@ -30,9 +30,7 @@ _SAME = {
 class Body(BaseModel):
     """Any request."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
