@@ -1,9 +1,14 @@
-"""A server over the tiny model: in this process, or listening in a thread of its own."""
+"""A server over the tiny model: in this process, listening in a thread, or the command itself."""
 
 from __future__ import annotations
 
 import copy
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +27,9 @@ from draftsmith.server.app import create_app
 from draftsmith.server.keys import Keys
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
+
+MODEL = "edit-1m"
+"""What the command serves unless it is told otherwise."""
 
 
 @cache
@@ -69,6 +77,56 @@ def until(holds: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.005)
 
 
+class Served:
+    """`draftsmith serve` in a process of its own, as its users start it."""
+
+    def __init__(self, *options: str, **environment: str) -> None:
+        arguments = ["serve", "-m", MODEL, "--dtype", "float32", "--port", "0", *options]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from draftsmith.cli import main; main()", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        )
+        self.lines: list[str] = []
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+        try:
+            until(lambda: self.process.poll() is not None or self.address != "", 300)
+            assert self.process.poll() is None, self.lines
+        except BaseException:
+            self.end(signal.SIGKILL)
+            raise
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+
+    @property
+    def address(self) -> str:
+        found = re.search(r"http://[\d.:]+", "".join(self.lines))
+        return found[0] if found else ""
+
+    def end(self, sign: signal.Signals = signal.SIGTERM) -> int:
+        """The exit code after a signal."""
+        if self.process.poll() is None:
+            self.process.send_signal(sign)
+        code = self.process.wait(300)
+        self._reading.join()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+
+
 def events(response: httpx2.Response) -> list[dict[str, Any]]:
     """The JSON events of a stream that ends as it should."""
     lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
@@ -87,3 +145,10 @@ def rows(api: Api) -> int:
     runner = api.engine.scheduler.runner
     kept = len(api.engine.scheduler.prefixes)
     return len(runner._memory._rows) - kept  # type: ignore[attr-defined]
+
+
+def idle(api: Api) -> bool:
+    """Whether nobody has a row, a place in line or a thread's attention."""
+    scheduler = api.engine.scheduler
+    nobody = not (api.worker.open or api.worker._live or scheduler._jobs)
+    return nobody and rows(api) == 0

@@ -1,86 +1,19 @@
-"""`draftsmith serve` as its users start it, and the clients they use."""
+"""`draftsmith serve` as its users start it; the clients they use have a file of their own."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
-from serving import until
+from serving import MODEL, Served
 
 from command import fails
 
-MODEL = "edit-1m"
-START = "from draftsmith.cli import main; main()"
-
-
-class Served:
-    """The command in a process of its own."""
-
-    def __init__(self, *options: str, **environment: str) -> None:
-        arguments = ["serve", "-m", MODEL, "--dtype", "float32", "--port", "0", *options]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        )
-        self.lines: list[str] = []
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
-        try:
-            until(lambda: self.process.poll() is not None or self.address != "", 300)
-            assert self.process.poll() is None, self.lines
-        except BaseException:
-            self.end(signal.SIGKILL)
-            raise
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-
-    @property
-    def address(self) -> str:
-        found = re.search(r"http://[\d.:]+", "".join(self.lines))
-        return found[0] if found else ""
-
-    def end(self, sign: signal.Signals = signal.SIGTERM) -> int:
-        """The exit code after a signal."""
-        if self.process.poll() is None:
-            self.process.send_signal(sign)
-        code = self.process.wait(300)
-        self._reading.join()
-        for pipe in (self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
-        return code
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end(signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with Served(DRAFTSMITH_API_KEYS="secret") as made:
-        yield made
-
-
-BEARER = {"Authorization": "Bearer secret"}
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "a.py: rename x\n<|file|>x = 1\n"}],
        "max_tokens": 4}  # fmt: skip
 
@@ -140,85 +73,3 @@ def test_draftsmith_needs_nothing_of_the_extra() -> None:
         "from draftsmith.server.settings import Settings\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- clients ------------------------------------------------------------------------------------
-
-
-@pytest.mark.external
-def test_curl_reads_the_stream(served: Served) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("there is no curl here")
-    body = json.dumps(ASK | {"stream": True})
-    found = subprocess.run(
-        ["curl", "-sN", served.address + "/v1/chat/completions", "-d", body,
-         "-H", "Content-Type: application/json", "-H", "Authorization: Bearer secret"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert found.stdout.endswith("data: [DONE]\n\n")
-
-
-@pytest.fixture
-def openai(served: Served) -> Any:
-    library = pytest.importorskip("openai")
-    with library.OpenAI(base_url=served.address + "/v1", api_key="secret") as client:
-        yield client
-
-
-@pytest.mark.external
-def test_openais_client_chats(openai: Any) -> None:
-    assert [model.id for model in openai.models.list()] == [MODEL]
-    whole = openai.chat.completions.create(**ASK, logprobs=True, top_logprobs=2)
-    assert whole.usage.completion_tokens == 4
-    assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
-    text = ""
-    stream = openai.chat.completions.create(
-        **ASK, stream=True, stream_options={"include_usage": True}
-    )
-    for chunk in stream:
-        text += "".join(choice.delta.content or "" for choice in chunk.choices)
-    assert text == whole.choices[0].message.content
-    assert chunk.usage.total_tokens == whole.usage.total_tokens
-    with openai.chat.completions.stream(**ASK | {"max_tokens": 200}) as helper:
-        assert helper.get_final_completion().choices[0].message.content.startswith(text)
-    text = openai.completions.create(model=MODEL, prompt="x = ", max_tokens=4, logprobs=1)
-    assert len(text.choices[0].logprobs.tokens) == 4
-
-
-@pytest.mark.external
-def test_openais_client_predicts_and_parses(openai: Any) -> None:
-    from pydantic import BaseModel
-
-    class Animal(BaseModel):
-        legs: bool
-
-    asked = ASK | {"max_tokens": 100}
-    predicted = openai.chat.completions.create(
-        **asked, prediction={"type": "content", "content": "y = 1\n"}
-    )
-    assert predicted.usage.completion_tokens_details.accepted_prediction_tokens >= 0
-    parsed = openai.chat.completions.parse(**asked, response_format=Animal)
-    assert isinstance(parsed.choices[0].message.parsed.legs, bool)
-    parsed = openai.responses.parse(
-        model=MODEL, input="x", text_format=Animal, max_output_tokens=100
-    )
-    assert isinstance(parsed.output_parsed.legs, bool)
-
-
-@pytest.mark.external
-def test_openais_client_gets_responses_and_errors(openai: Any) -> None:
-    import openai as library
-
-    whole = openai.responses.create(model=MODEL, input="x = 1", max_output_tokens=6)
-    with openai.responses.stream(model=MODEL, input="x = 1", max_output_tokens=6) as stream:
-        kinds = [event.type for event in stream]
-    assert kinds[0] == "response.created"
-    assert kinds[-1] == "response.incomplete"
-    assert whole.output_text
-    with pytest.raises(library.NotFoundError) as error:
-        openai.chat.completions.create(**ASK | {"model": "other"})
-    assert error.value.code == "model_not_found"
-    with pytest.raises(library.BadRequestError, match="temperature"):
-        openai.chat.completions.create(**ASK, temperature=9)
-    with pytest.raises(library.AuthenticationError):
-        openai.with_options(api_key="wrong").models.list()

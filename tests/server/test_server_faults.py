@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serving import api_of, client_of, engine, events, listening, rows, said, until
+from serving import api_of, client_of, engine, events, idle, listening, until
 
 import tiny
 from draftsmith.core.draft import Draft
@@ -23,7 +22,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
 from draftsmith.server import worker as working
-from draftsmith.server.api import Api, Events
+from draftsmith.server.api import Events
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.settings import Settings
@@ -55,67 +54,6 @@ def gate() -> Iterator[Gate]:
 
 def gated(gate: Gate, **options: Any) -> Engine:
     return engine(Scripted(gate), budget=2, **options)
-
-
-def idle(api: Api) -> bool:
-    """Whether nobody has a row, a place in line or a thread's attention."""
-    scheduler = api.engine.scheduler
-    nobody = not (api.worker.open or api.worker._live or scheduler._jobs)
-    return nobody and rows(api) == 0
-
-
-# --- equality ---------------------------------------------------------------------------------
-
-
-def mixed(rng: random.Random, number: int) -> tuple[str, dict[str, Any]]:
-    """A request of any kind, and where it goes."""
-    words = [
-        rng.choice(["the", "quick", "fox", "def", "foo(x):", "hello", "lazy"]) for _ in "12345"
-    ]
-    text = " ".join(words * rng.randint(1, 6))
-    body: dict[str, Any] = {"max_tokens": rng.randint(1, 40), "stream": number % 2 == 0}
-    if number % 3 == 0:
-        body |= {"temperature": 0.9, "seed": number, "n": 1 + number % 2}
-    if number % 4 == 1:
-        body["stop"] = rng.choice(["a", " t", "+"])
-    if number % 5 == 2:
-        body["response_format"] = {"type": "regex", "pattern": "[a-f]{2,12}"}
-    if number % 5 == 3:
-        body["prediction"] = {"type": "content", "content": text}
-    if number % 7 == 4:
-        body |= {"logprobs": True, "top_logprobs": 2} if number % 2 else {"presence_penalty": 0.5}
-    return CHAT, body | {"messages": [{"role": "user", "content": text}]}
-
-
-def told(response: httpx2.Response, n: int) -> list[tuple[str, str]]:
-    """Text and end of each answer."""
-    assert response.status_code == 200, response.text
-    if not response.headers["content-type"].startswith("text/event-stream"):
-        choices = response.json()["choices"]
-        return [(c["message"]["content"], c["finish_reason"]) for c in choices]
-    chunks = events(response)
-    ends = {choice["index"]: choice["finish_reason"] for chunk in chunks
-            for choice in chunk["choices"] if choice["finish_reason"]}  # fmt: skip
-    return [(said(chunks, index), ends[index]) for index in range(n)]
-
-
-@pytest.mark.parametrize("requests", [24, pytest.param(200, marks=pytest.mark.slow)])
-def test_every_answer_is_the_one_it_has_alone(requests: int) -> None:
-    rng = random.Random(19)
-    asked = [mixed(rng, number) for number in range(requests)]
-    with client_of(api_of(engine("none", max_batch=1, prefixes=0))) as alone:
-        plain = [told(alone.post(path, json=body), body.get("n", 1)) for path, body in asked]
-    api = api_of(engine("auto", max_batch=8), queue=requests * 2)
-    with listening(api) as address, ThreadPoolExecutor(16) as threads:
-
-        def ask(number: int) -> list[tuple[str, str]]:
-            path, body = asked[number]
-            response = httpx2.post(address + path, json=body, timeout=600)
-            return told(response, body.get("n", 1))
-
-        found = list(threads.map(ask, range(requests)))
-        until(lambda: idle(api))
-    assert found == plain
 
 
 # --- clients that leave, dawdle or flood --------------------------------------------------------

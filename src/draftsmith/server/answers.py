@@ -24,7 +24,8 @@ DONE: Event = {"data": "[DONE]"}
 
 def event(value: Any, name: str | None = None) -> Event:
     """A JSON value as an event."""
-    told = {"data": json.dumps(value, ensure_ascii=False, allow_nan=False)}
+    # Only ASCII: for some clients a line also ends at U+0085 and U+2028, which JSON may hold bare.
+    told = {"data": json.dumps(value, allow_nan=False)}
     return told if name is None else told | {"event": name}
 
 

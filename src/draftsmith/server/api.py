@@ -85,6 +85,8 @@ class Api:
         messages, template = [message.plain() for message in body.messages], self._template(body)
         grammar = grammar_of(body.response_format)
         tools = [] if body.tool_choice == "none" else body.tools or []
+        if not tools and body.tool_choice not in (None, "none", "auto"):
+            raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
         reader: Callable[[], ToolReader] = ToolReader
         if tools:
             family = family_of(self.tokenizer)
@@ -334,19 +336,33 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
     able = [tool for tool in tools if wanted in (None, name_of(tool))]
     if not able:
         raise Refusal(400, f"there is no tool {wanted!r:.100}", param="tool_choice")
-    return Grammar.json_schema(
+    calls = [
         {
-            "anyOf": [
-                {
-                    "type": "object",
-                    "properties": {
-                        "name": {"const": name_of(tool)},
-                        "arguments": tool.function.get("parameters") or {"type": "object"},
-                    },
-                    "required": ["name", "arguments"],
-                    "additionalProperties": False,
-                }
-                for tool in able
-            ]
+            "type": "object",
+            "properties": {
+                "name": {"const": name_of(tool)},
+                "arguments": _moved(
+                    tool.function.get("parameters") or {"type": "object"},
+                    f"#/anyOf/{place}/properties/arguments",
+                ),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
         }
-    )
+        for place, tool in enumerate(able)
+    ]
+    return Grammar.json_schema({"anyOf": calls})
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as it must be where it is a part of another one: its references begin at `place`."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: place + part[1:]
+        if name == "$ref" and isinstance(part, str) and part.startswith("#")
+        else _moved(part, place)
+        for name, part in schema.items()
+    }

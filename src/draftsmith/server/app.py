@@ -164,6 +164,10 @@ def _tell_errors(app: FastAPI) -> None:
             log.error("failed", exc_info=error)
         return told(request, refusal)
 
+    @app.exception_handler(RecursionError)
+    async def deep(request: Request, _: RecursionError) -> Response:
+        return told(request, Refusal(400, "the body is nested too deeply"))
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return told(request, Refusal.of_validation(error.errors(), _FIELDS))

@@ -17,7 +17,9 @@ class Keys:
     """The keys that are served; without any, everybody is."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = [_digest(key) for key in dict.fromkeys(keys)]
+        self._digests = [
+            _digest(key.encode(errors="surrogateescape")) for key in dict.fromkeys(keys)
+        ]
 
     @classmethod
     def read(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
@@ -44,7 +46,8 @@ class Keys:
         """
         if not self._digests:
             return ""
-        given, known = _digest(key or ""), False
+        # Headers are bytes, which servers show as Latin-1; those of a key are mostly UTF-8.
+        given, known = _digest((key or "").encode("latin-1", "replace")), False
         for digest in self._digests:  # all of them: the time must not tell which
             known |= hmac.compare_digest(digest, given)
         if not known:
@@ -58,5 +61,5 @@ class Keys:
         return f"key:{given.hex()}"
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -51,8 +51,11 @@ class Refusal(DraftsmithError):
 
     @classmethod
     def of_validation(cls, errors: Sequence[Any], known: Sequence[str]) -> Refusal:
-        """The first of pydantic's errors; `known` are the fields that the body may have."""
-        first = errors[0]
+        """The first of pydantic's errors; `known` are the fields that the body may have.
+
+        Where a value may be of several types, what is wrong with it beside its type goes first.
+        """
+        first = next((e for e in errors if not e["type"].endswith("_type")), errors[0])
         path = [str(part) for part in first["loc"] if part not in ("body", "query")]
         param, message = ".".join(path), str(first["msg"])
         if first["type"] == "json_invalid":

@@ -62,7 +62,7 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
     if isinstance(body.input, str):
         return [*told, {"role": "user", "content": body.input}]
     for item in body.input:
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "message":
             told.append({"role": item.get("role"), "content": item.get("content")})
         elif kind == "function_call":

@@ -35,14 +35,19 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: Any) -> Any:
-        """Without the fields that are ignored; refuses text that is no Unicode."""
+        """Without the fields that are ignored or null; refuses text that is no Unicode."""
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object, sent as application/json")
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
-        return {name: value for name, value in data.items() if name not in IGNORED}
+        # Null is what is not said, but for the tokens of a completion: they are not 16 then.
+        return {
+            name: value
+            for name, value in data.items()
+            if name not in IGNORED and (value is not None or name == "max_tokens")
+        }
 
 
 class Tolerant(BaseModel):
@@ -118,7 +123,7 @@ def _object(arguments: str) -> Any:
     """Arguments as the object they spell; as they are where they spell none."""
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 
@@ -169,7 +174,7 @@ class Sampling(Body):
     # vLLM's
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     stop_token_ids: list[int] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool = False

@@ -1,0 +1,171 @@
+"""Requests that nobody should send, and texts that are hard to send on."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+from serving import api_of, client_of, events, listening, loaded, said
+from starlette.testclient import TestClient
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
+
+CHAT = "/v1/chat/completions"
+ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": 12}
+HARD = "é\u0085\u2028🦊\u2029\u200d👩🏽\ud7ff\ufffd"
+"""Ends of lines to some, and characters of several tokens."""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    """A model whose template shows tools; what fails unexpectedly is a 500, as for users."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
+    )
+    api = api_of(Engine(load(loaded().model, tokenizer)), max_output=400)
+    with client_of(api) as made:
+        made._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
+        yield made
+
+
+def post(client: TestClient, **more: Any) -> httpx2.Response:
+    response: httpx2.Response = client.post(CHAT, json=ASK | more)
+    return response
+
+
+def raw(client: TestClient, more: str) -> httpx2.Response:
+    """The answer to a body that only a JSON text can be."""
+    body = f'{{"messages": [{{"role": "user", "content": "a"}}], "max_tokens": 1, {more}}}'
+    headers = {"content-type": "application/json"}
+    response: httpx2.Response = client.post(CHAT, content=body, headers=headers)
+    return response
+
+
+def test_null_is_what_is_not_said(client: TestClient) -> None:
+    nulls = dict.fromkeys(("n", "stream", "logprobs", "ignore_eos", "return_sources", "functions"))
+    told = post(client, **nulls).json()
+    assert told["choices"] == post(client).json()["choices"]
+
+
+def test_numbers_that_are_none_are_refused(client: TestClient) -> None:
+    for more in (
+        '"temperature": NaN', '"temperature": 1, "top_p": NaN', '"presence_penalty": 1e400',
+        '"logit_bias": {"5": NaN}', '"temperature": 1, "logit_bias": {"5": -Infinity}',
+        '"temperature": 1, "repetition_penalty": 1e-300', '"repetition_penalty": 0',
+        '"repetition_penalty": 1e300',
+    ):  # fmt: skip
+        assert raw(client, more).status_code == 400, more
+    extreme = {"temperature": 1e-30, "logit_bias": {"5": 100}, "seed": 1}
+    for value in (0.01, 100):
+        assert post(client, repetition_penalty=value, **extreme).status_code == 200
+
+
+@pytest.mark.parametrize("place", [
+    '"metadata": {value}',
+    '"response_format": {{"type": "json_schema", "schema": {value}}}',
+    '"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {value}}}}}]',
+    '"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {value}}}}}], '
+    '"tool_choice": "required"',
+    '"chat_template_kwargs": {{"x": {value}}}',
+])  # fmt: skip
+def test_no_depth_is_a_crash(client: TestClient, place: str) -> None:
+    """At some depths one step on a request's way fails that others have passed."""
+    for depth in (200, 260, *range(880, 1000, 4)):
+        value = '{"a":' * depth + "{}" + "}" * depth
+        response = raw(client, place.format(value=value))
+        assert response.status_code in (200, 400), (depth, response.text)
+
+
+def test_arguments_of_any_depth_are_taken(client: TestClient) -> None:
+    for arguments in ("[" * 100_000, "[" * 900 + "]" * 900, "9" * 5000, "{", ""):
+        call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+        messages = [*ASK["messages"], {"role": "assistant", "tool_calls": [call]}]
+        assert post(client, messages=messages).status_code in (200, 400)
+
+
+def test_a_call_is_forced_by_a_schema_with_references(client: TestClient) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/Leaf"}, "of": {"$ref": "#/$defs/Tree"}},
+        "required": ["x", "of"], "additionalProperties": False,
+        "$defs": {"Leaf": {"enum": ["p", "q"]},
+                  "Tree": {"type": "array", "items": {"$ref": "#/$defs/Leaf"}, "maxItems": 1}},
+    }  # fmt: skip
+    other = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+             for name, schema in (("other", other), ("leaves", parameters))]  # fmt: skip
+    choice = {"type": "function", "function": {"name": "leaves"}}
+    for wanted in (choice, "required"):
+        response = post(client, tools=tools, tool_choice=wanted, max_tokens=300)
+        assert response.status_code == 200, response.text
+        (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert call["function"]["name"] == "other" or arguments["x"] in ("p", "q")
+    assert call["function"]["name"] in ("other", "leaves")
+
+
+def test_a_call_cannot_be_wanted_of_no_tools(client: TestClient) -> None:
+    choice = {"type": "function", "function": {"name": "f"}}
+    for wanted in ("required", choice):
+        assert post(client, tool_choice=wanted).json()["error"]["param"] == "tool_choice"
+    assert post(client, tool_choice="auto").status_code == 200
+
+
+def test_hard_texts_come_whole() -> None:
+    """Also to those who read lines as Python's `str.splitlines` sees them."""
+    form = {"response_format": {"type": "regex", "pattern": f"({HARD}){{2}}"}, "max_tokens": 64}
+    body = ASK | form | {"stream": True, "logprobs": True, "return_sources": True}
+    with listening(api_of()) as address, httpx2.Client(timeout=600) as client:
+        whole = client.post(address + CHAT, json=body | {"stream": False}).json()["choices"][0]
+        response = client.post(address + CHAT, json=body)
+        with client.stream("POST", address + CHAT, json=body) as lines:
+            read = [line for line in lines.iter_lines() if line.startswith("data: {")]
+    assert whole["message"]["content"] == HARD * 2
+    chunks = events(response)
+    assert said(chunks) == HARD * 2
+    assert said([json.loads(line.removeprefix("data: ")) for line in read]) == HARD * 2
+    choices = [chunk["choices"][0] for chunk in chunks]
+    told = [token for choice in choices for token in choice["logprobs"]["content"]]
+    spelt = bytes(byte for token in told for byte in token["bytes"]).decode()
+    assert spelt == HARD * 2 + "</s>"
+    assert "".join(text for choice in choices for text, _ in choice["sources"]) == HARD * 2
+
+
+@pytest.mark.parametrize("stop", ["🦊", "\u2029\u200d", "👩🏽", "a🦊"])
+def test_stops_of_several_tokens_are_seen_in_streams(stop: str) -> None:
+    form = {"response_format": {"type": "regex", "pattern": HARD}, "max_tokens": 64, "stop": stop}
+    with client_of() as client:
+        for prediction in ({}, {"prediction": {"type": "content", "content": HARD}}):
+            chunks = events(client.post(CHAT, json=ASK | form | prediction | {"stream": True}))
+            assert said(chunks) == HARD.partition(stop)[0]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_keys_may_be_of_any_alphabet() -> None:
+    with client_of(api_of(keys=("schlüssel", "one"))) as client:
+        for key, status in (("schlüssel", 200), ("schlussel", 401), ("one", 200)):
+            header = b"Bearer " + key.encode()
+            response = client.get("/v1/models", headers=[(b"authorization", header)])
+            assert response.status_code == status
+
+
+def test_of_several_reasons_the_one_that_helps_is_told(client: TestClient) -> None:
+    assert "at most 16" in post(client, stop=["a"] * 17).json()["error"]["message"]
+    parts = [{"role": "user", "content": [{"text": "a"}]}]
+    assert "type: Field required" in post(client, messages=parts).json()["error"]["message"]
+    assert "valid string" in post(client, stop=5).json()["error"]["message"]
+
+
+def test_an_item_whose_type_is_null_is_a_message(client: TestClient) -> None:
+    def read(**more: Any) -> int:
+        body = {"input": [{"role": "user", "content": "a b c"} | more], "max_output_tokens": 1}
+        return int(client.post("/v1/responses", json=body).json()["usage"]["input_tokens"])
+
+    assert read(type=None) == read()
