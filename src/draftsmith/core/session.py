@@ -79,6 +79,8 @@ class Session:
         """What ended it, where that was no stop rule."""
         self.drafter_error: Exception | None = None
         """Why its drafter was put aside."""
+        self.waited = 0.0
+        """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
         self.sources: list[str] = []
         """Who guessed each new token."""
         self.logprobs: list[float] | None = None

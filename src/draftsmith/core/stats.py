@@ -75,7 +75,8 @@ class Stats:
     accepted: int = 0
     probes: int = 0
     drafter_failures: int = 0
-    """Times that the drafter failed: at the first it is put aside."""
+    """Times that the drafter failed: at the first it is put aside. One that had stalled in another
+    answer counts, too."""
     drafted_by_depth: list[int] = field(default_factory=list)
     """Entry d: attempts whose draft reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)

@@ -23,6 +23,7 @@ from typing import Any
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
+from draftsmith.errors import DraftsmithError
 from draftsmith.server.alternatives import Alternatives, Logprob
 from draftsmith.server.refusals import Refusal
 
@@ -158,6 +159,8 @@ class Worker:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Ticket] = []
         """Those of the thread."""
+        self._told: Exception | None = None
+        """Why a drafter was put aside, as the log has it already."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="draftsmith-worker", daemon=True)
@@ -314,6 +317,7 @@ class Worker:
             logprobs = () if seen is None else tuple(seen.take([piece.token for piece in pieces]))
             chunk = Chunk(ticket.index, pieces, logprobs)
             if job.done:
+                self._log_drafter(job)
                 chunk = Chunk(
                     ticket.index,
                     pieces,
@@ -327,6 +331,16 @@ class Worker:
         self._live = [ticket for ticket in self._live if not ticket.job.done]
         if chunks:
             self._tell(partial(self._hand_out, chunks))
+
+    def _log_drafter(self, job: Job) -> None:
+        """Say why a drafter was put aside; of one that stalled once, not by every answer."""
+        failed = job.session.drafter_error
+        if failed is not None and failed is not self._told:
+            self._told = failed
+            ours = isinstance(failed, DraftsmithError)  # others may name what was asked
+            told = {"drafter": str(job.session.drafter), "kind": type(failed).__name__}
+            why = {"why": str(failed)} if ours else {}
+            log.warning("a drafter was put aside", extra={"fields": told | why})
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None
