@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ import pytest
 from serving import api_of, client_of, engine, events, listening, rows, said, until
 
 import tiny
+from draftsmith.core import loop
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.engine.engine import Engine
@@ -29,6 +31,7 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.settings import Settings
 from draftsmith.server.worker import Call
 from draftsmith.testing import Scripted
+from draftsmith.text.grammar import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "ignore_eos": True}
@@ -265,6 +268,73 @@ def test_a_drafter_that_raises_is_put_aside() -> None:
         assert answer["choices"][0]["message"]["content"] == plain.text
         assert "draftsmith:drafter_failures_total" in client.get("/metrics").text
         assert 'drafter_failures_total{model_name="tiny"} 1.0' in client.get("/metrics").text
+
+
+def test_a_drafter_that_stalls_does_so_once(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, told = [0.0], [], []
+    monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(working.log, "warning", lambda what, extra: told.append((what, extra)))
+
+    def stalls(ctx: Context) -> Draft:
+        asked.append(len(ctx.ids))
+        clock[0] += 10.0
+        return gate(ctx)
+
+    api = api_of(engine(Scripted(stalls), budget=2))
+    body = ASK | {"max_tokens": 9, "return_stats": True}
+    plain = engine("none").generate(ASK["messages"], max_new_tokens=9, min_new_tokens=9)
+    with listening(api) as address, ThreadPoolExecutor(2) as threads:
+        going = [threads.submit(httpx2.post, address + CHAT, json=body, timeout=600)]
+        assert gate.stopped.wait(300)
+        assert httpx2.get(address + "/health").json() == {"status": "ok"}
+        going.append(threads.submit(httpx2.post, address + CHAT, json=body, timeout=600))
+        until(lambda: api.worker.open == 2)
+        gate.open.set()
+        answers = [one.result().json() for one in going]
+        figures = httpx2.get(address + "/metrics").text
+    assert len(asked) == 1
+    for answer in answers:
+        assert answer["choices"][0]["message"]["content"] == plain.text
+        assert answer["stats"]["drafter_failures"] == 1
+    assert 'draftsmith:stalled_drafters{model_name="tiny"} 1.0' in figures
+    assert 'drafter_failures_total{model_name="tiny"} 2.0' in figures
+    [(what, extra)] = told
+    assert what == "a drafter was put aside"
+    assert "drafting took 10.0 s" in extra["fields"]["why"]
+    assert any("not asked again" in n for n in api.engine.generate("the quick").notices)
+
+
+def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, ends = api_of(engine("none")), threading.Event()
+    grammars, usual = api.engine.model.grammars, api.settings
+    build = grammars._build
+
+    def slow(grammar: Grammar, end_ids: tuple[int, ...]) -> Any:
+        assert grammar.text != "explodes" or ends.wait(300)
+        return build(grammar, end_ids)
+
+    monkeypatch.setattr(grammars, "_build", slow)
+
+    def asked(pattern: str) -> httpx2.Response:
+        body = ASK | {"response_format": {"type": "regex", "pattern": pattern}, "max_tokens": 5}
+        return httpx2.post(address + CHAT, json=body, timeout=600)
+
+    body = ASK | {"stream": True, "max_tokens": 64}
+    with listening(api) as address, httpx2.stream("POST", address + CHAT, json=body) as stream:
+        try:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            api.settings = replace(usual, grammar_seconds=0.01)
+            refused = asked("explodes")
+            api.settings = usual
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "response_format"
+            assert "too long" in refused.json()["error"]["message"]
+            assert asked("[a-f]{3}").status_code == 200
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        finally:
+            ends.set()
+        until(lambda: idle(api))
 
 
 def test_a_model_in_training_refuses_and_recovers(gate: Gate) -> None:

@@ -56,7 +56,30 @@ class Api:
         self.metrics.watch(self.worker)
         self._preparing = ThreadPoolExecutor(1, "draftsmith-prompts")
         """So that long prompts take one core at most."""
-        self._compiling = ThreadPoolExecutor(1, "draftsmith-grammars")
+        self._compiling = ThreadPoolExecutor(4, "draftsmith-grammars")
+        """So that one which takes long holds up no other."""
+
+    def warm_up(self) -> None:
+        """Compile and load what answers need, by two short ones of which nothing is kept.
+
+        Else the first client waits for it. Raises what the model does.
+        """
+        log.info("warming up")
+        began, jobs = perf_counter(), [self._short()]
+        with suppress(OptionError):  # of a model that follows none: who asks for one is told why
+            schema = Grammar.json_schema({"enum": _TEXTS})
+            jobs.append(self._short(grammar=schema, prediction=_TEXTS[0]))
+        with partial_results(jobs):
+            for _ in self.engine.scheduler.drive(jobs):
+                pass
+        log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
+
+    def _short(self, **options: Any) -> Job:
+        """An answer that is too short to be kept, and that is not remembered."""
+        options |= {"max_new_tokens": 8, "min_new_tokens": 8, "budget": "drafter"}
+        job = self.engine.prepare(options).job([0, 1, 0, 1])
+        job.session.context.earlier = None
+        return job
 
     def close(self) -> None:
         """End the threads that prepare requests."""
