@@ -103,6 +103,9 @@ def test_the_command_serves_and_ends_on_a_signal(tmp_path: Path) -> None:
         assert served.process.wait(300) == 0
     assert answers.exists()
     logged = [json.loads(line) for line in served.lines if line.startswith("{")]
+    said = [line["event"] for line in logged]
+    running = next(n for n, event in enumerate(said) if "running on http" in event)
+    assert said.index("warming up") < said.index("warm") < running
     assert [line["event"] for line in logged].count("answered") == 2
     assert "rename" not in "".join(served.lines)
 
@@ -128,6 +131,27 @@ def test_what_to_install_is_told_where_something_is_missing(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert "pip install 'draftsmith[server]'" in fails(2, "serve", "-m", MODEL)
+
+
+def test_the_first_answer_waits_for_nothing_that_others_do_not() -> None:
+    """In a process of its own, where nothing is compiled or loaded yet."""
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
+        "from serving import api_of, engine\n"
+        "from draftsmith.compiled import COMPILED, compiling\n"
+        "from draftsmith.text.grammar import Grammar\n"
+        "made = engine('auto', answers=1_000_000)\n"
+        "api_of(made).warm_up()\n"
+        "before = compiling()\n"
+        "assert (before > 0) == COMPILED\n"
+        "assert not made.scheduler.prefixes and not made.answers.count\n"
+        "schema = Grammar.json_schema({'enum': ['the quick brown fox', 'the lazy dog']})\n"
+        "for more in ({}, {'prediction': 'the lazy dog'}, {'grammar': schema}):\n"
+        "    made.generate('the quick brown fox ' * 4, max_new_tokens=20, **more)\n"
+        "assert compiling() == before\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_draftsmith_needs_nothing_of_the_extra() -> None:

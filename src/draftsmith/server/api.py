@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,8 +18,8 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job
-from draftsmith.errors import PromptError
+from draftsmith.engine.jobs import Job, partial_results
+from draftsmith.errors import OptionError, PromptError
 from draftsmith.server.alternatives import Alternatives
 from draftsmith.server.answers import Answer, Choice, Event
 from draftsmith.server.keys import Keys
@@ -36,6 +37,9 @@ _INFILLING = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
 """Tokens before what precedes a gap, before what follows it, and before what fills it."""
+
+_TEXTS = ["this and no more", "or that"]
+"""What a grammar may ask for: it leaves a choice, then it forces tokens."""
 
 CLIENT_GONE = 499
 """The status of an answer that nobody waits for."""
