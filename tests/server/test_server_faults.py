@@ -194,6 +194,32 @@ def test_who_never_reads_is_cancelled() -> None:
     assert closed == [1]
 
 
+def test_who_stops_reading_is_paused_and_then_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a connection whose buffers are small, beside one who reads."""
+    monkeypatch.setattr(working, "MOST_WAITING", 4)
+    api = api_of(engine("none"), slow_reader=2.0, max_output=1900)
+    asked = {"stream": True, "max_tokens": 1900, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps(ASK | asked).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    with listening(api, buffered=4096) as address, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+        slow.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: len(api.worker._live) == 1)
+        (ticket,) = api.worker._live
+        until(lambda: ticket.job.paused)
+        other = httpx2.post(address + CHAT, json=ASK | {"max_tokens": 60}, timeout=600)
+        assert other.json()["usage"]["completion_tokens"] == 60
+        until(lambda: idle(api))
+        assert ticket.job.aborted
+        assert ticket.job.session.generated < 1900
+        got = b""
+        while data := slow.recv(1 << 16):
+            got += data
+        assert got.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" not in got
+
+
 def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
     api = api_of(gated(gate, max_batch=1), queue=3)
     with listening(api) as address, ThreadPoolExecutor(40) as threads:

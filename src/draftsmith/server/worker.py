@@ -178,6 +178,13 @@ class Worker:
         self.command(self._stop)
         await asyncio.to_thread(self._thread.join)
 
+    def leave(self, seconds: float) -> None:
+        """Wait so long for the pass that runs, if any does: it shall be the last."""
+        self._stopping = True
+        self.command(lambda: None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
     @property
     def alive(self) -> bool:
         """Whether anybody would be served."""
