@@ -544,8 +544,11 @@ def test_limits_of_prompt_and_answer_are_the_servers() -> None:
         answer = client.post(TEXT, json={"prompt": [5] * 20, "max_tokens": None}).json()
         assert answer["usage"]["completion_tokens"] <= 5
         assert client.post(TEXT, json={"prompt": [5], "max_tokens": 6}).status_code == 400
-        refused = client.post(TEXT, json={"prompt": [5], "max_tokens": 5, "drafter": "none"})
+        refused = client.post(TEXT, json={"prompt": [5], "max_tokens": 5, "drafter": "copyspec"})
         assert refused.json()["error"]["param"] == "drafter"
+        body = {"prompt": [5] * 20, "max_tokens": 5, "drafter": "none", "return_stats": True}
+        plain = client.post(TEXT, json=body)
+        assert plain.json()["stats"]["attempts"] == 0
 
 
 def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
-from draftsmith.core.stats import TARGET, Step
+from draftsmith.core.stats import TARGET, Step, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
 from draftsmith.errors import DrafterError, DrafterStalled
@@ -403,6 +403,8 @@ def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -
     """Tell statistics, budget and drafter what became of the draft."""
     session.stats.record(draft, verdict)
     session.trace(draft, verdict)
+    if session.drafts is not None:
+        session.drafts.append(guesses(draft, verdict))
     if len(draft):  # probes alone cost time, too
         session.budget.record(draft.depth, len(verdict.path), len(draft))
     session.sources += sources(draft, verdict)

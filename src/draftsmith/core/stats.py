@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import reduce
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.verify import Verdict
@@ -25,6 +25,22 @@ class Step:
     """Newly committed token ids."""
     sources: tuple[str, ...]
     """Who guessed each token: a drafter's name, or `TARGET`."""
+
+
+class Guess(NamedTuple):
+    """One node of a pass's draft, and what became of it."""
+
+    token: int
+    parent: int
+    """Its place in the same draft, -1: what was there before."""
+    source: str
+    accepted: bool
+
+
+def guesses(draft: Draft, verdict: Verdict) -> tuple[Guess, ...]:
+    """The nodes of a draft that could be accepted, and whether they were."""
+    nodes = zip(draft.tokens[: draft.size], draft.parents, draft.source, strict=False)
+    return tuple(Guess(*node, number in verdict.nodes) for number, node in enumerate(nodes))
 
 
 @dataclass(slots=True)

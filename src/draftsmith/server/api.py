@@ -136,6 +136,8 @@ class Api:
             prompts = body.prompt
         if body.suffix is not None:
             prompts = [self._gap(prompt, body.suffix) for prompt in prompts]
+        if body.best_of not in (None, body.n):
+            raise Refusal(400, "best_of must be n: this server drops no answer", param="best_of")
         grammar = grammar_of(body.response_format)
         choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
         answer = self._answer(
@@ -173,6 +175,7 @@ class Api:
             self.tokenizer,
             choices,
             sources=body.return_sources,
+            drafts=body.return_drafts,
             stats=body.return_stats,
             predicted=body.prediction is not None,
             **more,
@@ -195,7 +198,8 @@ class Api:
         None: no log-probabilities.
         """
         self.check_model(body.model)
-        if (body.drafter or body.budget is not None) and not self.settings.allow_drafters:
+        chosen = body.drafter not in (None, "none") or body.budget is not None
+        if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
         options = body.options(self.settings.max_output) | dict(more) | {"grammar": grammar}
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
@@ -208,6 +212,8 @@ class Api:
             prepare = partial(self._prepare, prompts, options, body.n)
             loop = asyncio.get_running_loop()
             jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
+            for job in jobs if body.return_drafts else ():
+                job.session.drafts = []
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
             await call.start(jobs, watching)
         except BaseException:

@@ -20,6 +20,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from draftsmith.core.stats import Guess
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
@@ -41,6 +42,8 @@ class Chunk:
     pieces: tuple[Piece, ...]
     logprobs: tuple[Logprob, ...]
     """Of each piece, where they were asked for."""
+    drafts: tuple[tuple[Guess, ...], ...] = ()
+    """What the pass drafted, where that was asked for."""
     result: GenerationResult | None = None
     """With the last one: the whole answer."""
     error: Exception | None = None
@@ -322,13 +325,17 @@ class Worker:
                 continue
             seen = ticket.alternatives
             logprobs = () if seen is None else tuple(seen.take([piece.token for piece in pieces]))
-            chunk = Chunk(ticket.index, pieces, logprobs)
+            drafts = tuple(job.session.drafts or ())
+            if drafts:
+                job.session.drafts = []
+            chunk = Chunk(ticket.index, pieces, logprobs, drafts)
             if job.done:
                 self._log_drafter(job)
                 chunk = Chunk(
                     ticket.index,
                     pieces,
                     logprobs,
+                    drafts,
                     job.result(),
                     job.session.error or error,
                     (job.admitted or now) - job.began,
