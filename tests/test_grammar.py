@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -359,3 +360,31 @@ def test_llguidance_is_imported_only_for_a_grammar() -> None:
         "Grammar.json_object(); assert 'llguidance' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_schema_whose_references_go_deep_ends_no_process() -> None:
+    """On the stack that threads have, llguidance ends the process from some hundred on."""
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent)]!r}\n"
+        "import tiny\n"
+        "from draftsmith.errors import OptionError\n"
+        "from draftsmith.text.grammar import Grammar, Grammars\n"
+        "grammars = Grammars(tiny.tokenizer(), len(tiny.tokenizer()))\n"
+        "for many in (1500, 20_000):\n"
+        "    defs = {f'd{n}': {'anyOf': [{'type': 'object', 'properties': {\n"
+        "            'a': {'$ref': f'#/$defs/d{n + 1}'}, 'b': {'$ref': f'#/$defs/d{n + 1}'}}},\n"
+        "            {'type': 'array', 'items': {'$ref': f'#/$defs/d{n + 1}'}}]}\n"
+        "        for n in range(many)} | {f'd{many}': {'type': 'string'}}\n"
+        "    schema = {'$defs': defs, '$ref': '#/$defs/d0'}\n"
+        "    try:\n"
+        "        grammars.compile(Grammar.json_schema(schema), [2])\n"
+        "        print('follows', many)\n"
+        "    except OptionError as error:\n"
+        "        print(error)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    assert found[0] == "follows 1500"
+    assert "it goes too deep" in found[1]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache, wraps
 from hashlib import sha256
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 try:
@@ -21,6 +22,9 @@ except ImportError:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPTIONS = {"nogil": True, "error_model": "numpy"}
+
+_TOOK: list[float] = []
+"""Seconds of every first call."""
 
 
 def compiled(function: Function) -> Function:
@@ -37,13 +41,27 @@ def compiled(function: Function) -> Function:
     @wraps(function)
     def call(*args: Any) -> Any:
         nonlocal made
+        known, begin = _versions(made), perf_counter()
         try:
-            return made(*args)
+            result = made(*args)
         except OSError:  # the cache's, before anything ran: a full disk shows when it is written
-            made = numba.njit(**OPTIONS)(function)
-            return made(*args)
+            made, known = numba.njit(**OPTIONS)(function), 0
+            result = made(*args)
+        if _versions(made) > known:
+            _TOOK.append(perf_counter() - begin)
+        return result
 
     return call  # type: ignore[return-value]
+
+
+def _versions(made: Any) -> int:
+    """For how many types of arguments a function was compiled."""
+    return len(getattr(made, "overloads", ()))
+
+
+def compiling() -> float:
+    """Seconds that this process has spent in compiling, or in loading what it had compiled."""
+    return sum(_TOOK)
 
 
 def inner(function: Function, **options: Any) -> Function:

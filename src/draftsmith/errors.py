@@ -8,6 +8,7 @@ DraftsmithError
 ├── WriteError (OSError)          a file cannot be written: no room, no permission, no folder
 ├── UnsupportedError              the model cannot do what was asked, and why
 ├── DrafterError                  a drafter broke its contract
+│   └── DrafterStalled            … took so long that nobody asks it again
 ├── TrainingError                 a training cannot go on: its loss is no number any more
 └── GenerationInterrupted         stopped half-way; `.partial` holds what was generated
 """
@@ -61,6 +62,10 @@ class UnsupportedError(DraftsmithError):
 
 class DrafterError(DraftsmithError):
     """A drafter broke its contract (see `draftsmith.testing.check_drafter`)."""
+
+
+class DrafterStalled(DrafterError):
+    """A drafter held up a pass for so long that it is not asked again."""
 
 
 class TrainingError(DraftsmithError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import draftsmith.testing
+from draftsmith.core import loop
 from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
@@ -17,7 +19,7 @@ from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation, merge
-from draftsmith.errors import DrafterError
+from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_distribution, decode, plain
 from scripted import oracle, random_trees
 
@@ -247,3 +249,112 @@ def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> Non
     assert seen == [2, 4]
     with pytest.raises(DrafterError, match="chances must be 4 probabilities"):
         replace(guess, chances=(0.5,)).check(11, 4)
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(ToyTarget):
+    """Whose passes take `seconds`."""
+
+    clock: Clock
+    seconds: float
+
+    def forward(self, *given: Any) -> Any:
+        self.clock.now += self.seconds
+        return super().forward(*given)
+
+
+@pytest.mark.parametrize(
+    ("drafting", "passing", "stalls"),
+    [(10.0, 0.01, True), (4.9, 0.0, False), (10.0, 0.7, False), (60.0, 7.0, False)],
+)
+def test_a_drafter_that_holds_up_a_pass_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, drafting: float, passing: float, stalls: bool
+) -> None:
+    """Ten seconds beside a pass that takes none; on a machine whose passes take long it may."""
+    clock, target, asked = Clock(), Slow(11), []
+    target.clock, target.seconds = clock, passing
+    monkeypatch.setattr(loop, "perf_counter", clock)
+    answer = plain(ToyTarget(11), [1], 9)
+
+    def stall(ctx: Context) -> Draft:
+        asked.append(len(ctx.ids))
+        clock.now += drafting
+        return Draft.chain(answer[len(ctx.ids) - 1 :][:1], "stalls")
+
+    if stalls:
+        with pytest.raises(DrafterStalled, match=r"drafting took 10\.0 s"):
+            decode(target, Scripted(stall), [1], 9)
+        assert asked == [1]
+        return
+    session = decode(target, Scripted(stall), [1], 9)
+    assert session.ids[1:] == answer
+    assert len(asked) == 4
+    assert session.stats.drafter_failures == 0
+
+
+def test_what_a_drafter_compiles_and_reads_is_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, target, compiled = Clock(), Slow(11), Clock()
+    target.clock, target.seconds = clock, 0.0
+    monkeypatch.setattr(loop, "perf_counter", clock)
+    monkeypatch.setattr(loop, "compiling", compiled)
+
+    def compiles(_ctx: Context) -> Draft:
+        clock.now += 30.0
+        compiled.now += 26.0
+        return EMPTY
+
+    assert decode(target, Scripted(compiles), [1], 4).stats.drafter_failures == 0
+
+    def reads(ctx: Context) -> Draft:
+        clock.now += 30.0 if len(ctx.ids) == ctx.prompt_length else 0.0
+        return EMPTY
+
+    session = Session(
+        [1, 2, 3], drafter=Scripted(reads), budget=FixedBudget(2), vocab_size=11, limit=3,
+        distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
+    )  # fmt: skip
+    start(session, target)
+    target.seconds = 26.0
+    step([session], target, take=[2])
+    target.seconds = 0.0
+    step([session], target)
+    assert session.waited == 30.0
+    assert session.drafter_error is None
+
+
+def test_one_that_waits_before_it_fails_is_not_asked_for_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, target, asked = Clock(), ToyTarget(11), []
+    monkeypatch.setattr(loop, "perf_counter", clock)
+
+    def times_out(ctx: Context) -> Draft:
+        asked.append(len(ctx.ids))
+        clock.now += 10.0
+        raise TimeoutError("nobody answers")
+
+    drafter = Scripted(times_out)
+    sessions = [
+        Session(
+            [1] * n, drafter=drafter, budget=FixedBudget(2), vocab_size=11, limit=3,
+            distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
+        )
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    for session in sessions:
+        start(session, target)
+    step(sessions, target)
+    assert asked == [1]
+    for session in sessions:
+        assert isinstance(session.drafter_error, DrafterStalled)
+        assert isinstance(session.drafter_error.__cause__, TimeoutError)
+        assert session.stats.drafter_failures == 1

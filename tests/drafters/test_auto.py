@@ -122,6 +122,19 @@ def twice(number: int) -> int:
     return 2 * number
 
 
+def test_what_compiling_took_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    before, call = compiled.compiling(), compiled.compiled(twice)
+    assert call(21) == 42
+    first = compiled.compiling()
+    assert (first > before) == compiled.COMPILED
+    call(21)
+    assert compiled.compiling() == first
+    call(2.5)
+    assert (compiled.compiling() > first) == compiled.COMPILED
+
+
 # --- contexts ------------------------------------------------------------------------------------
 
 

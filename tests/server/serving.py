@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -54,14 +55,17 @@ def client_of(api: Api | None = None) -> Iterator[TestClient]:
 
 
 @contextmanager
-def listening(api: Api) -> Iterator[str]:
-    """Serve from a thread; its address."""
+def listening(api: Api, buffered: int | None = None) -> Iterator[str]:
+    """Serve from a thread; its address. `buffered`: bytes that its connections may hold."""
     made = server(api)
     thread = threading.Thread(target=made.run)
     thread.start()
     try:
         until(lambda: made.started)
-        port = made.servers[0].sockets[0].getsockname()[1]
+        listener = made.servers[0].sockets[0]
+        if buffered is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffered)
+        port = listener.getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:
         made.should_exit = True

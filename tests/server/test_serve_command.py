@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import pytest
-from serving import MODEL, Served
+from serving import MODEL, Served, until
 
 from command import fails
 
@@ -36,8 +39,100 @@ def test_the_command_serves_and_ends_on_a_signal(tmp_path: Path) -> None:
         assert served.process.wait(300) == 0
     assert answers.exists()
     logged = [json.loads(line) for line in served.lines if line.startswith("{")]
+    said = [line["event"] for line in logged]
+    running = next(n for n, event in enumerate(said) if "running on http" in event)
+    assert said.index("warming up") < said.index("warm") < running
     assert [line["event"] for line in logged].count("answered") == 2
     assert "rename" not in "".join(served.lines)
+
+
+class Load:
+    """Clients that ask for long answers, one after the other."""
+
+    def __init__(self, served: Served, clients: int = 4) -> None:
+        self._url = served.address + "/v1/chat/completions"
+        self._threads = ThreadPoolExecutor(clients)
+        self._begun = [threading.Event() for _ in range(clients)]
+        self._ends = [self._threads.submit(self._ask, begun) for begun in self._begun]
+        for begun in self._begun:
+            assert begun.wait(300)
+
+    def _ask(self, begun: threading.Event) -> list[str] | httpx2.TransportError:
+        lines = list[str]()
+        body = ASK | {"stream": True, "max_tokens": 2000, "ignore_eos": True}
+        try:
+            with httpx2.stream("POST", self._url, json=body, timeout=300) as stream:
+                for line in stream.iter_lines():
+                    lines += [line] if line.startswith("data: ") else []
+                    begun.set()
+        except httpx2.TransportError as error:
+            return error
+        finally:
+            begun.set()
+        return lines
+
+    def ends(self) -> list[list[str] | httpx2.TransportError]:
+        """What each client was told, or what its connection died of."""
+        with self._threads:
+            return [end.result() for end in self._ends]
+
+
+def refuses(served: Served) -> bool:
+    """Whether nobody listens any more."""
+    try:
+        return httpx2.get(served.address + "/health", timeout=300).status_code == 503
+    except httpx2.TransportError:
+        return True
+
+
+@pytest.mark.parametrize("drain", ["600", "0"])
+def test_a_signal_ends_all_streams_properly(drain: str) -> None:
+    with Served("--drain", drain) as served:
+        load = Load(served)
+        served.process.send_signal(signal.SIGTERM)
+        for lines in load.ends():
+            assert isinstance(lines, list), lines
+            assert lines[-1] == "data: [DONE]"
+            last = json.loads(lines[-2].removeprefix("data: "))
+            if drain == "0" and "error" in last:
+                assert last["error"]["code"] == "unavailable"
+            else:
+                assert last["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(300) == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with Served("--drain", "3600", "--max-output", "100000") as served:
+        load = Load(served)
+        served.process.send_signal(signal.SIGTERM)
+        until(lambda: refuses(served))
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(300) == 0
+        load.ends()
+
+
+def test_what_is_killed_under_load_starts_again_where_it_was(tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    options = ("--answers", "1000000", "--answers-file", str(answers))
+    with Served(*options) as served:
+        chat, port = served.address + "/v1/chat/completions", served.address.rpartition(":")[2]
+        told = httpx2.post(chat, json=ASK, timeout=300).json()["choices"]
+        assert served.end() == 0
+    saved = answers.read_bytes()
+    options += ("--port", port)
+    with Served(*options) as served:
+        load = Load(served)
+        assert served.end(signal.SIGKILL) == -signal.SIGKILL
+        for end in load.ends():
+            assert isinstance(end, httpx2.TransportError)
+            assert not isinstance(end, httpx2.TimeoutException)
+    assert answers.read_bytes() == saved
+    assert os.listdir(tmp_path) == ["answers"]
+    with Served(*options) as again:
+        assert again.address.endswith(f":{port}")
+        assert httpx2.post(chat, json=ASK, timeout=300).json()["choices"] == told
+        assert again.end() == 0
+    assert len(answers.read_bytes()) > len(saved)
 
 
 @pytest.mark.slow
@@ -61,6 +156,27 @@ def test_what_to_install_is_told_where_something_is_missing(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     assert "pip install 'draftsmith[server]'" in fails(2, "serve", "-m", MODEL)
+
+
+def test_the_first_answer_waits_for_nothing_that_others_do_not() -> None:
+    """In a process of its own, where nothing is compiled or loaded yet."""
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
+        "from serving import api_of, engine\n"
+        "from draftsmith.compiled import COMPILED, compiling\n"
+        "from draftsmith.text.grammar import Grammar\n"
+        "made = engine('auto', answers=1_000_000)\n"
+        "api_of(made).warm_up()\n"
+        "before = compiling()\n"
+        "assert (before > 0) == COMPILED\n"
+        "assert not made.scheduler.prefixes and not made.answers.count\n"
+        "schema = Grammar.json_schema({'enum': ['the quick brown fox', 'the lazy dog']})\n"
+        "for more in ({}, {'prediction': 'the lazy dog'}, {'grammar': schema}):\n"
+        "    made.generate('the quick brown fox ' * 4, max_new_tokens=20, **more)\n"
+        "assert compiling() == before\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_draftsmith_needs_nothing_of_the_extra() -> None:

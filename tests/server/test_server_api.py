@@ -166,6 +166,10 @@ def test_logprobs_are_the_models_own(client: TestClient, drafter: str) -> None:
     ):
         assert logprob == pytest.approx(float(row[token]), abs=1e-5)
         assert list(top.values())[-1] == pytest.approx(float(row.max()), abs=1e-5)
+    text, ends = told["choices"][0]["text"], [*seen["text_offset"][1:], None]
+    assert seen["text_offset"][0] == 0
+    for token, start, end in zip(seen["tokens"], seen["text_offset"], ends, strict=True):
+        assert text[start:end].endswith(token) or token.startswith("bytes:")
     content = chat(client, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]["content"]
     assert len(content) == 12
     assert all(len(token["top_logprobs"]) == 2 for token in content)
@@ -183,6 +187,36 @@ def test_sources_and_figures_are_told_when_asked(client: TestClient) -> None:
     plain = complete(client)
     assert "stats" not in plain
     assert "sources" not in plain["choices"][0]
+
+
+def test_drafts_are_told_pass_by_pass_when_asked(client: TestClient) -> None:
+    asked = {"max_tokens": 40, "ignore_eos": True, "return_drafts": True, "return_sources": True,
+             "drafter": "auto", "budget": 8}  # fmt: skip
+    told = complete(client, return_stats=True, **asked)
+    [choice], stats = told["choices"], told["stats"]
+    assert len(choice["drafts"]) == stats["passes"]
+    guesses = [guess for drafted in choice["drafts"] for guess in drafted]
+    assert len(guesses) == stats["drafted"]
+    assert sum(right for *_, right in guesses) == stats["accepted"] > 0
+    for drafted in choice["drafts"]:
+        assert all(-1 <= parent < number for number, (_, parent, _, _) in enumerate(drafted))
+        accepted = [number for number, (*_, right) in enumerate(drafted) if right]
+        assert [drafted[number][1] for number in accepted] == [-1, *accepted][: len(accepted)]
+    accepted = [source for _, _, source, right in guesses if right]
+    assert accepted == [source for _, source in choice["sources"] if source != "target"]
+    assert all(text for text, *_ in guesses)
+    streamed = events(client.post("/v1/completions", json=TEXT | asked | {"stream": True}))
+    parts = [part for chunk in streamed for part in chunk["choices"]]
+    assert [drafted for part in parts for drafted in part["drafts"]] == choice["drafts"]
+    assert all(len(part["drafts"]) == 1 for part in parts)
+    asked |= {"stream": True, "logprobs": 0}
+    streamed = events(client.post("/v1/completions", json=TEXT | asked))
+    starts = [
+        start for chunk in streamed for start in chunk["choices"][0]["logprobs"]["text_offset"]
+    ]
+    lengths = [len(text) for text, _ in choice["sources"]]
+    assert starts == [sum(lengths[:number]) for number in range(40)]
+    assert "drafts" not in complete(client)["choices"][0]
 
 
 def test_a_prediction_is_drafted_from_and_counted(client: TestClient) -> None:
@@ -241,6 +275,8 @@ def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> N
     assert refused(client, 400, logit_bias={"x": 1})["param"] == "logit_bias"
     assert "gap" in refused(client, 400, suffix="end")["message"]
     assert "echo" in refused(client, 400, echo=True)["message"]
+    assert refused(client, 400, n=2, best_of=3)["param"] == "best_of"
+    assert len(complete(client, echo=False, best_of=2, n=2)["choices"]) == 2
     assert "drafter" in refused(client, 400, drafter="nobody")["message"]
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     response = client.post("/v1/chat/completions", json={"messages": picture})

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -16,6 +17,7 @@ import pytest
 from serving import api_of, client_of, engine, events, idle, listening, until
 
 import tiny
+from draftsmith.core import loop
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.engine.engine import Engine
@@ -28,6 +30,7 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.settings import Settings
 from draftsmith.server.worker import Call
 from draftsmith.testing import Scripted
+from draftsmith.text.grammar import Grammar
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "ignore_eos": True}
@@ -129,6 +132,32 @@ def test_who_never_reads_is_cancelled() -> None:
     assert closed == [1]
 
 
+def test_who_stops_reading_is_paused_and_then_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a connection whose buffers are small, beside one who reads."""
+    monkeypatch.setattr(working, "MOST_WAITING", 4)
+    api = api_of(engine("none"), slow_reader=2.0, max_output=1900)
+    asked = {"stream": True, "max_tokens": 1900, "logprobs": True, "top_logprobs": 20}
+    body = json.dumps(ASK | asked).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    with listening(api, buffered=4096) as address, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+        slow.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        until(lambda: len(api.worker._live) == 1)
+        (ticket,) = api.worker._live
+        until(lambda: ticket.job.paused)
+        other = httpx2.post(address + CHAT, json=ASK | {"max_tokens": 60}, timeout=600)
+        assert other.json()["usage"]["completion_tokens"] == 60
+        until(lambda: idle(api))
+        assert ticket.job.aborted
+        assert ticket.job.session.generated < 1900
+        got = b""
+        while data := slow.recv(1 << 16):
+            got += data
+        assert got.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" not in got
+
+
 def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
     api = api_of(gated(gate, max_batch=1), queue=3)
     with listening(api) as address, ThreadPoolExecutor(40) as threads:
@@ -203,6 +232,73 @@ def test_a_drafter_that_raises_is_put_aside() -> None:
         assert answer["choices"][0]["message"]["content"] == plain.text
         assert "draftsmith:drafter_failures_total" in client.get("/metrics").text
         assert 'drafter_failures_total{model_name="tiny"} 1.0' in client.get("/metrics").text
+
+
+def test_a_drafter_that_stalls_does_so_once(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, told = [0.0], [], []
+    monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(working.log, "warning", lambda what, extra: told.append((what, extra)))
+
+    def stalls(ctx: Context) -> Draft:
+        asked.append(len(ctx.ids))
+        clock[0] += 10.0
+        return gate(ctx)
+
+    api = api_of(engine(Scripted(stalls), budget=2))
+    body = ASK | {"max_tokens": 9, "return_stats": True}
+    plain = engine("none").generate(ASK["messages"], max_new_tokens=9, min_new_tokens=9)
+    with listening(api) as address, ThreadPoolExecutor(2) as threads:
+        going = [threads.submit(httpx2.post, address + CHAT, json=body, timeout=600)]
+        assert gate.stopped.wait(300)
+        assert httpx2.get(address + "/health").json() == {"status": "ok"}
+        going.append(threads.submit(httpx2.post, address + CHAT, json=body, timeout=600))
+        until(lambda: api.worker.open == 2)
+        gate.open.set()
+        answers = [one.result().json() for one in going]
+        figures = httpx2.get(address + "/metrics").text
+    assert len(asked) == 1
+    for answer in answers:
+        assert answer["choices"][0]["message"]["content"] == plain.text
+        assert answer["stats"]["drafter_failures"] == 1
+    assert 'draftsmith:stalled_drafters{model_name="tiny"} 1.0' in figures
+    assert 'drafter_failures_total{model_name="tiny"} 2.0' in figures
+    [(what, extra)] = told
+    assert what == "a drafter was put aside"
+    assert "drafting took 10.0 s" in extra["fields"]["why"]
+    assert any("not asked again" in n for n in api.engine.generate("the quick").notices)
+
+
+def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, ends = api_of(engine("none")), threading.Event()
+    grammars, usual = api.engine.model.grammars, api.settings
+    build = grammars._build
+
+    def slow(grammar: Grammar, end_ids: tuple[int, ...]) -> Any:
+        assert grammar.text != "explodes" or ends.wait(300)
+        return build(grammar, end_ids)
+
+    monkeypatch.setattr(grammars, "_build", slow)
+
+    def asked(pattern: str) -> httpx2.Response:
+        body = ASK | {"response_format": {"type": "regex", "pattern": pattern}, "max_tokens": 5}
+        return httpx2.post(address + CHAT, json=body, timeout=600)
+
+    body = ASK | {"stream": True, "max_tokens": 64}
+    with listening(api) as address, httpx2.stream("POST", address + CHAT, json=body) as stream:
+        try:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            api.settings = replace(usual, grammar_seconds=0.01)
+            refused = asked("explodes")
+            api.settings = usual
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "response_format"
+            assert "too long" in refused.json()["error"]["message"]
+            assert asked("[a-f]{3}").status_code == 200
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        finally:
+            ends.set()
+        until(lambda: idle(api))
 
 
 def test_a_model_in_training_refuses_and_recovers(gate: Gate) -> None:
@@ -386,8 +482,11 @@ def test_limits_of_prompt_and_answer_are_the_servers() -> None:
         answer = client.post(TEXT, json={"prompt": [5] * 20, "max_tokens": None}).json()
         assert answer["usage"]["completion_tokens"] <= 5
         assert client.post(TEXT, json={"prompt": [5], "max_tokens": 6}).status_code == 400
-        refused = client.post(TEXT, json={"prompt": [5], "max_tokens": 5, "drafter": "none"})
+        refused = client.post(TEXT, json={"prompt": [5], "max_tokens": 5, "drafter": "copyspec"})
         assert refused.json()["error"]["param"] == "drafter"
+        body = {"prompt": [5] * 20, "max_tokens": 5, "drafter": "none", "return_stats": True}
+        plain = client.post(TEXT, json=body)
+        assert plain.json()["stats"]["attempts"] == 0
 
 
 def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -89,7 +89,8 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900,
                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+        taken = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(taken["data"]))
 
     def close(self) -> None:
         """End the browser."""
@@ -119,8 +120,11 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
 
     def knows(ctx: Context) -> Draft:
         new = len(ctx.ids) - ctx.prompt_length
-        right = plain.tokens[new : new + 2] if new % 2 else [5]
-        return Draft.chain(right[: ctx.budget], ("first", "second")[new % 3 == 0])
+        source, right = ("first", "second")[new % 3 == 0], plain.tokens[new : new + 2]
+        if not new % 2 or len(right) < 2:
+            return Draft.chain([5], source)
+        tokens = ((right[0] + 1) % ctx.vocab_size, *right)
+        return Draft(tokens, (-1, -1, 1), (source,) * 3)
 
     made = engine(Scripted(knows), budget=3)
     expected = made.generate(messages, max_new_tokens=30)
@@ -133,14 +137,14 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
             page.call("Input.insertText", text=text)
             page.run(f"at('tokens').value = 30; at('prediction').value = {text!r}; 1")
             page.key("Enter", 13, modifiers=2)
-            until(lambda: page.run("!at('send').disabled && passes.length > 0"))
+            until(lambda: page.run("!at('send').disabled && run.passes.length > 0"))
             assert page.run("at('error').textContent") == ""
             assert page.run("at('answer').textContent") == expected.text
-            sources = page.run("passes.flat().map((token) => token[1])")
+            sources = page.run("tokens(run).map((token) => token[1])")
             assert sources == expected.sources
             shown = page.run("[...at('answer').children].map((made) => made.dataset.source)")
             assert shown == expected.sources
-            assert page.run("passes.length") == expected.stats.passes
+            assert page.run("run.passes.length") == expected.stats.passes
             assert f"{len(expected.tokens)} tokens in" in page.run("at('figures').textContent")
             depths = page.run("at('depths').children.length")
             assert depths == len(expected.stats.drafted_by_depth)
@@ -149,7 +153,28 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
                 page.key("ArrowLeft", 37)
             assert page.run("+at('pass').value") == expected.stats.passes - 3
             left = page.run("at('answer').children.length")
-            assert left == page.run("passes.slice(0, -3).flat().length")
+            assert left == page.run("tokens({passes: run.passes.slice(0, -3)}).length")
+            for number in range(expected.stats.passes, 0, -1):
+                page.run(f"at('pass').value = {number}; show(); 1")
+                guesses = page.run(f"run.passes[{number - 1}].guesses")
+                marks = page.run("[...at('tree').querySelectorAll('mark')].map((m) => m.className)")
+                assert marks == ["right" if right else "wrong" for *_, right in guesses]
+                kept = page.run(f"run.passes[{number - 1}].tokens")
+                accepted = [source for _, _, source, right in guesses if right]
+                assert accepted == [source for _, source in kept if source != "target"]
+                below = page.run("at('tree').querySelectorAll('.beside .beside mark').length")
+                assert below == sum(parent >= 0 for _, parent, _, _ in guesses)
+            assert page.run("run.passes.some(({guesses}) => guesses.length === 3)")
+            page.run("at('compare').click(); 1")
+            until(lambda: page.run("!at('send').disabled && plain.stats !== null"))
+            said = page.run("at('versus').textContent")
+            assert said.startswith("Plain decoding: ")
+            assert said.endswith("The same answer.")
+            assert page.run("tokens(plain).every((token) => token[1] === 'target')")
+            assert page.run("run.passes.length") == expected.stats.passes
+            widest = "run.passes.findLastIndex(({guesses}) => guesses.length > 2)"
+            page.run(f"at('pass').value = 1 + {widest}; show(); 1")
+            until(lambda: "0 waiting" in page.run("at('load').textContent"))
             for width in (390, 820, 1280):
                 for dark in (False, True):
                     name = f"page-{width}-{'dark' if dark else 'light'}.png"

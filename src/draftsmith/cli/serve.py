@@ -74,6 +74,9 @@ def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> 
     say_notices(made)
     name = settings.name or short(model.model or resolve(None))
     try:
-        listening(Api(made, settings, keys, name)).run()
+        api = Api(made, settings, keys, name)
+        listener = listening(api)
+        api.warm_up()
+        listener.run()
     finally:
         made.close()

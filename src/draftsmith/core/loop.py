@@ -17,17 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftsmith.compiled import compiling
 from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import Session
-from draftsmith.core.stats import TARGET, Step
+from draftsmith.core.stats import TARGET, Step, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
-from draftsmith.errors import DrafterError
+from draftsmith.errors import DrafterError, DrafterStalled
 
 LEAST_CHUNK = 16
 """Prompt tokens below which a chunk is not halved any more."""
+
+LONGEST_DRAFT = 5.0
+"""Seconds that drafting for a pass may take in any case."""
+DRAFT_PASSES = 8
+"""Passes of the target that it may take beside these: a draft model makes several of its own."""
 
 _OVERFLOW = RowOutput(torch.empty((0, 0)), finite=False)
 
@@ -100,6 +106,7 @@ def step(
             seconds.target += (passed - drafted) / len(sessions)
             seconds.verify += judging / len(sessions)
         session.book()
+    give_up(decoding, passed - drafted)
     return [
         Step(tuple(s.ids[s.prompt_length + n :]), tuple(s.sources[n:]))
         for s, n in zip(sessions, before, strict=True)
@@ -155,7 +162,7 @@ def propose(
     tokens = cached(decoding)
     for session, width in zip(decoding, share(able, tokens), strict=True):
         context = session.context
-        context.budget = width
+        context.budget, session.waited = width, 0.0
         if context.cost is not None:
             context.cost = context.cost.at(len(decoding), tokens)
         if session.needs.taps and width:  # some are computed only when asked for
@@ -167,7 +174,11 @@ def propose(
             groups.setdefault(id(session.drafter), []).append(session)
     drafts: dict[Session, Draft] = {}
     for members in groups.values():
+        begin = perf_counter() - compiling()
         drafts |= ask(members[0].drafter, members, target)
+        took = perf_counter() - compiling() - begin
+        for session in members:
+            session.waited = took
     trim(drafts, len(decoding))
     return [drafts.get(session, EMPTY) for session in sessions]
 
@@ -196,15 +207,17 @@ def trim(drafts: dict[Session, Draft], rows: int) -> None:
 
 def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> dict[Session, Draft]:
     """One drafter's drafts. Where it fails it is asked for each alone; who fails again goes on
-    plainly."""
+    plainly. One that has taken long by then is not asked again."""
+    begin = perf_counter()
     states = [session.state for session in members if session.state is not None]
     try:
         made = drafter.draft(states, [session.context for session in members])
         if len(made) != len(members):
             raise DrafterError(f"{drafter} made {len(made)} drafts for {len(members)} sequences")
     except Exception as error:
-        if len(members) == 1:
-            members[0].put_aside(error)
+        if len(members) == 1 or perf_counter() - begin > LONGEST_DRAFT:
+            for session in members:
+                session.put_aside(error)
             return {}
         return {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
     drafts = {}
@@ -214,6 +227,26 @@ def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> di
         except Exception as error:
             session.put_aside(error)
     return drafts
+
+
+def give_up(decoding: Sequence[Session], seconds: float) -> None:
+    """Put drafters aside that held up a pass, which itself took so many `seconds`.
+
+    It is not counted what they compiled, nor as long as it took to read their prompts: a draft
+    model reads them, too. So none is judged by how fast the machine is.
+    """
+    slow = [session for session in decoding if session.waited > LONGEST_DRAFT]
+    for session in slow:
+        read = sum(s.stats.seconds.prefill for s in slow if s.drafter is session.drafter)
+        if session.waited > LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
+            error = DrafterStalled(
+                f"drafting took {session.waited:.1f} s beside a pass of {seconds:.3f} s; "
+                "it is not asked again"
+            )
+            error.__cause__ = session.drafter_error
+            if session.drafter_error is None:
+                session.put_aside(error)
+            session.drafter_error = error
 
 
 def fit(draft: Draft, session: Session, target: Target[Any]) -> Draft:
@@ -376,6 +409,8 @@ def learn(session: Session, draft: Draft, output: RowOutput, verdict: Verdict) -
     """Tell statistics, budget and drafter what became of the draft."""
     session.stats.record(draft, verdict)
     session.trace(draft, verdict)
+    if session.drafts is not None:
+        session.drafts.append(guesses(draft, verdict))
     if len(draft):  # probes alone cost time, too
         session.budget.record(draft.depth, len(verdict.path), len(draft))
     session.sources += sources(draft, verdict)

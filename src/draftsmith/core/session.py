@@ -12,7 +12,7 @@ from draftsmith.core.budget import Budget, FixedBudget, OpenBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingParams, TorchSampler
-from draftsmith.core.stats import TARGET, Stats
+from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
 from draftsmith.errors import OptionError, UnsupportedError
@@ -79,8 +79,12 @@ class Session:
         """What ended it, where that was no stop rule."""
         self.drafter_error: Exception | None = None
         """Why its drafter was put aside."""
+        self.waited = 0.0
+        """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
         self.sources: list[str] = []
         """Who guessed each new token."""
+        self.drafts: list[tuple[Guess, ...]] | None = None
+        """What passes drafted, for somebody who takes it; None: nobody does."""
         self.logprobs: list[float] | None = None
         self.origins: dict[int, int] = {}
         """Position in `ids` of an accepted copy → the position it was copied from."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import reduce
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.verify import Verdict
@@ -25,6 +25,22 @@ class Step:
     """Newly committed token ids."""
     sources: tuple[str, ...]
     """Who guessed each token: a drafter's name, or `TARGET`."""
+
+
+class Guess(NamedTuple):
+    """One node of a pass's draft, and what became of it."""
+
+    token: int
+    parent: int
+    """Its place in the same draft, -1: what was there before."""
+    source: str
+    accepted: bool
+
+
+def guesses(draft: Draft, verdict: Verdict) -> tuple[Guess, ...]:
+    """The nodes of a draft that could be accepted, and whether they were."""
+    nodes = zip(draft.tokens[: draft.size], draft.parents, draft.source, strict=False)
+    return tuple(Guess(*node, number in verdict.nodes) for number, node in enumerate(nodes))
 
 
 @dataclass(slots=True)
@@ -75,7 +91,8 @@ class Stats:
     accepted: int = 0
     probes: int = 0
     drafter_failures: int = 0
-    """Times that the drafter failed: at the first it is put aside."""
+    """Times that the drafter failed: at the first it is put aside. One that had stalled in another
+    answer counts, too."""
     drafted_by_depth: list[int] = field(default_factory=list)
     """Entry d: attempts whose draft reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)

@@ -7,9 +7,10 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from draftsmith.core.stats import total
+from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob, token_bytes
 from draftsmith.server.refusals import Refusal
@@ -38,6 +39,10 @@ class Delta:
     logprobs: tuple[Logprob, ...]
     sources: list[list[str]]
     """Text and who guessed it, token by token."""
+    drafts: tuple[tuple[Guess, ...], ...]
+    """By pass."""
+    offsets: list[int]
+    """Where each token begins in the whole text."""
 
 
 @dataclass(slots=True)
@@ -49,6 +54,10 @@ class Choice:
     calls: list[Call] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     sources: list[list[str]] = field(default_factory=list)
+    drafts: list[tuple[Guess, ...]] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    length: int = 0
+    """Characters of all tokens so far."""
     result: GenerationResult | None = None
 
     def take(self, chunk: Chunk) -> Delta:
@@ -57,11 +66,16 @@ class Choice:
         if chunk.result is not None:
             rest, more = self.reader.end()
             text, calls, self.result = text + rest, calls + more, chunk.result
-        delta = Delta(text, calls, chunk.logprobs, [[p.text, p.source] for p in chunk.pieces])
+        sources = [[piece.text, piece.source] for piece in chunk.pieces]
+        ends = list(accumulate((len(piece.text) for piece in chunk.pieces), initial=self.length))
+        self.length = ends[-1]
+        delta = Delta(text, calls, chunk.logprobs, sources, chunk.drafts, ends[:-1])
         self.text += text
         self.calls += calls
         self.logprobs += delta.logprobs
         self.sources += delta.sources
+        self.drafts += delta.drafts
+        self.offsets += delta.offsets
         return delta
 
     @property
@@ -85,6 +99,7 @@ class Answer:
     logprobs: bool = False
     """Whether they were asked for."""
     sources: bool = False
+    drafts: bool = False
     stats: bool = False
     predicted: bool = False
     """Whether a prediction was sent."""
@@ -166,7 +181,7 @@ class Answer:
             told["delta"] = said
         else:
             told["text"] = delta.text
-        return told | self._extras(delta.logprobs, delta.sources)
+        return told | self._extras(delta)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         told: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason}
@@ -179,15 +194,26 @@ class Answer:
             told["message"] = said
         else:
             told["text"] = choice.text
-        return told | self._extras(choice.logprobs, choice.sources)
+        return told | self._extras(choice)
 
-    def _extras(self, logprobs: Sequence[Logprob], sources: list[list[str]]) -> dict[str, Any]:
+    def _extras(self, said: Delta | Choice) -> dict[str, Any]:
         """What is told beside the text, where it was asked for."""
         told: dict[str, Any] = {}
         if self.logprobs:
-            write = self._chat_logprobs if self.chat else self._text_logprobs
-            told["logprobs"] = write(logprobs)
-        return told | ({"sources": sources} if self.sources else {})
+            told["logprobs"] = (
+                self._chat_logprobs(said.logprobs)
+                if self.chat
+                else self._text_logprobs(said.logprobs) | {"text_offset": said.offsets}
+            )
+        if self.sources:
+            told["sources"] = said.sources
+        if self.drafts:
+            told["drafts"] = [[self._guess(guess) for guess in drafted] for drafted in said.drafts]
+        return told
+
+    def _guess(self, guess: Guess) -> list[Any]:
+        text = token_bytes(self.tokenizer, guess.token).decode(errors="replace")
+        return [text, *guess[1:]]
 
     def _chat_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         def one(token: int, logprob: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -17,8 +18,8 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job
-from draftsmith.errors import PromptError
+from draftsmith.engine.jobs import Job, partial_results
+from draftsmith.errors import OptionError, PromptError
 from draftsmith.server.alternatives import Alternatives
 from draftsmith.server.answers import Answer, Choice, Event
 from draftsmith.server.keys import Keys
@@ -36,6 +37,9 @@ _INFILLING = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
 """Tokens before what precedes a gap, before what follows it, and before what fills it."""
+
+_TEXTS = ["this and no more", "or that"]
+"""What a grammar may ask for: it leaves a choice, then it forces tokens."""
 
 CLIENT_GONE = 499
 """The status of an answer that nobody waits for."""
@@ -56,7 +60,30 @@ class Api:
         self.metrics.watch(self.worker)
         self._preparing = ThreadPoolExecutor(1, "draftsmith-prompts")
         """So that long prompts take one core at most."""
-        self._compiling = ThreadPoolExecutor(1, "draftsmith-grammars")
+        self._compiling = ThreadPoolExecutor(4, "draftsmith-grammars")
+        """So that one which takes long holds up no other."""
+
+    def warm_up(self) -> None:
+        """Compile and load what answers need, by two short ones of which nothing is kept.
+
+        Else the first client waits for it. Raises what the model does.
+        """
+        log.info("warming up")
+        began, jobs = perf_counter(), [self._short()]
+        with suppress(OptionError):  # of a model that follows none: who asks for one is told why
+            schema = Grammar.json_schema({"enum": _TEXTS})
+            jobs.append(self._short(grammar=schema, prediction=_TEXTS[0]))
+        with partial_results(jobs):
+            for _ in self.engine.scheduler.drive(jobs):
+                pass
+        log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
+
+    def _short(self, **options: Any) -> Job:
+        """An answer that is too short to be kept, and that is not remembered."""
+        options |= {"max_new_tokens": 8, "min_new_tokens": 8, "budget": "drafter"}
+        job = self.engine.prepare(options).job([0, 1, 0, 1])
+        job.session.context.earlier = None
+        return job
 
     def close(self) -> None:
         """End the threads that prepare requests."""
@@ -111,6 +138,8 @@ class Api:
             prompts = body.prompt
         if body.suffix is not None:
             prompts = [self._gap(prompt, body.suffix) for prompt in prompts]
+        if body.best_of not in (None, body.n):
+            raise Refusal(400, "best_of must be n: this server drops no answer", param="best_of")
         grammar = grammar_of(body.response_format)
         choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
         answer = self._answer(
@@ -148,6 +177,7 @@ class Api:
             self.tokenizer,
             choices,
             sources=body.return_sources,
+            drafts=body.return_drafts,
             stats=body.return_stats,
             predicted=body.prediction is not None,
             **more,
@@ -170,7 +200,8 @@ class Api:
         None: no log-probabilities.
         """
         self.check_model(body.model)
-        if (body.drafter or body.budget is not None) and not self.settings.allow_drafters:
+        chosen = body.drafter not in (None, "none") or body.budget is not None
+        if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
         options = body.options(self.settings.max_output) | dict(more) | {"grammar": grammar}
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
@@ -183,6 +214,8 @@ class Api:
             prepare = partial(self._prepare, prompts, options, body.n)
             loop = asyncio.get_running_loop()
             jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
+            for job in jobs if body.return_drafts else ():
+                job.session.drafts = []
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
             await call.start(jobs, watching)
         except BaseException:

@@ -58,6 +58,10 @@ class Draining(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    def run(self, sockets: Any = None) -> None:
+        super().run(sockets)
+        self._api.worker.leave(_LAST)  # a second signal has skipped the end of the application
+
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
         # Not uvicorn's own, which lets the signal end the process before anything can be saved.
         self.force_exit, self.should_exit = self.should_exit, True
@@ -67,7 +71,8 @@ class Draining(uvicorn.Server):
     def _drain(self) -> None:
         worker = self._api.worker
         worker.draining = True
-        asyncio.get_running_loop().call_later(self._api.settings.drain, worker.end_all)
+        seconds = 0.0 if self.force_exit else self._api.settings.drain
+        asyncio.get_running_loop().call_later(seconds, worker.end_all)
 
 
 def server(api: Api) -> Draining:

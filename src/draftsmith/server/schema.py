@@ -183,6 +183,7 @@ class Sampling(Body):
     drafter: str | None = None
     budget: int | Literal["auto", "drafter"] | None = None
     return_sources: bool = False
+    return_drafts: bool = False
     return_stats: bool = False
 
     @property
@@ -235,6 +236,8 @@ class CompletionRequest(Sampling):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
+    echo: Literal[False] | None = None
+    best_of: int | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     response_format: dict[str, Any] | None = None

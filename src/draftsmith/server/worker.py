@@ -20,9 +20,11 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from draftsmith.core.stats import Guess
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
+from draftsmith.errors import DraftsmithError
 from draftsmith.server.alternatives import Alternatives, Logprob
 from draftsmith.server.refusals import Refusal
 
@@ -40,6 +42,8 @@ class Chunk:
     pieces: tuple[Piece, ...]
     logprobs: tuple[Logprob, ...]
     """Of each piece, where they were asked for."""
+    drafts: tuple[tuple[Guess, ...], ...] = ()
+    """What the pass drafted, where that was asked for."""
     result: GenerationResult | None = None
     """With the last one: the whole answer."""
     error: Exception | None = None
@@ -158,6 +162,8 @@ class Worker:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Ticket] = []
         """Those of the thread."""
+        self._told: Exception | None = None
+        """Why a drafter was put aside, as the log has it already."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="draftsmith-worker", daemon=True)
@@ -174,6 +180,13 @@ class Worker:
         self.end_all()
         self.command(self._stop)
         await asyncio.to_thread(self._thread.join)
+
+    def leave(self, seconds: float) -> None:
+        """Wait so long for the pass that runs, if any does: it shall be the last."""
+        self._stopping = True
+        self.command(lambda: None)
+        if self._thread.is_alive():
+            self._thread.join(seconds)
 
     @property
     def alive(self) -> bool:
@@ -312,12 +325,17 @@ class Worker:
                 continue
             seen = ticket.alternatives
             logprobs = () if seen is None else tuple(seen.take([piece.token for piece in pieces]))
-            chunk = Chunk(ticket.index, pieces, logprobs)
+            drafts = tuple(job.session.drafts or ())
+            if drafts:
+                job.session.drafts = []
+            chunk = Chunk(ticket.index, pieces, logprobs, drafts)
             if job.done:
+                self._log_drafter(job)
                 chunk = Chunk(
                     ticket.index,
                     pieces,
                     logprobs,
+                    drafts,
                     job.result(),
                     job.session.error or error,
                     (job.admitted or now) - job.began,
@@ -327,6 +345,16 @@ class Worker:
         self._live = [ticket for ticket in self._live if not ticket.job.done]
         if chunks:
             self._tell(partial(self._hand_out, chunks))
+
+    def _log_drafter(self, job: Job) -> None:
+        """Say why a drafter was put aside; of one that stalled once, not by every answer."""
+        failed = job.session.drafter_error
+        if failed is not None and failed is not self._told:
+            self._told = failed
+            ours = isinstance(failed, DraftsmithError)  # others may name what was asked
+            told = {"drafter": str(job.session.drafter), "kind": type(failed).__name__}
+            why = {"why": str(failed)} if ours else {}
+            log.warning("a drafter was put aside", extra={"fields": told | why})
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +26,11 @@ KEPT = 64
 """Compiled grammars that a model keeps, the latest."""
 FEW = 64
 """Tokens that are few enough to be drafted because nothing else may come."""
+DEEPEST = 20_000
+"""Levels of a schema, references followed, that are read: llguidance calls itself for each."""
+STACK = 512 << 20
+"""Bytes of address space for that: those that threads have end the process at some hundred."""
+_MAKING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Grammars:
                 "json_object, regex or lark"
             )
         ends = tuple(i for i in end_ids if i < self.vocab_size)
-        found = self._compiled.pop((grammar, ends), None) or self._build(grammar, ends)
+        found = self._compiled.pop((grammar, ends), None) or deeply(self._build, grammar, ends)
         self._compiled[grammar, ends] = found
         for oldest in list(self._compiled)[:-KEPT]:
             self._compiled.pop(oldest, None)
@@ -108,6 +116,8 @@ class Grammars:
                     f"a grammar needs a fast tokenizer that llguidance can read: {error}"
                 ) from error
         matcher = library.LLMatcher
+        if grammar.kind == "JSON schema" and levels(grammar.text) > DEEPEST:
+            raise _refusal(grammar, "it goes too deep")
         try:
             if grammar.kind == "JSON schema":
                 made = matcher.grammar_from_json_schema(
@@ -222,6 +232,26 @@ class Scout:
         certain = self.matcher.compute_ff_bytes()
         spelt = self.compiled.tokenizer.decode_bytes
         return forced, [i for i in few if certain.startswith(spelt([i]))] or few
+
+
+def levels(schema: str) -> int:
+    """At least as many as a schema has, where no reference is followed twice on a way down."""
+    level, deep = [json.loads(schema)], 0
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        deep += 1
+        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+    return deep * (1 + len(set(re.findall(r'"\$\w*[rR]ef": "(.*?)"', schema))))
+
+
+def deeply(call: Callable[..., Compiled], *given: Any) -> Compiled:
+    """What a call gives, made on a stack of its own; raises what it raises."""
+    with ThreadPoolExecutor(1) as thread, _MAKING:
+        usual = threading.stack_size(STACK)
+        try:
+            going = thread.submit(call, *given)  # which starts the thread
+        finally:
+            threading.stack_size(usual)
+    return going.result()
 
 
 def unpacked(mask: bytes) -> NDArray[np.uint8]:
