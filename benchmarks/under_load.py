@@ -52,6 +52,7 @@ PEERS = 2
 """Rounds of the peer."""
 
 Ids = list[int]
+Talk = list[dict[str, str]]
 Found = dict[str, Any]
 """What an arm made of a round: numbers of `tokens` and `passes`, `seconds` until the last token, by
 request those until the `first` and of `each` later one, and what tells its `answers` apart."""
@@ -59,22 +60,22 @@ Arm = Callable[[Sequence[Ids], int, int], Found]
 """Answers prompts for so many callers with so many tokens each."""
 
 
-def prompts(name: str, model: LoadedModel, data: Path | None, count: int) -> list[Ids]:
-    """So many prompts; without data those of the demo, told apart by a number."""
+def talks(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Talk]:
+    """So many chats; without data those of the demo, told apart by a number."""
     ours = builtin.is_ours(builtin.resolve(name))
     if data is None:
         file, what = builtin.demo()
         turns = cycle(talk[0][1] for talk in builtin.talks())
-        talks = ([{"role": "user", "content": f"{n}. {turn}"}] for n, turn in enumerate(turns))
+        asked = ([{"role": "user", "content": f"{n}. {turn}"}] for n, turn in enumerate(turns))
         edits = (builtin.edit_messages(f"shop{n}.py", what, file) for n in range(count))
-        return [encode(model, messages) for messages in islice(edits if ours else talks, count)]
+        return list(islice(edits if ours else asked, count))
     if ours:
-        found = (edit["prompt"] for edit in held_out(data, model.tokenizer, 2 * LONGEST))
-        return list(islice((ids for ids in found if len(ids) <= LONGEST), count))
+        short = (e for e in held_out(data, tokenizer, 2 * LONGEST) if len(e["prompt"]) <= LONGEST)
+        return [edit["messages"] for edit in islice(short, count)]
     records = sample([r for file in FILES for r in read(data / file).records], max(1, count // 4))
-    asked = [render_chat(model.tokenizer, list(r.messages)) for r in records if r.turn == 1]
-    asked = [ids for ids in asked if len(ids) <= LONGEST]
-    return [asked[i] for i in evenly(len(asked), count)]
+    found = [[dict(message) for message in r.messages] for r in records if r.turn == 1]
+    found = [talk for talk in found if len(render_chat(tokenizer, talk)) <= LONGEST]
+    return [found[i] for i in evenly(len(found), count)]
 
 
 def drafting(model: LoadedModel, drafter: str) -> Arm:
@@ -171,7 +172,8 @@ class Load:
     def __init__(self, name: str, dtype: str, args: argparse.Namespace, done: Finished) -> None:
         self.args, self.done, self.title = args, done, f"{last_part(name)}, {dtype}"
         model = load(name, dtype=dtype, prepack=True)
-        self.prompts = prompts(name, model, args.data, args.prompts)
+        chats = talks(name, model.tokenizer, args.data, args.prompts)
+        self.prompts = [encode(model, chat) for chat in chats]
         self.arms = {arm: drafting(model, arm) for arm in (PLAIN, AUTO)}
         length = max(map(len, self.prompts)) + args.tokens
         self.arms[PEER] = peer(model, max(args.concurrency), length)
@@ -249,17 +251,18 @@ def lines(callers: int, rounds: Sequence[dict[str, Found]]) -> Iterator[Sequence
         )  # fmt: skip
 
 
-def plot(found: dict[int, list[dict[str, Found]]]) -> str:
+def plot(found: dict[int, list[dict[str, Found]]], arms: Sequence[str] = ARMS) -> str:
     """Tokens per second over requests at once, a line for each arm."""
     drawn = []
-    for number, arm in enumerate(ARMS):
+    for number, arm in enumerate(arms):
         points = []
         for callers, rounds in found.items():
             own = [one[arm] for one in rounds if "seconds" in one.get(arm, ())]
-            points += [(callers, median(one["tokens"] / one["seconds"] for one in own))] * bool(own)
+            if own:
+                points.append((callers, median(one["tokens"] / one["seconds"] for one in own)))
         if points:
             drawn.append((points, "o-", {"color": f"C{number}", "markersize": 3}))
-    label = f"tokens per second: {', '.join(ARMS)}"
+    label = f"tokens per second: {', '.join(arms)}"
     axes = {"xlabel": "requests at once", "ylabel": "tokens per second", "title": label}
     return picture(draw_lines(label, drawn, **axes))
 

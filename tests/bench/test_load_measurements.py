@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from benchmarks import batch_cost, prefix_reuse, under_load
+from benchmarks import batch_cost, prefix_reuse, server_load, under_load
 
 import tiny
 
@@ -65,6 +65,24 @@ def test_under_load_compares_three_arms(
     assert [*Path(words[-1]).glob("*.svg")]
     before = known(words)
     run(under_load.main, given)
+    assert known(words) == before
+
+
+@pytest.mark.slow
+def test_server_load_asks_every_server(words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    given = ["--clients", "1", "2", "--rounds", "2", "--tokens", "8", "--prompts", "4",
+             "--transformers", str(tmp_path / "none"), "--models", *words]  # fmt: skip
+    run(server_load.main, given)
+    said = (Path(words[-1]) / "server_load.md").read_text(encoding="utf-8")
+    for clients, chats in ((1, 12), (2, 16)):
+        for arm in ("none", "auto"):
+            line = rf"\| {clients} \| `{arm}` \| [\d.]+ \| .* \| {chats} of {chats} \|"
+            assert re.search(line, said), said
+        assert f"| {clients} | `transformers serve` | cannot run: there is no {tmp_path}" in said
+        assert f"| {clients} | `llama-server` | cannot run: it takes GGUF files only" in said
+    before = known(words)
+    run(server_load.main, given)
     assert known(words) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 from draftsmith.errors import OptionError
 
@@ -11,6 +12,8 @@ from draftsmith.errors import OptionError
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a server listens, whom it serves, and how much it takes."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # for whoever reads one from a file
 
     host: str = "127.0.0.1"
     """The address to listen on; 0.0.0.0 is every network this machine is in."""

@@ -1,0 +1,272 @@
+"""Replicas by Ray Serve; needs the extra `ray`, in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from serving import said, until
+
+from draftsmith import Engine
+from draftsmith.errors import OptionError, UnknownName
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of all kinds
+PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+TOKENS = 48
+GIVEN = {"model": "edit-1m", "dtype": "float32", "drafter": "auto", "memory": 500_000_000}
+
+
+def test_what_to_install_is_told_where_ray_is_missing() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['ray'] = None\n"
+        "from draftsmith.errors import OptionError\n"
+        "try:\n"
+        "    import draftsmith.integrations.ray\n"
+        "except OptionError as error:\n"
+        '    assert "need ray, which is not installed: pip install" in str(error)\n'
+        "else:\n"
+        "    raise AssertionError\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of Ray Serve on a small cluster of this machine."""
+    ray = pytest.importorskip("ray")
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: the paths of its sockets are limited
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for who in ("REPLICA", "HANDLE"):  # autoscaling decides by what they tell
+            environment.setenv(f"RAY_SERVE_{who}_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        from ray import serve
+
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"port": port})
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(**more: Any) -> Any:
+    from draftsmith.integrations.ray import Options, build_app
+
+    return build_app(Options(**GIVEN | more))
+
+
+@pytest.fixture
+def run(cluster: str) -> Iterator[Any]:
+    """What serves an application, at the address that it returns, until the test ends."""
+    from ray import serve
+
+    def start(app: Any) -> str:
+        serve.run(app, name="draftsmith")
+        return cluster
+
+    yield start
+    serve.delete("draftsmith")
+
+
+def running() -> int:
+    """Replicas that take requests."""
+    from ray import serve
+
+    app = serve.status().applications.get("draftsmith")
+    found = app and app.deployments.get("draftsmith")
+    return found.replica_states.get("RUNNING", 0) if found else 0
+
+
+def processes() -> list[int]:
+    """The replicas' process ids."""
+    import ray
+
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in named if actor["name"].startswith("SERVE_REPLICA::")]
+    actors = [ray.get_actor(name, namespace="serve") for name in names]
+    asked = [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors]
+    found: list[int] = ray.get(asked)
+    return found
+
+
+CHATS = [f"m{n}.py: rename x to y{n}\n<|file|>x = {n}\nprint(x + {n})\n" for n in range(20)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[str]:
+    """The answers to `CHATS`, one by one."""
+    engine = Engine.from_pretrained("edit-1m", dtype="float32", drafter="none")
+    chats = [[{"role": "user", "content": chat}] for chat in CHATS]
+    answers = [engine.generate(chat, max_new_tokens=TOKENS).text for chat in chats]
+    assert len(set(answers)) == len(CHATS), "answers must tell who they belong to"
+    return answers
+
+
+def ask(address: str, number: int) -> str | None:
+    """What is answered in a stream; None where it is said that there is no answer."""
+    body = {
+        "messages": [{"role": "user", "content": CHATS[number % len(CHATS)]}],
+        "max_tokens": TOKENS,
+        "stream": True,
+    }
+    chat = address + "/v1/chat/completions"
+    try:
+        with httpx2.stream("POST", chat, json=body, timeout=300) as response:
+            if response.status_code >= 500:
+                return None
+            assert response.status_code == 200
+            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    except httpx2.TransportError:  # it broke off
+        return None
+    assert lines[-1] == "data: [DONE]", "an answer must not look whole when it is not"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return None if "error" in events[-1] else said(events)
+
+
+def check(answers: Sequence[str | None], alone: Sequence[str]) -> int:
+    """How many were lost; every other one must be the answer to its own chat."""
+    for number, answer in enumerate(answers):
+        assert answer in (None, alone[number % len(CHATS)])
+    return list(answers).count(None)
+
+
+@pytest.mark.external
+def test_a_killed_replica_mixes_nothing_and_comes_back(
+    run: Any, alone: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, count, answered = run(build(replicas=2)), 200, threading.Semaphore(0)
+
+    def one(number: int) -> str | None:
+        answer = ask(address, number)
+        answered.release()
+        return answer
+
+    victim = processes()[0]
+    with ThreadPoolExecutor(16) as threads:
+        asked = [threads.submit(one, number) for number in range(count)]
+        for _ in range(count // 4):
+            answered.acquire()
+        os.kill(victim, signal.SIGKILL)
+        answers = [future.result() for future in asked]
+    lost = check(answers, alone)
+    with capsys.disabled():
+        print(f" [{lost} of {count} lost]", end="")
+    assert lost < count // 4
+    until(lambda: running() == 2 and victim not in processes(), 300)
+    assert check([ask(address, number) for number in range(20)], alone) == 0
+
+
+@pytest.mark.external
+def test_replicas_come_and_go_under_load_and_lose_nothing(run: Any, alone: list[str]) -> None:
+    scaling = {
+        "min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 2,
+        "upscale_delay_s": 0.5, "downscale_delay_s": 1, "look_back_period_s": 2,
+    }  # fmt: skip
+    address = run(build(deployment={"autoscaling_config": scaling}))
+    assert running() == 1
+    few, none, answers = threading.Event(), threading.Event(), list[tuple[int, str | None]]()
+
+    def client(first: int, stop: threading.Event) -> None:
+        number = first
+        while not stop.is_set():
+            answers.append((number, ask(address, number)))
+            number += 1
+
+    with ThreadPoolExecutor(8) as threads:
+        try:
+            clients = [threads.submit(client, n, none if n == 0 else few) for n in range(8)]
+            until(lambda: running() == 2, 300)
+            few.set()
+            until(lambda: running() == 1, 300)
+        finally:
+            few.set()
+            none.set()
+        for done in clients:
+            done.result()
+    assert len(answers) > len(clients)
+    for number, answer in answers:
+        assert answer == alone[number % len(CHATS)]
+
+
+@pytest.mark.external
+def test_every_endpoint_is_there_and_errors_keep_their_shape(run: Any) -> None:
+    address = run(build(server={"max_output": 7, "name": "tiny"}))
+    assert httpx2.get(address + "/health").json() == {"status": "ok"}
+    assert httpx2.get(address + "/v1/models").json()["data"][0]["id"] == "tiny"
+    assert "draftsmith" in httpx2.get(address + "/").text
+    assert "vllm:num_requests_running" in httpx2.get(address + "/metrics").text
+    chat = {"messages": [{"role": "user", "content": CHATS[0]}]}
+    made = httpx2.post(address + "/v1/chat/completions", json=chat, timeout=300).json()
+    assert made["usage"]["completion_tokens"] <= 7
+    wrong = httpx2.post(address + "/v1/chat/completions", json=chat | {"temperature": 9})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["param"] == "temperature"
+
+
+@pytest.mark.external
+def test_the_pages_examples_serve(cluster: str, tmp_path: Path) -> None:
+    import ray
+    from ray import serve
+
+    text = PAGE.read_text(encoding="utf-8")
+    (file,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    python, not_run = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert not_run.startswith("# not executed")
+    models = cluster + "/v1/models"
+    try:
+        exec(python, {})
+        assert running() == 2
+        assert httpx2.get(models).json()["data"][0]["id"] == "smollm2"
+        serve.delete("draftsmith")
+        (tmp_path / "replicas.yaml").write_text(file, encoding="utf-8")
+        command = Path(sys.executable).with_name("serve")
+        at = ray.get_runtime_context().gcs_address
+        subprocess.run(
+            [command, "run", "replicas.yaml", "--address", at, "--non-blocking"],
+            cwd=tmp_path,
+            check=True,
+        )
+        until(lambda: running() == 2, 300)
+        assert httpx2.get(models).json()["data"][0]["id"] == "smollm2"
+    finally:
+        serve.delete("draftsmith")
+
+
+@pytest.mark.external
+def test_wrong_options_are_told_before_anything_starts() -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(UnknownName, match="auto"):
+        build(drafter="aut")
+    with pytest.raises(OptionError, match=r"serve\.start"):
+        build(server={"port": 9000})
+    with pytest.raises(ValueError, match="max_outputs"):
+        build(server={"max_outputs": 9})
+    with pytest.raises(ValueError, match="replica"):
+        build(replica=2)
