@@ -27,6 +27,7 @@ from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -95,7 +96,9 @@ class Ours:
     def __init__(self, tokens: int, vocab: int, **options: Any) -> None:
         from draftsmith.integrations.vllm import Proposer
 
-        self.proposer = Proposer(config(tokens, vocab, **options))
+        # No engine is here whose kernels could be tried.
+        with patch("draftsmith.integrations.vllm._samples_wrongly", lambda: False):
+            self.proposer = Proposer(config(tokens, vocab, **options))
 
     def __call__(self, batch: Batch, fresh: Any, scheduled: dict[str, list[int]]) -> Any:
         self.proposer.step = SimpleNamespace(input_batch=batch, requests=batch.requests), scheduled
@@ -286,7 +289,8 @@ def live(folder: str, prompts: Path, tokens: int, width: int) -> None:
         if done.returncode:
             print(f"{name}: {done.stderr.strip().splitlines()[-1]}", flush=True)
             continue
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        made = next(line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
+        found = json.loads(made)
         plain = plain or found["answers"]
         counts = found["metrics"]
         drafted = counts.get("vllm:spec_decode_num_draft_tokens", 0)

@@ -1,4 +1,4 @@
-"""One vLLM in a process of its own: reads a job in JSON, writes what came of it as the last line.
+"""One vLLM in a process of its own: reads a job in JSON, writes what came of it as a line.
 
 Run by tests/test_vllm_live.py and by vllm_drafters.py, with the Python that vLLM is installed for.
 """

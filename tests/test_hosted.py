@@ -204,9 +204,9 @@ def test_a_drafter_that_fails_is_put_aside_and_told_once() -> None:
 def test_drafts_that_never_pay_become_rare() -> None:
     dear = RecordedCost({0: 1.0, 1: 50.0, 2: 100.0, 4: 200.0})
     found = host("copyspec", cost=dear)
-    run(found, Engine({"a": record(1)}))
+    run(found, Engine({"a": record(1, answer=400)}))
     cheap = host("copyspec", cost=RecordedCost({0: 1.0, 8: 1.01}))
-    run(cheap, Engine({"a": record(1)}))
+    run(cheap, Engine({"a": record(1, answer=400)}))
     assert cheap.stats.accepted > 20
     assert found.stats.attempts < cheap.stats.attempts / 2  # it asks again now and then
 
