@@ -5,10 +5,10 @@
     python -m benchmarks.vllm_drafters live FOLDER PROMPTS.jsonl
 
 `replay`: the very proposers on recorded answers, as if the target had just written them; no model.
-Tokens per pass at equal drafted tokens: ours are drawn as a curve over the most tokens of a draft,
-and read where the other one's drafted tokens per pass are. `cost`: what drafting takes at 8,192
-tokens of context, 32 requests. `live`: vLLM itself, each proposer in a process of its own, on the
-same prompts, which are lists of token ids, one a line.
+Tokens per pass at equal drafted tokens: `auto` is drawn as a curve over what a drafted token is
+said to cost, with as long drafts as the other's, and read where that one's drafted tokens per pass
+are. `cost`: what drafting takes at 8,192 tokens of context, 32 requests. `live`: vLLM itself, each
+proposer in a process of its own, on the same prompts, which are lists of token ids, one a line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.suites import parts, sample
 
 LONGEST = 32_768
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+COSTS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 0.8, 1.5)
+"""What a drafted token is said to cost, in plain passes: the dearer, the choosier ours are."""
 SUITES = ("mt-bench", "mt-redundant", "spec-bench", "humaneval", "gsm8k-json", "commit-edits")
 MEMORY = 64_000_000
 """Bytes of earlier answers, for the arm that has them; `suffix` keeps 10,000 answers."""
@@ -137,6 +138,7 @@ OURS: dict[str, Callable[..., Any]] = {
     "prompt_lookup": partial(Ours, drafter="prompt_lookup"),
     "copyspec": partial(Ours, drafter="copyspec"),
 }
+WEIGHING = ("auto", "auto, earlier answers")
 
 
 @dataclass
@@ -205,22 +207,33 @@ def _compare(part: str, records: Sequence[Any]) -> None:
             decode(proposer, batch, [one.answer], found)
         return found
 
-    curves = {name: [run(make, width) for width in WIDTHS] for name, make in OURS.items()}
-    print(f"\n{part}: {len(records)} answers")
-    for name, curve in curves.items():
-        points = "  ".join("{:.2f}→{:.2f}".format(*found.per_pass) for found in curve)
-        print(f"  {name}: drafted→tokens a pass {points}; {_micro(curve[-1])} µs")
-    for name, make in THEIRS.items():
-        for width in (4, 8, 16):
+    print(f"\n{part}: {len(records)} answers", flush=True)
+    for width in (4, 8):
+        curves = {
+            name: [
+                run(partial(OURS[name], cost={"0": 1.0, "64": 1 + 64 * cost}), width)
+                for cost in COSTS
+            ]
+            for name in WEIGHING
+        }
+        for name in ("prompt_lookup", "copyspec"):
+            print(f"  {name}, {width} at most: {_told(run(OURS[name], width))}")
+        for name, curve in curves.items():
+            points = "  ".join("{:.2f}→{:.2f}".format(*found.per_pass) for found in curve)
+            print(f"  {name}, {width} at most: {points}; {_micro(curve[1])} µs")
+        for name, make in THEIRS.items():
             try:
                 found = run(make, width)
             except ImportError as error:
                 print(f"  {name}: {error}")
-                break
-            drafted, tokens = found.per_pass
-            beside = ", ".join(f"{o} {_at(c, drafted):.2f}" for o, c in curves.items())
-            told = f"{drafted:.2f} drafted, {tokens:.2f} tokens a pass, {_micro(found)} µs"
-            print(f"  {name}, {width} at most: {told}; there {beside}", flush=True)
+                continue
+            beside = ", ".join(f"{o} {_at(c, found.per_pass[0]):.2f}" for o, c in curves.items())
+            print(f"  {name}, {width} at most: {_told(found)}; there {beside}", flush=True)
+
+
+def _told(found: Count) -> str:
+    drafted, tokens = found.per_pass
+    return f"{drafted:.2f} drafted, {tokens:.2f} tokens a pass, {_micro(found)} µs"
 
 
 def _at(curve: Sequence[Count], drafted: float) -> float:

@@ -217,14 +217,12 @@ def test_answers_are_the_same_and_drafts_those_of_our_own_loop(
     assert metrics["vllm:generation_tokens"] == stats["tokens"]
 
 
-def test_preempted_chunked_and_cached_requests(on_small: Vllm) -> None:
+def test_preempted_and_chunked_requests(on_small: Vllm) -> None:
     narrow = {"block_size": 32, "num_gpu_blocks_override": 17, "max_num_batched_tokens": 128}
-    found = on_small.run("auto", llm=narrow, rounds=2)
+    found = on_small.run("auto", llm=narrow)
     assert found["metrics"]["vllm:num_preemptions"] > 0
-    assert found["metrics"]["vllm:prefix_cache_hits"] > 0
     assert found["stats"]["accepted"] > 100
-    for answers in found["answers"]:
-        assert on_small.same(answers) <= 2
+    assert on_small.same(found["answers"][0]) <= 2
 
 
 def test_aborted_requests_harm_nobody(on_small: Vllm) -> None:
@@ -234,8 +232,9 @@ def test_aborted_requests_harm_nobody(on_small: Vllm) -> None:
     assert on_small.same(found["answers"][0], aborted) <= 2
 
 
-def test_earlier_answers_serve_later_requests(on_small: Vllm) -> None:
-    found = on_small.run("auto", {"answers": 1_000_000}, rounds=2)
+def test_earlier_answers_and_cached_prefixes_serve_later_requests(on_small: Vllm) -> None:
+    found = on_small.run("auto", {"answers": 1_000_000}, {"block_size": 32}, rounds=2)
+    assert found["metrics"]["vllm:prefix_cache_hits"] > 0
     assert found["stats"]["by_source"]["auto.earlier"]["accepted"] > 500
     for answers in found["answers"]:
         assert on_small.same(answers) <= 2
