@@ -1,0 +1,360 @@
+"""Our drafters inside vLLM: its `custom_class` proposer (docs/vllm.md).
+
+    LLM(..., speculative_config={"method": "custom_class", "num_speculative_tokens": 8,
+                                 "model": "draftsmith.integrations.vllm.Proposer"},
+        additional_config={"draftsmith": {"drafter": "auto"}})
+
+vLLM hands its proposer rows of token ids without saying whose they are. So `attach` wraps the one
+method that calls it, after a look at its source: another vLLM is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from draftsmith.core.budget import RecordedCost
+from draftsmith.core.stats import SourceStats
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters import registry
+from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, first_line
+from draftsmith.integrations.hosted import Asked, Host, Row
+from draftsmith.model.load import read_tokenizer
+from draftsmith.text import tokenizer as text
+from draftsmith.text.vocab import fingerprint
+
+TOLD = 10.0
+"""Seconds between two lines in the log, as vLLM's own."""
+
+CALLED = "propose_draft_token_ids(self, scheduler_output, sampled_token_ids, …)"
+"""What `attach` wraps."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `additional_config={"draftsmith": {…}}` may say."""
+
+    drafter: str = "auto"
+    """What one types elsewhere, too: `copyspec(gamma=3)`."""
+    answers: int = 0
+    """Bytes that earlier answers may take, which `auto` then drafts from, too; 0: none."""
+    cost: Mapping[str, float] | None = None
+    """Draft tokens → seconds of a pass of one request, "0" among them: drafts no longer than pays.
+
+    None: as long as the drafter likes. It is never learnt, so that all ranks draft alike.
+    """
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafter, str):
+            raise OptionError(f"drafter={self.drafter!r} cannot work; give a name, like 'auto'")
+        if type(self.answers) is not int or self.answers < 0:
+            raise OptionError(f"answers={self.answers!r} cannot work; give a number of bytes")
+
+    @classmethod
+    def of(cls, config: Any) -> Options:
+        """The options of a `VllmConfig`; raises OptionError."""
+        extra = config.additional_config
+        given = extra.get("draftsmith", {}) if isinstance(extra, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                f"additional_config['draftsmith']={given!r} cannot work; give options, like "
+                '{"drafter": "auto"}'
+            )
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise UnknownName("option of additional_config['draftsmith']", name, known)
+        return cls(**given)
+
+    def curve(self) -> RecordedCost | None:
+        """The cost of passes; raises OptionError."""
+        if self.cost is None:
+            return None
+        try:
+            seconds = {int(tokens): float(spent) for tokens, spent in self.cost.items()}
+            return RecordedCost({0: seconds.pop(0), **seconds})
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise OptionError(
+                f'cost={self.cost!r} cannot work; give seconds by draft tokens, "0" among them, '
+                'like {"0": 0.020, "4": 0.021, "8": 0.024}'
+            ) from error
+
+
+class Proposer:
+    """What vLLM makes from `speculative_config["model"]`, once in every process that drafts."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Raises UnsupportedError for a vLLM, a setting or a drafter that cannot work."""
+        from vllm.logger import init_logger
+
+        self.log = init_logger("vllm.draftsmith")
+        if vllm_config.scheduler_config.async_scheduling:
+            raise UnsupportedError(
+                "with asynchronous scheduling sampled tokens are not on the host when drafts are "
+                "made; leave it out, or start with --no-async-scheduling"
+            )
+        attach()
+        options, model = Options.of(vllm_config), vllm_config.model_config
+        self.length = model.max_model_len
+        self.tokenizer = _tokenizer(model)
+        facts = facts_of(vllm_config, self.tokenizer)
+        self.host = Host(
+            registry.parse(options.drafter),
+            facts,
+            vllm_config.speculative_config.num_speculative_tokens,
+            self.length,
+            cost=options.curve(),
+            answers=Memory(options.answers, facts) if options.answers else None,
+            warn=self.log.warning,
+        )
+        self.samples_wrongly = _samples_wrongly()
+        self.step: tuple[Any, Mapping[str, Sequence[int]]] | None = None
+        """The runner that asks for drafts, and which were in the pass."""
+        self.seconds, self.drafts, self.skipped = 0.0, 0, 0
+        """Time in drafting, requests drafted for, and steps without for `samples_wrongly`."""
+        parallel = vllm_config.parallel_config
+        self._counts = parallel.rank % parallel.tensor_parallel_size == 0
+        """Each rank drafts for itself, and one of them tells."""
+        self._told = perf_counter()
+        self._counted: dict[str, SourceStats] = {}
+        self.log.info(
+            "draftsmith drafts with %s, %d tokens at most", self.host.drafter,
+            vllm_config.speculative_config.num_speculative_tokens,
+        )  # fmt: skip
+        if self.samples_wrongly:
+            self.log.warning(
+                "this vLLM spoils requests with a temperature above 0 where drafts are judged on a "
+                "CPU (vllm#55005), by whatever proposer: while one is open, none is drafted for"
+            )
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Nothing: what a drafter loads is loaded by then."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,  # noqa: ARG002  vLLM names it
+    ) -> list[list[int]]:
+        """Drafts for the rows of a step; empty for those that got no token, whose prompt is read.
+
+        `num_tokens_no_spec` (B,) and `token_ids_cpu` (B, T) are NumPy arrays.
+        """
+        begin = perf_counter()
+        if self.step is None:
+            raise UnsupportedError(
+                f"nobody said whose rows these are: this vLLM's model runner is not one that calls "
+                f"{CALLED} of GPUModelRunner"
+            )
+        (runner, scheduled), self.step = self.step, None
+        names, records = runner.input_batch.req_ids, runner.requests
+        self.host.keep(records)
+        rows = {
+            place: Row(
+                names[place],
+                records[names[place]],
+                token_ids_cpu[place, : num_tokens_no_spec[place]],
+                len(fresh),
+                scheduled.get(names[place], ()),
+            )
+            for place, fresh in enumerate(sampled_token_ids)
+            if fresh
+        }
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if self.samples_wrongly and any(map(_samples, records.values())):
+            self.skipped += 1
+            for row in rows.values():
+                self.host.follow(row, self._asked)
+        else:
+            made = self.host.draft([*rows.values()], self._asked)
+            for place, draft in zip(rows, made, strict=True):
+                drafts[place] = draft
+        self.seconds += perf_counter() - begin
+        self.drafts += len(rows)
+        self._tell()
+        return drafts
+
+    def _asked(self, row: Row) -> Asked:
+        record: Any = row.record
+        extra = record.sampling_params.extra_args or {}
+        prediction = extra.get("prediction", ())
+        try:
+            if isinstance(prediction, str):
+                if self.tokenizer is None:
+                    raise OptionError("a prediction in words needs a tokenizer; give token ids")
+                prediction = text.encode(self.tokenizer, prediction)
+            known = tuple(i for i in map(int, prediction) if 0 <= i < self.host.model.vocab_size)
+        except (TypeError, ValueError) as error:
+            # An error here would end the engine, for everybody.
+            self.log.warning("request %s goes on without its prediction: %s", row.name, error)
+            known = ()
+        limit = record.sampling_params.max_tokens or self.length
+        return Asked(record.num_prompt_tokens, limit, known, str(extra.get("cache_salt", "")))
+
+    def _tell(self) -> None:
+        """Count what came of the drafts since, by who guessed; now and then say it."""
+        if not self._counts:
+            return
+        for source, now in self.host.stats.by_source.items():
+            before = self._counted.get(source, SourceStats())
+            if now.drafted == before.drafted and now.accepted == before.accepted:
+                continue
+            drafted, accepted = counters()
+            drafted.labels(source).inc(now.drafted - before.drafted)
+            accepted.labels(source).inc(now.accepted - before.accepted)
+            self._counted[source] = SourceStats(drafted=now.drafted, accepted=now.accepted)
+        if perf_counter() - self._told > TOLD and self.drafts:
+            self._told = perf_counter()
+            self.log.info("%s", self.summary())
+
+    def summary(self) -> str:
+        """What the drafts brought so far, in a line."""
+        stats = self.host.stats
+        sources = ", ".join(
+            f"{source} {one.accepted}/{one.drafted}" for source, one in stats.by_source.items()
+        )
+        skipped = f"; {self.skipped} steps without, for vllm#55005" if self.skipped else ""
+        return (
+            f"draftsmith: {stats.tokens_per_pass:.2f} tokens a pass, accepted of drafted: "
+            f"{sources or 'none'}; {1e6 * self.seconds / max(1, self.drafts):.0f} µs a request "
+            f"and step{skipped}"
+        )
+
+
+@cache
+def attach() -> None:
+    """Let proposers of ours know which runner asks; raises UnsupportedError for another vLLM.
+
+    Once in a process. Runners with another proposer do what they did.
+    """
+    from vllm import __version__
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    plain = GPUModelRunner.propose_draft_token_ids
+    check(textwrap.dedent(inspect.getsource(plain)), __version__)
+
+    @functools.wraps(plain)
+    def propose_draft_token_ids(self: Any, scheduler_output: Any, *args: Any, **named: Any) -> Any:
+        if isinstance(self.drafter, Proposer):
+            self.drafter.step = self, scheduler_output.scheduled_spec_decode_tokens
+        return plain(self, scheduler_output, *args, **named)
+
+    GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
+
+
+def check(source: str, version: str) -> None:
+    """Raise UnsupportedError where a vLLM would call us otherwise than we can be called.
+
+    `source`: of `GPUModelRunner.propose_draft_token_ids`.
+    """
+    function = ast.parse(source).body[0]
+    named = [arg.arg for arg in function.args.args] if isinstance(function, ast.FunctionDef) else []
+    if named[1:3] != ["scheduler_output", "sampled_token_ids"]:
+        raise UnsupportedError(
+            f"vLLM {version} cannot host draftsmith: it has "
+            f"propose_draft_token_ids({', '.join(named)}), and what is known is {CALLED}"
+        )
+    ours = inspect.signature(Proposer.propose)
+    call = next((call for call in _calls(function) if _custom(call[0])), None)
+    if call is None:
+        raise UnsupportedError(
+            f"vLLM {version} cannot host draftsmith: it has no method 'custom_class', which calls "
+            f"propose{ours}"
+        )
+    # The place of an argument and its name: `self.input_batch.token_ids_cpu` is token_ids_cpu.
+    given = [ast.unparse(argument).split(".")[-1] for argument in call[1].args]
+    keywords = [str(keyword.arg) for keyword in call[1].keywords]
+    known = [name for name in ours.parameters if name != "self"]
+    if given != known[: len(given)] or not {*keywords} <= {*known[len(given) :]}:
+        raise UnsupportedError(
+            f"vLLM {version} cannot host draftsmith: it calls "
+            f"propose({', '.join([*given, *(f'{name}=…' for name in keywords)])}), and ours is "
+            f"propose{ours}"
+        )
+
+
+def _calls(function: ast.AST) -> list[tuple[ast.expr, ast.Call]]:
+    """The calls of a `propose`, each with the condition right above it."""
+    return [
+        (branch.test, node)
+        for branch in ast.walk(function)
+        if isinstance(branch, ast.If)
+        for statement in branch.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "propose"
+    ]
+
+
+def _custom(test: ast.expr) -> bool:
+    """Whether a condition asks for our method."""
+    return any(getattr(node, "value", None) == "custom_class" for node in ast.walk(test))
+
+
+def facts_of(config: Any, tokenizer: Any) -> ModelFacts:
+    """What drafters may know of the model of a `VllmConfig`."""
+    model = config.model_config
+    hf = model.hf_text_config
+    return ModelFacts(
+        layers=int(getattr(hf, "num_hidden_layers", 0)),
+        heads=int(getattr(hf, "num_attention_heads", 0)),
+        name=model.model,
+        vocabulary=lambda: None if tokenizer is None else fingerprint(tokenizer),
+        tokenizer=tokenizer,
+        vocab_size=model.get_vocab_size(),
+        device=str(config.device_config.device_type),
+        shape="chain",
+    )
+
+
+def _tokenizer(model: Any) -> Any:
+    """The tokenizer of a vLLM model; None where vLLM itself goes without."""
+    if model.skip_tokenizer_init:
+        return None
+    try:
+        return read_tokenizer(model.tokenizer, {})
+    except LoadError as error:
+        raise UnsupportedError(
+            f"the tokenizer {model.tokenizer} cannot be read here ({first_line(error)}); start "
+            "with skip_tokenizer_init=True, or without draftsmith"
+        ) from error
+
+
+def _samples(record: Any) -> bool:
+    """Whether a request draws its tokens."""
+    params = record.sampling_params
+    return params is not None and params.temperature > 0
+
+
+def _samples_wrongly() -> bool:
+    """Whether temperatures are lost on their way to drafted tokens (vllm#55005), by trying it."""
+    from vllm.platforms import current_platform
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    if not current_platform.is_cpu():
+        return False
+    given = torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32)
+    found: list[float] = expand_batch_to_tokens(*given, 3).tolist()
+    return found != [0.5, 2.0, 2.0]
+
+
+@cache
+def counters() -> tuple[Any, Any]:
+    """Drafted and accepted tokens by source, in Prometheus' own registry: once in a process."""
+    from prometheus_client import Counter
+
+    drafted, accepted = "Drafted tokens, by who guessed.", "Accepted tokens, by who guessed."
+    return (
+        Counter("draftsmith:draft_tokens_by_source", drafted, ["source"]),
+        Counter("draftsmith:accepted_tokens_by_source", accepted, ["source"]),
+    )

@@ -1,0 +1,299 @@
+"""The vLLM plugin without vLLM: a stand-in calls it as vLLM 0.32 does (test_vllm_live.py)."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import logging
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+from tests.other_engine import VOCAB, Engine, Record, record
+
+from draftsmith.errors import OptionError, UnknownName, UnsupportedError
+from draftsmith.integrations import vllm as plugin
+from draftsmith.integrations.vllm import Options, Proposer, check
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+
+class Runner(Engine):
+    """As much of vLLM's model runner as is known here."""
+
+    method = "custom_class"
+    drafter: Any = None
+
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: Any,  # noqa: ARG002  for the plugin alone
+        sampled_token_ids: Any,
+        slot_mappings: Any = None,
+    ) -> Any:
+        if self.method == "ngram":
+            return self.drafter.propose(2, sampled_token_ids)
+        elif self.method == "custom_class":  # noqa: RET505  the shape of vLLM's
+            return self.drafter.propose(
+                sampled_token_ids,
+                self.input_batch.num_tokens_no_spec,
+                self.input_batch.token_ids_cpu,
+                slot_mappings=slot_mappings,
+            )
+        return None
+
+    def run(self, steps: int = 1 << 30) -> None:
+        while self.open and steps:
+            steps -= 1
+            self.step(self.open)
+            output = SimpleNamespace(scheduled_spec_decode_tokens=self.scheduled)
+            self.take(self.propose_draft_token_ids(output, self.sampled))
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for the parts of vLLM that the plugin imports."""
+    names = ("logger", "platforms", "v1", "v1.sample", "v1.worker",
+             "v1.sample.rejection_sampler", "v1.worker.gpu_model_runner")  # fmt: skip
+    parts = {name: ModuleType(f"vllm.{name}") for name in names}
+    root: Any = ModuleType("vllm")
+    root.__version__ = "0.0"
+    fake: Any = SimpleNamespace(**{name.split(".")[-1]: part for name, part in parts.items()})
+    fake.logger.init_logger = logging.getLogger
+    fake.platforms.current_platform = SimpleNamespace(is_cpu=lambda: True)
+    fake.rejection_sampler.expand_batch_to_tokens = lambda given, _ends, _n: given[[0, 1, 1]]
+    fake.gpu_model_runner.GPUModelRunner = Runner
+    monkeypatch.setitem(sys.modules, "vllm", root)
+    for name, part in parts.items():
+        monkeypatch.setitem(sys.modules, f"vllm.{name}", part)
+    monkeypatch.setattr(Runner, "propose_draft_token_ids", Runner.propose_draft_token_ids)
+    plugin.attach.cache_clear()
+    yield fake
+    plugin.attach.cache_clear()
+
+
+def config(tokens: int = 6, **options: Any) -> Any:
+    hf = SimpleNamespace(num_hidden_layers=2, num_attention_heads=2)
+    model = SimpleNamespace(
+        hf_text_config=hf, model="m", tokenizer="m", skip_tokenizer_init=True, max_model_len=10_000,
+        get_vocab_size=lambda: VOCAB,
+    )  # fmt: skip
+    return SimpleNamespace(
+        additional_config={"draftsmith": options}, model_config=model,
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
+        device_config=SimpleNamespace(device_type="cpu"),
+        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=2),
+    )  # fmt: skip
+
+
+def serve(requests: dict[str, Record], **options: Any) -> Proposer:
+    runner = Runner(requests)
+    runner.drafter = Proposer(config(**options))
+    runner.run()
+    for one in requests.values():
+        assert one.output == one.answer
+    return runner.drafter
+
+
+def test_it_drafts_what_vllm_asks_for() -> None:
+    found = serve({"a": record(1), "b": record(2)}, drafter="copyspec")
+    assert found.host.stats.accepted > 40
+    assert found.drafts == found.host.stats.passes
+    assert "copyspec" in found.summary()
+    assert "µs a request and step" in found.summary()
+
+
+def test_counts_by_source_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    before = [counter.labels("copyspec")._value.get() for counter in plugin.counters()]
+    found = serve({"a": record(1)}, drafter="copyspec")
+    after = [counter.labels("copyspec")._value.get() for counter in plugin.counters()]
+    source = found.host.stats.by_source["copyspec"]
+    told = [now - was for now, was in zip(after, before, strict=True)]
+    assert told == [source.drafted, source.accepted]
+    with caplog.at_level(logging.INFO):
+        found._told -= 2 * plugin.TOLD
+        found._tell()
+        found._tell()
+    assert [line for line in caplog.messages if "tokens a pass" in line] == [found.summary()]
+
+
+def test_other_ranks_draft_and_count_nothing() -> None:
+    before = plugin.counters()[0].labels("copyspec")._value.get()
+    asked = config(drafter="copyspec")
+    asked.parallel_config.rank = 3
+    runner = Runner({"a": record(1)})
+    runner.drafter = Proposer(asked)
+    runner.run()
+    assert runner.drafter.host.stats.accepted
+    assert plugin.counters()[0].labels("copyspec")._value.get() == before
+
+
+def test_a_prediction_comes_with_the_request() -> None:
+    one = record(3)
+    one.sampling_params.extra_args["prediction"] = [*one.answer, VOCAB + 5]
+    found = serve({"a": one}, drafter="auto")
+    assert found.host.stats.by_source["prediction"].accepted > 30
+
+
+def test_a_prediction_in_words_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "read_tokenizer", lambda *_: tiny.tokenizer())
+    asked = config(drafter="auto")
+    asked.model_config.skip_tokenizer_init = False
+    asked.model_config.get_vocab_size = lambda: len(tiny.tokenizer())
+    words = "the quick brown fox jumps over the lazy dog"
+    one = record(3)
+    one.answer = tiny.tokenizer().encode(words)
+    one.sampling_params.extra_args["prediction"] = words
+    runner = Runner({"a": one})
+    runner.drafter = Proposer(asked)
+    runner.run()
+    assert runner.drafter.host.stats.by_source["prediction"].accepted
+
+
+@pytest.mark.parametrize("wrong", ["words", 7, [[1]]])
+def test_a_wrong_prediction_is_told_and_left_out(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = record(3)
+    one.sampling_params.extra_args["prediction"] = wrong
+    serve({"a": one})
+    assert "request a goes on without its prediction" in caplog.text
+
+
+def test_answers_are_remembered() -> None:
+    found = Proposer(config(answers=1_000_000))
+    for name in ("first", "again"):
+        runner = Runner({name: record(4)})
+        runner.drafter = found
+        runner.run()
+    assert found.host.stats.by_source["auto.earlier"].accepted > 0
+
+
+def test_one_who_samples_where_that_is_broken_stops_drafting(
+    vllm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm.rejection_sampler.expand_batch_to_tokens = lambda *_: torch.zeros(3)
+    cold, warm = record(1), record(2, temperature=0.7)
+    found = serve({"cold": cold}, drafter="copyspec")
+    assert "vllm#55005" in caplog.text
+    assert found.host.stats.accepted > 10
+    found = serve({"cold": record(1), "warm": warm}, drafter="copyspec")
+    assert found.host.stats.drafted == 0
+    assert found.skipped
+    assert "steps without, for vllm#55005" in found.summary()
+    right: Any = lambda given, _ends, _n: given[[0, 1, 1]]  # noqa: E731
+    vllm.rejection_sampler.expand_batch_to_tokens = right
+    assert serve({"warm": record(2, temperature=0.7)}, drafter="copyspec").host.stats.accepted > 10
+
+
+def test_rows_of_nobody_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="nobody said whose rows these are"):
+        Proposer(config()).propose([[1]], None, None)
+
+
+def test_asynchronous_scheduling_is_refused() -> None:
+    asked = config()
+    asked.scheduler_config.async_scheduling = True
+    with pytest.raises(UnsupportedError, match="--no-async-scheduling"):
+        Proposer(asked)
+
+
+def test_other_proposers_run_as_they_did() -> None:
+    plugin.attach()
+    runner = Runner({})
+    runner.method = "ngram"
+    runner.drafter = SimpleNamespace(propose=lambda k, ids: (k, ids))
+    assert runner.propose_draft_token_ids(None, [[5]]) == (2, [[5]])
+
+
+def test_a_missing_tokenizer_is_told(tmp_path: Any) -> None:
+    asked = config()
+    asked.model_config.skip_tokenizer_init, asked.model_config.tokenizer = False, str(tmp_path)
+    with pytest.raises(UnsupportedError, match="skip_tokenizer_init=True"):
+        Proposer(asked)
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def options(**given: Any) -> Options:
+    return Options.of(SimpleNamespace(additional_config={"draftsmith": given}))
+
+
+def test_options_are_checked() -> None:
+    assert Options.of(SimpleNamespace(additional_config={})) == Options()
+    with pytest.raises(UnknownName, match="Did you mean 'drafter'"):
+        options(drafer="auto")
+    for wrong in ({"drafter": 5}, {"answers": -1}, {"answers": "64 MB"}):
+        with pytest.raises(OptionError, match="cannot work; give a"):
+            options(**wrong)
+    with pytest.raises(OptionError, match="give options"):
+        Options.of(SimpleNamespace(additional_config={"draftsmith": "auto"}))
+
+
+def test_the_cost_is_seconds_by_tokens() -> None:
+    curve = options(cost={"0": 0.01, "8": 0.012}).curve()
+    assert curve is not None
+    assert curve.relative(8) == pytest.approx(1.2)
+    assert options().curve() is None
+    for wrong in ({"8": 1.0}, {"x": 1.0, "0": 1.0}, [1.0], {"0": "a"}, {"0": None}):
+        with pytest.raises(OptionError, match='"0" among them'):
+            options(cost=wrong).curve()
+
+
+# --- signatures ---------------------------------------------------------------------------------
+
+HEAD = "def propose_draft_token_ids(self, scheduler_output, sampled_token_ids):\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sampled_token_ids, self.input_batch.num_tokens_no_spec, b.token_ids_cpu, slot_mappings=s",
+        "sampled_token_ids, b.num_tokens_no_spec, b.token_ids_cpu",
+    ],
+)
+def test_a_vllm_that_calls_as_known_is_taken(call: str) -> None:
+    body = (
+        f"    if method == 'custom_class':\n        return cast(Any, self.drafter).propose({call})"
+    )
+    check(HEAD + body, "9.9")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("def propose_draft_token_ids(self, sampled):\n    pass",
+         r"propose_draft_token_ids\(self, sampled\)"),
+        (HEAD + "    if method == 'ngram':\n        d.propose(sampled_token_ids)",
+         "no method 'custom_class'"),
+        (HEAD + "    if method == 'custom_class':\n        d.propose(k, sampled_token_ids)",
+         r"it calls propose\(k, sampled_token_ids\), and ours is propose\(self, sampled_token_ids"),
+        (HEAD + "    if m == 'custom_class':\n        d.propose(sampled_token_ids, batch=b)",
+         r"it calls propose\(sampled_token_ids, batch=…\)"),
+    ],
+)  # fmt: skip
+def test_another_vllm_is_refused_with_both_signatures(source: str, why: str) -> None:
+    with pytest.raises(UnsupportedError, match=why):
+        check(source, "9.9")
+
+
+def test_the_page_says_what_is_there() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+    call = next(node for node in ast.walk(ast.parse(shown)) if isinstance(node, ast.Call))
+    given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    module, _, name = given["speculative_config"]["model"].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is Proposer
+    assert Options.of(SimpleNamespace(**given)).drafter == "auto"
+    typed = re.findall(r"'(\{.*?\})'", page, re.S)
+    assert [json.loads(text) for text in typed] == [*given.values()]
+    table = page.split("## Options")[1].split("A wrong option")[0]
+    assert set(re.findall(r"^\| `(\w+)`", table, re.M)) == {f.name for f in fields(Options)}

@@ -1,0 +1,369 @@
+"""The real vLLM with our drafters: greedy answers stay what they are, in whatever circumstances.
+
+DRAFTSMITH_VLLM_PYTHON names the Python of an environment with vLLM (docs/vllm.md says how to make
+one); draftsmith need not be installed there.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import socket
+import subprocess
+import textwrap
+import time
+import tomllib
+import urllib.error
+import urllib.request
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+from tests.other_engine import replayed
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import draftsmith
+from draftsmith.core.stats import total
+from draftsmith.integrations.vllm import check
+from draftsmith.model.load import folder_of, read_tokenizer
+
+pytestmark = pytest.mark.external
+
+ROOT = Path(__file__).parents[1]
+NEAR = 1e-4
+"""Log-probabilities closer than that may fall either way from one shape of a pass to another."""
+TOKENS, K = 48, 6
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    found = os.environ.get("DRAFTSMITH_VLLM_PYTHON")
+    if not found:
+        pytest.skip("DRAFTSMITH_VLLM_PYTHON does not name the Python of a vLLM")
+    return found
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """As if draftsmith were installed beside vLLM: its code, and the names of its drafters."""
+    folder = tmp_path_factory.mktemp("installed")
+    info = folder / f"draftsmith-{draftsmith.__version__}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: draftsmith\nVersion: {draftsmith.__version__}\n"
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    paths = [str(folder), str(Path(draftsmith.__file__).parents[1])]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Llama whose text goes in circles and leaves them; of a head size that vLLM knows."""
+    folder = tmp_path_factory.mktemp("small")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tiny.tokenizer()), hidden_size=64, intermediate_size=128,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=32,
+        max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2:
+                scale = 0.05 if "layers" in name else 0.35
+                parameter.copy_(scale * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@cache
+def random_prompts(vocab: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    prompts = []
+    for n in range(64):
+        ids = torch.randint(3, vocab, (10 + n,), generator=generator).tolist()
+        prompts.append([*ids, *ids[: 5 + n // 2]])
+    return prompts
+
+
+@cache
+def texts(folder: str) -> list[list[int]]:
+    """64 requests to copy and change a list."""
+    tokenizer = read_tokenizer(folder, {})
+    things = (
+        "apples",
+        "bread",
+        "cheese",
+        "dates",
+        "eggs",
+        "flour",
+        "grapes",
+        "honey",
+        "jam",
+        "kale",
+    )
+    made = []
+    for n in range(64):
+        listed = "\n".join(f"- {1 + (n * i) % 9} {things[(n + i) % 10]}" for i in range(1, 7))
+        asked = f"Write this shopping list again, with {n + 2} pears added at its end:\n{listed}"
+        message = [{"role": "user", "content": asked}]
+        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        made.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return made
+
+
+class Vllm:
+    """Runs jobs, each in a process of its own."""
+
+    def __init__(self, python: str, environment: dict[str, str], model: str, prompts: Any) -> None:
+        self.python, self.environment = python, environment
+        self.model, self.prompts = model, prompts
+        self.plain = self.run(None, logprobs=2)
+
+    def run(self, drafter: str | None, options: Any = (), llm: Any = (), **job: Any) -> Any:
+        parallel = "tensor_parallel_size" in dict(llm)
+        settings = {
+            "model": self.model, "dtype": "float32", "enforce_eager": True, "seed": 0,
+            "max_model_len": 512, "max_num_seqs": 16, "disable_log_stats": False,
+        }  # fmt: skip
+        if drafter is not None:
+            settings |= speculation(drafter, **dict(options))
+        whole = {
+            "llm": settings | dict(llm), "prompts": self.prompts, "max_tokens": TOKENS,
+            **({} if parallel else {"one_process": True}), **job,
+        }  # fmt: skip
+        env = self.environment | ({} if parallel else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        done = subprocess.run(
+            [self.python, "-W", "ignore", str(ROOT / "benchmarks" / "vllm_session.py")],
+            input=json.dumps(whole), env=env, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
+        made = next(line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
+        return json.loads(made) | {"log": done.stdout + done.stderr}
+
+    def same(self, answers: Any, left_out: Any = ()) -> int:
+        """Assert that answers are those without drafts; how many part at a near-tie."""
+        near = 0
+        for n, (found, wanted) in enumerate(zip(answers, self.plain["answers"][0], strict=True)):
+            if n in left_out:
+                continue
+            assert len(found) == len(wanted)
+            parts = next(
+                (i for i, (a, b) in enumerate(zip(found, wanted, strict=True)) if a != b), None
+            )
+            if parts is not None:
+                assert self.plain["gaps"][n][parts] <= NEAR, f"prompt {n} parts at token {parts}"
+                near += 1
+        return near
+
+
+def speculation(drafter: str, **options: Any) -> dict[str, Any]:
+    return {
+        "speculative_config": {
+            "method": "custom_class", "model": "draftsmith.integrations.vllm.Proposer",
+            "num_speculative_tokens": K,
+        },
+        "additional_config": {"draftsmith": {"drafter": drafter, **options}},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def on_small(python: str, environment: dict[str, str], small: str) -> Vllm:
+    return Vllm(python, environment, small, random_prompts(len(tiny.tokenizer())))
+
+
+@pytest.fixture(scope="session")
+def on_smollm2(python: str, environment: dict[str, str], smollm2: str) -> Vllm:
+    folder = folder_of(smollm2)
+    return Vllm(python, environment, folder, texts(folder))
+
+
+@pytest.mark.parametrize("drafter", ["copyspec", "prompt_lookup", "auto"])
+def test_answers_are_the_same_and_drafts_those_of_our_own_loop(
+    on_small: Vllm, drafter: str
+) -> None:
+    found = on_small.run(drafter)
+    assert on_small.same(found["answers"][0]) <= 2
+    ours = [
+        replayed(prompt, answer, drafter, len(tiny.tokenizer()), K, TOKENS)
+        for prompt, answer in zip(on_small.prompts, found["answers"][0], strict=True)
+    ]
+    stats = found["stats"]
+    assert stats["accepted"] > 100
+    for count in ("passes", "tokens", "drafted", "accepted", "accepted_by_depth"):
+        assert stats[count] == getattr(total(ours), count), count
+    # vLLM counts what it has scheduled, and its own first pass of each request has no draft.
+    metrics = found["metrics"]
+    assert metrics["vllm:spec_decode_num_draft_tokens"] == stats["drafted"]
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] == stats["accepted"]
+    assert metrics["vllm:generation_tokens"] == stats["tokens"]
+
+
+def test_preempted_and_chunked_requests(on_small: Vllm) -> None:
+    narrow = {"block_size": 32, "num_gpu_blocks_override": 17, "max_num_batched_tokens": 128}
+    found = on_small.run("auto", llm=narrow)
+    assert found["metrics"]["vllm:num_preemptions"] > 0
+    assert found["stats"]["accepted"] > 100
+    assert on_small.same(found["answers"][0]) <= 2
+
+
+def test_aborted_requests_harm_nobody(on_small: Vllm) -> None:
+    aborted = [*range(0, 64, 5)]
+    found = on_small.run("auto", {"answers": 1_000_000}, abort_at=9, abort=aborted, rounds=1)
+    assert any(found["answers"][0][n] is None for n in aborted)
+    assert on_small.same(found["answers"][0], aborted) <= 2
+
+
+def test_earlier_answers_and_cached_prefixes_serve_later_requests(on_small: Vllm) -> None:
+    found = on_small.run("auto", {"answers": 1_000_000}, {"block_size": 32}, rounds=2)
+    assert found["metrics"]["vllm:prefix_cache_hits"] > 0
+    assert found["stats"]["by_source"]["auto.earlier"]["accepted"] > 500
+    for answers in found["answers"]:
+        assert on_small.same(answers) <= 2
+
+
+def test_two_ranks_draft_alike(on_small: Vllm) -> None:
+    found = on_small.run("auto", llm={"tensor_parallel_size": 2})
+    assert on_small.same(found["answers"][0]) <= 2
+    alone = on_small.run("auto")["metrics"]
+    assert found["metrics"]["vllm:spec_decode_num_accepted_tokens"] == pytest.approx(
+        alone["vllm:spec_decode_num_accepted_tokens"], rel=0.02
+    )
+
+
+def test_sampled_requests_are_not_spoilt_by_drafts(on_small: Vllm) -> None:
+    plain = on_small.run(None, temperature=1.0)
+    found = on_small.run("auto", temperature=1.0)
+    if found["samples_wrongly"]:
+        assert "vllm#55005" in found["log"]
+        assert found["skipped"] > 0
+        assert found["answers"] == plain["answers"]  # no draft was made
+
+
+def test_predictions_come_by_extra_args(on_small: Vllm) -> None:
+    extras = [{"prediction": answer} for answer in on_small.plain["answers"][0]]
+    found = on_small.run("auto", extras=extras)
+    assert on_small.same(found["answers"][0]) <= 2
+    assert found["stats"]["by_source"]["prediction"]["accepted"] > 1500
+
+
+@pytest.mark.parametrize(
+    ("drafter", "why"), [("pld_plus", "hidden states"), ("spectra", "probe tokens")]
+)
+def test_what_cannot_be_hosted_is_refused_at_the_start(
+    on_small: Vllm, drafter: str, why: str
+) -> None:
+    with pytest.raises(AssertionError, match=why):
+        on_small.run(drafter)
+
+
+@pytest.mark.parametrize("drafter", ["copyspec", "auto"])
+def test_a_real_model_answers_the_same(on_smollm2: Vllm, drafter: str) -> None:
+    found = on_smollm2.run(drafter)
+    assert on_smollm2.same(found["answers"][0]) <= 3
+    assert found["stats"]["accepted"] > 800
+
+
+def test_a_real_model_with_a_small_cache(on_smollm2: Vllm) -> None:
+    narrow = {"block_size": 32, "num_gpu_blocks_override": 40, "max_num_batched_tokens": 128}
+    found = on_smollm2.run("auto", llm=narrow)
+    assert found["metrics"]["vllm:num_preemptions"] > 0
+    assert on_smollm2.same(found["answers"][0]) <= 3
+
+
+def test_a_small_model_drafts_in_its_own_tokens(on_smollm2: Vllm) -> None:
+    found = on_smollm2.run("draft_model(model=edit-1m, algorithm=slem)", max_tokens=8)
+    for answer, wanted in zip(found["answers"][0], on_smollm2.plain["answers"][0], strict=True):
+        assert answer == wanted[:8]
+    assert found["stats"]["drafted"] > 0
+
+
+def test_vllm_serve_as_a_user_starts_it(
+    on_smollm2: Vllm, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = speculation("auto")
+    command = [
+        on_smollm2.python, "-m", "vllm.entrypoints.openai.api_server", "--model", on_smollm2.model,
+        "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
+        "--speculative-config", json.dumps(made["speculative_config"]),
+        "--additional-config", json.dumps(made["additional_config"]),
+    ]  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    env = environment | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        try:
+            while server.poll() is None and not _answers(address + "/health"):
+                time.sleep(0.5)
+            assert server.poll() is None, (tmp_path / "log").read_text()[-6000:]
+            body = {
+                "model": on_smollm2.model, "prompt": on_smollm2.prompts[0], "temperature": 0,
+                "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True,
+                "vllm_xargs": {"prediction": "- 2 pears\n"},
+            }  # fmt: skip
+            request = urllib.request.Request(
+                address + "/v1/completions", json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )  # fmt: skip
+            with urllib.request.urlopen(request) as response:
+                choice = json.load(response)["choices"][0]
+            with urllib.request.urlopen(address + "/metrics") as response:
+                metrics = response.read().decode()
+        finally:
+            server.terminate()
+            server.wait()
+    assert choice["token_ids"] == on_smollm2.plain["answers"][0][0]
+    assert 'draftsmith:accepted_tokens_by_source_total{source="auto"}' in metrics
+    assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address):
+            return True
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def test_wheels_are_known() -> None:
+    """Of other versions the source alone is looked at, as at every start."""
+    folder = os.environ.get("DRAFTSMITH_VLLM_WHEELS")
+    if not folder:
+        pytest.skip("DRAFTSMITH_VLLM_WHEELS names no folder with wheels of vLLM")
+    for wheel in sorted(Path(folder).glob("*.whl")):
+        version = wheel.name.split("-")[1]
+        with zipfile.ZipFile(wheel) as archive:
+            source = archive.read("vllm/v1/worker/gpu_model_runner.py").decode()
+        check(_method(source), version)
+
+
+def _method(source: str) -> str:
+    """The source of what the plugin wraps."""
+    found = next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "propose_draft_token_ids"
+        and any(argument.arg == "scheduler_output" for argument in node.args.args)
+    )  # fmt: skip
+    return textwrap.dedent(ast.get_source_segment(source, found, padded=True) or "")
