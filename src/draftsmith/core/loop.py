@@ -99,7 +99,7 @@ def step(
     for session in sessions:
         seconds = session.stats.seconds
         seconds.total += (end - begin) / len(sessions)
-        if session.reading:
+        if session not in decoding:  # it was a part of its prompt, perhaps the last
             seconds.prefill += (end - begin) / len(sessions)
         else:
             seconds.draft += (drafted - opened) / len(sessions)
