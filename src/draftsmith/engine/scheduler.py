@@ -222,7 +222,7 @@ class Scheduler:
             except Exception as error:  # a drafter's needs that the model cannot fulfil
                 job.session.fail(error)
                 continue
-            job.admitted, job.since = perf_counter(), self._passes
+            job.admitted = perf_counter()
             row: SequenceRow = job.session.row
             row.rewinds = job.rewinds
             self.prefixes.label(job)
@@ -241,11 +241,10 @@ class Scheduler:
         return True
 
     def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
-        """How much of each waiting prompt the pass takes: the fewest tokens left by pass waited
-        come first (the highest response ratio, Brinch Hansen 1971).
+        """How much of each waiting prompt the pass takes: whose turn is longest ago comes first,
+        of new ones the shortest.
 
-        So ten tokens that came behind thirty thousand begin with the next pass or the one after,
-        and however many short ones come, a long one's turn comes, too.
+        So ten tokens that came behind thirty thousand begin with the next pass or the one after.
         """
         reading = [job for job in jobs if job.session.reading]
         if not reading:
@@ -254,9 +253,7 @@ class Scheduler:
         decoding = len(jobs) - len(reading)
         room = self._chunked.room(decoding, len(reading), self.runner.chunk)
         takes = dict.fromkeys(map(id, reading), 0)
-        for job in sorted(
-            reading, key=lambda job: len(job.session.row.pending) / (self._passes - job.since)
-        ):
+        for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
             session = job.session
             if not session.row.cached:
                 if self.prefixes.coming(job, waiting):
@@ -269,7 +266,7 @@ class Scheduler:
                 self._told = True
                 job.notices += (_STALL.format(take),)
             if take:
-                room = max(0, room - take)
+                room, job.turn = max(0, room - take), self._passes
             takes[id(job)] = take
         return takes
 
