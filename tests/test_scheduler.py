@@ -31,7 +31,7 @@ from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine import memory as engine_memory
-from draftsmith.engine.chunks import Chunks
+from draftsmith.engine.chunks import PATIENCE, Chunks
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job
 from draftsmith.engine.memory import Need, need
@@ -614,9 +614,9 @@ def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
             read = chunks.room(decoding, waiting, 512)
             chunks.record(decoding, read, 1 + read / 100)
         taken.append(read)
-    assert taken[:6] == pytest.approx([100] * 6, abs=1), "twice a pass without"
-    assert taken[6] == pytest.approx(100, abs=1), "of seven rows nothing is known but what two take"
-    assert 512 >= taken[7] > 400, "where six times as many wait, a pass may take six times as long"
+    assert taken[:6] == pytest.approx([100 * (PATIENCE + 1 / 2)] * 6, abs=1)
+    assert taken[6] == pytest.approx(100 * (PATIENCE + 1 / 7), abs=1), "known of two rows"
+    assert taken[7] == pytest.approx(min(512, 100 * (PATIENCE + 12 / 2)), abs=1)
 
 
 def test_what_passes_take_is_measured_again() -> None:
@@ -626,8 +626,8 @@ def test_what_passes_take_is_measured_again() -> None:
         found.append(chunks.room(3, 1, 512))
         chunks.record(3, found[-1], seconds + found[-1] / 100)
     assert found.count(0) == pytest.approx(800 / 65, abs=1)
-    assert found[190] == pytest.approx(100, abs=2)
-    assert found[-1] == pytest.approx(400, abs=8), "as it takes now"
+    assert found[190] == pytest.approx(100 * (PATIENCE + 1 / 3), abs=2)
+    assert found[-1] == pytest.approx(400 * (PATIENCE + 1 / 3), abs=8), "as it takes now"
 
 
 def test_one_slow_pass_says_nothing() -> None:
@@ -635,7 +635,7 @@ def test_one_slow_pass_says_nothing() -> None:
     for n in range(60):
         read = chunks.room(3, 1, 512)
         chunks.record(3, read, (50 if n == 40 else 1) + read / 100)
-    assert chunks.room(3, 1, 512) == pytest.approx(100, abs=1)
+    assert chunks.room(3, 1, 512) == pytest.approx(100 * (PATIENCE + 1 / 3), abs=1)
 
 
 def test_steps_tell_what_chunks_cost() -> None:

@@ -11,9 +11,9 @@ from statistics import median
 
 from draftsmith.core.loop import LEAST_CHUNK
 
-PATIENCE = 2.0
-"""What a pass may take that carries prompts, in passes of the rows that decode, while no more wait
-than decode."""
+PATIENCE = 0.6
+"""By how much a pass may be longer that carries prompts, in passes of the rows that decode; to
+which comes one such pass for as many that wait as decode."""
 
 _RECENT = 7
 """Times of which the median counts: one interrupted by other work says nothing."""
@@ -49,7 +49,7 @@ class Chunks:
             return 0
         most = max(LEAST_CHUNK, min(most, 2 * self._widest))
         if self._each and (each := median(self._each)):
-            longer = (PATIENCE - 1) * max(1.0, waiting / decoding) * self._without(decoding)
+            longer = (PATIENCE + waiting / decoding) * self._without(decoding)
             most = max(LEAST_CHUNK, min(most, int(longer / each)))
         return most
 
