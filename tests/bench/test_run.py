@@ -148,7 +148,7 @@ def assert_replay_agrees(plan: RunPlan, path: Path) -> None:
         given = int(len(row.prompt_ids) > REST)
         record = replace(
             Record(row.id, row.suite),
-            prompt_ids=tuple([*row.prompt_ids, *row.output_ids[:given]]),
+            prompt_ids=(*row.prompt_ids, *row.output_ids[:given]),
             output_ids=tuple(row.output_ids[given:]),
             max_new_tokens=row.max_new_tokens - given,
         )
