@@ -44,6 +44,7 @@ from benchmarks.under_load import (
     PLAIN,
     Found,
     Talk,
+    lines,
     over,
     plot,
     talks,
@@ -274,30 +275,17 @@ HEADS = ("clients", "server", "tokens/s", "over plain, by round", "rounds", "fir
          "95 %", "a later one, ms", "95 %", "plain's answers")  # fmt: skip
 
 
-def lines(clients: int, rounds: Sequence[dict[str, Found]]) -> Iterator[Sequence[str]]:
-    """The table's, one for each server."""
-    for arm in ARMS:
-        own = [made[arm] for made in rounds if arm in made]
-        refused = next((made["refused"] for made in own if "refused" in made), None)
-        if refused:
-            yield str(clients), f"`{arm}`", f"cannot run: {refused}", *[""] * (len(HEADS) - 3)
-            continue
-        tokens, seconds = (sum(made[name] for made in own) for name in ("tokens", "seconds"))
-        times = [[1e3 * x for made in own for x in made[name]] for name in ("first", "each")]
-        both = [(made[arm]["answers"], made[PLAIN]["answers"]) for made in rounds if arm in made]
-        same = [a == b for answers in both for a, b in zip(*answers, strict=True)]
-        yield (
-            str(clients), f"`{arm}`", f"{tokens / seconds:.1f}",
-            "1" if arm == PLAIN else str(over(rounds, arm)), str(len(own)),
-            *(f"{np.percentile(ms, share):.1f}" for ms in times for share in (50, 95)),
-            f"{sum(same)} of {len(same)}",
-        )  # fmt: skip
+def percentiles(own: list[Found]) -> list[str]:
+    """Milliseconds to the first token and for a later one, each the 50th and the 95th."""
+    times = [[1e3 * x for one in own for x in one[name]] for name in ("first", "each")]
+    return [f"{np.percentile(ms, share):.1f}" for ms in times for share in (50, 95)]
 
 
 def report(title: str, found: dict[int, list[dict[str, Found]]], output: Path) -> str:
     """A model's table; its plot is written."""
     write_text(output / f"server_load.{title.replace(', ', '.')}.svg", plot(found, ARMS))
-    rows = [line for number, rounds in found.items() for line in lines(number, rounds)]
+    told = (lines(*one, ARMS, HEADS, percentiles) for one in found.items())
+    rows = [line for number in told for line in number]
     return f"## {title}\n\n{table(HEADS, rows)}"
 
 
@@ -330,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 bad = speed.median < LEAST or speed.low < LEAST_LOW
                 slower |= bad
                 print(f"{load.title}, {clients} clients: auto / plain {speed}{' SLOWER' * bad}")
-                for line in lines(clients, found[clients]):
+                for line in lines(clients, found[clients], ARMS, HEADS, percentiles):
                     print("   ", *line[1:], flush=True)
                 said[load.title] = report(load.title, found, args.output)
                 write_text(args.output / "server_load.md", "\n".join(said.values()))

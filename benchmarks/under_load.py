@@ -19,7 +19,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, cycle, islice
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -124,9 +124,9 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
 
             def add(number: int) -> None:
                 for ids in islice(waiting, number):
-                    key = f"{next(_KEYS)}"
-                    begins[key] = perf_counter()
-                    manager.add_request(ids, key, tokens, record_timestamps=True)
+                    asked_at = perf_counter()
+                    key = manager.add_request(ids, None, tokens, record_timestamps=True)
+                    begins[key] = asked_at
 
             begin = perf_counter()
             add(callers)
@@ -147,10 +147,6 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
         return summed(answers, seconds)
 
     return ask
-
-
-_KEYS = count()
-"""Of the peer's requests."""
 
 
 def summed(answers: Sequence[tuple[Ids, int, float, float]], seconds: float) -> Found:
@@ -231,24 +227,35 @@ HEADS = ("at once", "arm", "tokens/s", "over plain, by round", "rounds", "first 
          "a later one", "tokens/pass", "plain's answers")  # fmt: skip
 
 
-def lines(callers: int, rounds: Sequence[dict[str, Found]]) -> Iterator[Sequence[str]]:
-    """The table's, one for each arm."""
-    for arm in ARMS:
+def lines(
+    callers: int,
+    rounds: Sequence[dict[str, Found]],
+    arms: Sequence[str],
+    heads: Sequence[str],
+    figures: Callable[[list[Found]], list[str]],
+) -> Iterator[Sequence[str]]:
+    """Those of a table under `heads`, one for each arm, with the `figures` of its rounds."""
+    for arm in arms:
         own = [one[arm] for one in rounds if arm in one]
         refused = next((one["refused"] for one in own if "refused" in one), None)
         if refused:
-            yield str(callers), f"`{arm}`", f"cannot run: {refused}", *[""] * (len(HEADS) - 3)
+            yield str(callers), f"`{arm}`", f"cannot run: {refused}", *[""] * (len(heads) - 3)
             continue
-        total = {name: sum(one[name] for one in own) for name in ("tokens", "passes", "seconds")}
-        ms = [1e3 * median(x for one in own for x in one[name]) for name in ("first", "each")]
+        tokens, seconds = (sum(one[name] for one in own) for name in ("tokens", "seconds"))
         answers = [(one[arm]["answers"], one[PLAIN]["answers"]) for one in rounds if arm in one]
         same = [a == b for both in answers for a, b in zip(*both, strict=True)]
         yield (
-            str(callers), f"`{arm}`", f"{total['tokens'] / total['seconds']:.1f}",
+            str(callers), f"`{arm}`", f"{tokens / seconds:.1f}",
             "1" if arm == PLAIN else str(over(rounds, arm)), str(len(own)),
-            *(f"{x:.1f}" for x in ms), f"{total['tokens'] / total['passes']:.2f}",
-            f"{sum(same)} of {len(same)}",
+            *figures(own), f"{sum(same)} of {len(same)}",
         )  # fmt: skip
+
+
+def medians(own: list[Found]) -> list[str]:
+    """Milliseconds to the first token and for a later one, and tokens per pass."""
+    ms = [[1e3 * x for one in own for x in one[name]] for name in ("first", "each")]
+    tokens, passes = (sum(one[name] for one in own) for name in ("tokens", "passes"))
+    return [*(f"{median(x):.1f}" for x in ms), f"{tokens / passes:.2f}"]
 
 
 def plot(found: dict[int, list[dict[str, Found]]], arms: Sequence[str] = ARMS) -> str:
@@ -299,7 +306,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             slower |= bad
             slow = " SLOWER" * bad
             print(f"{one.title}, {callers} at once: auto / plain {speed}{slow}", flush=True)
-        rows = [line for number, rounds in found.items() for line in lines(number, rounds)]
+        told = (lines(*one, ARMS, HEADS, medians) for one in found.items())
+        rows = [line for number in told for line in number]
         said += [f"## {one.title}\n", table(HEADS, rows)]
         write_text(args.output / f"under_load.{one.title.replace(', ', '.')}.svg", plot(found))
     write_text(args.output / "under_load.md", "\n".join(said))

@@ -45,14 +45,12 @@ def start(session: Session, target: Target[Any]) -> None:
     session.stats.reused_tokens = session.row.cached
 
 
-def unread(session: Session, target: Target[Any]) -> int:
-    """Pending tokens that are taken by passes without a draft, in chunks; 0: it decodes.
+def unread(session: Session, target: Target[Any]) -> bool:
+    """Whether its pending tokens are taken by passes without a draft, in chunks; else it decodes.
 
-    All of them: the pass that takes the last gives a token, and the first draft follows from it.
+    The pass that takes the last of them gives a token, and the first draft follows from it.
     """
-    if session.reading and ahead(target, session.row, session.needs.taps, REST):
-        return len(session.row.pending)
-    return 0
+    return session.reading and ahead(target, session.row, session.needs.taps, REST) > 0
 
 
 def step(
