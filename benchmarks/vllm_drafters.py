@@ -7,24 +7,27 @@
 `replay`: the very proposers on recorded answers, as if the target had just written them; no model.
 Tokens per pass at equal drafted tokens: `auto` is drawn as a curve over what a drafted token is
 said to cost, with as long drafts as the other's, and read where that one's drafted tokens per pass
-are. `cost`: what drafting takes at 8,192 tokens of context, 32 requests. `live`: vLLM itself, each
-proposer in a process of its own, on the same prompts, which are lists of token ids, one a line.
+are. `cost`: processor time of drafting at 8,192 tokens of context, 32 requests. Where vLLM is not
+installed these two run ours alone. `live`: vLLM itself, each proposer in a process of its own, on
+the same prompts, which are lists of token ids, one a line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain, groupby
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -41,6 +44,8 @@ COSTS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 0.8, 1.5)
 SUITES = ("mt-bench", "mt-redundant", "spec-bench", "humaneval", "gsm8k-json", "commit-edits")
 MEMORY = 64_000_000
 """Bytes of earlier answers, for the arm that has them; `suffix` keeps 10,000 answers."""
+LOGGER: Any = SimpleNamespace(init_logger=logging.getLogger)
+"""All that our proposer asks of vLLM by itself, for where that is not installed."""
 
 
 @dataclass
@@ -97,8 +102,13 @@ class Ours:
     def __init__(self, tokens: int, vocab: int, **options: Any) -> None:
         from draftsmith.integrations.vllm import Proposer
 
-        # No engine is here whose kernels could be tried.
-        with patch("draftsmith.integrations.vllm._samples_wrongly", lambda: False):
+        # No engine is here that would call it, or whose kernels could be tried.
+        module = "draftsmith.integrations.vllm"
+        with (
+            patch(f"{module}.attach"),
+            patch(f"{module}._samples_wrongly", lambda: False),
+            patch.dict(sys.modules, {} if find_spec("vllm") else {"vllm.logger": LOGGER}),
+        ):
             self.proposer = Proposer(config(tokens, vocab, **options))
 
     def __call__(self, batch: Batch, fresh: Any, scheduled: dict[str, list[int]]) -> Any:
@@ -149,7 +159,9 @@ class Count:
     tokens: int = 0
     drafted: int = 0
     times: list[float] = field(default_factory=list)
-    """Seconds of each step but the first."""
+    """Processor seconds of each step but the first, by request."""
+    seconds: float = 0.0
+    """Of all these steps together."""
 
     @property
     def per_pass(self) -> tuple[float, float]:
@@ -158,7 +170,7 @@ class Count:
 
 
 def decode(proposer: Any, batch: Batch, answers: Sequence[Sequence[int]], count: Count) -> float:
-    """Write the answers into the rows, as fast as the drafts allow; seconds of the first step."""
+    """Write the answers into the rows, as fast as drafts allow; seconds of the first step."""
     drafts: list[list[int]] = [[] for _ in answers]
     done, first = [0] * len(answers), 0.0
     while any(n < len(answer) for n, answer in zip(done, answers, strict=True)):
@@ -178,11 +190,12 @@ def decode(proposer: Any, batch: Batch, answers: Sequence[Sequence[int]], count:
                 count.tokens += len(tokens)
                 count.drafted += len(draft)
             fresh.append(tokens)
-        begin = perf_counter()
+        begin = process_time()
         drafts = proposer(batch, fresh, scheduled)
-        spent = perf_counter() - begin
+        spent = process_time() - begin
         if first:
             count.times.append(spent / sum(map(bool, fresh)))
+            count.seconds += spent
         first = first or spent
     return first
 
@@ -267,9 +280,11 @@ def cost(data: Path, rows: int, context: int) -> None:
             batch = Batch.of([text[:context] for text in texts], 201, turn)
             first = decode(proposer, batch, [text[context:] for text in texts], found)
         times = sorted(1e6 * spent for spent in found.times)
+        token = 1e6 * found.seconds / found.tokens
         print(
             f"{name}: {median(times):.0f} µs a request and step (nine in ten below "
-            f"{times[len(times) * 9 // 10]:.0f}); first {1e3 * first / rows:.2f} ms a request; "
+            f"{times[len(times) * 9 // 10]:.0f}), {token:.0f} a token; "
+            f"first {1e3 * first / rows:.2f} ms a request; "
             "{:.2f} drafted, {:.2f} tokens a pass".format(*found.per_pass),
             flush=True,
         )

@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -371,16 +372,29 @@ def observed(options: dict[str, Any]) -> list[Any]:
     return [(getattr(w, "seen", None), getattr(w, "ends", None)) for w in watchers]
 
 
+@pytest.fixture(scope="module")
+def plainly(llama: Any, tokenizer: Any) -> Callable[[str], tuple[Any, list[Any]]]:
+    """What plain `generate` answers in a mode, and what the objects passed to it saw."""
+
+    @cache
+    def found(mode: str) -> tuple[Any, list[Any]]:
+        options = MODES[mode](llama, tokenizer)
+        return plain(llama, **options), observed(options)
+
+    return found
+
+
 @pytest.mark.parametrize("drafter", [*NAMED, "oracle"])
 @pytest.mark.parametrize("mode", MODES)
-def test_mode_equals_plain_generate(mode: str, drafter: str, llama: Any, tokenizer: Any) -> None:
-    theirs, mine = MODES[mode](llama, tokenizer), MODES[mode](llama, tokenizer)
-    expected = plain(llama, **theirs)
+def test_mode_equals_plain_generate(
+    mode: str, drafter: str, llama: Any, tokenizer: Any, plainly: Any
+) -> None:
+    (expected, seen), mine = plainly(mode), MODES[mode](llama, tokenizer)
     answer = tuple(sequences(expected)[0].tolist())
     chosen: Any = Oracle(answer) if drafter == "oracle" else drafter
     result, handle = ours(llama, chosen, **mine)
     same(result, expected)
-    assert observed(mine) == observed(theirs)
+    assert observed(mine) == seen
     stats = handle.stats
     assert stats.tokens == sequences(result).shape[1] - PROMPT.shape[1]
     if drafter == "oracle" and stats.tokens > 20:

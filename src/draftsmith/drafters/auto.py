@@ -208,8 +208,9 @@ class Mixture(DrafterState):
         self._advance(NOTHING, 0, self.offset)
 
     def _put(self, ids: Sequence[int]) -> None:
-        self.own = put(self.own, self.length, ids, LARGEST)
-        self.length += len(ids)
+        if ids or not self.length:  # else there is room for a path already
+            self.own = put(self.own, self.length, ids, LARGEST)
+            self.length += len(ids)
 
     def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
         """Read what was put, draft what is wanted and the grammar allows; how many nodes."""
@@ -246,7 +247,8 @@ class Mixture(DrafterState):
             new = [number for row in order for number in rows[row]]
         if new and not len(self.work.rows):
             self.work = self.work._replace(rows=ints(KEPT * WIDTH))
-        self.work = self.work._replace(new=filled(new))
+        if new or len(self.work.new):
+            self.work = self.work._replace(new=filled(new))
         self.said = None
 
     def draft(self, ctx: Context) -> Draft:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from draftsmith.compiled import inner
 from draftsmith.drafters.mixture.candidates import (
     ABSENT,
+    ALONE,
     BANKED,
     CANDIDATE,
     CANDIDATES,
@@ -20,7 +21,6 @@ from draftsmith.drafters.mixture.candidates import (
     CELLS,
     CHANCES,
     ID,
-    ODDS,
     PRESENT,
     ROW,
     USED,
@@ -109,7 +109,7 @@ def row_after(work: Work) -> int:
 
 @inner
 def weigh(belief: Belief, work: Work, count: int) -> None:
-    """The candidates' logits and probabilities."""
+    """The candidates' probabilities."""
     w, f, inputs = work.ints, work.floats, work.ints[USED]
     after = row_after(work) * (inputs + 1)
     whole = 0.0
@@ -122,8 +122,7 @@ def weigh(belief: Belief, work: Work, count: int) -> None:
                 cell = (i * CELLS + w[at + CELL + i]) * VALUES
                 weight = belief.weights[row + i] + belief.weights[after + i]
                 odds += weight * belief.cells[cell + LOGIT]
-        f[ODDS + one] = odds
-        f[CHANCES + one] = squash(odds)
+        f[ALONE + one] = f[CHANCES + one] = squash(odds)
         whole += f[CHANCES + one]
     if whole > TOGETHER:
         for one in range(count):
@@ -144,7 +143,7 @@ def learn(
         at = CANDIDATES + one * CANDIDATE
         row = (AFTER + w[at + ROW]) * (inputs + 1)
         right = 1.0 if w[at + ID] == truth else 0.0
-        step = (right - squash(work.floats[ODDS + one])) * rate * weight
+        step = (right - work.floats[ALONE + one]) * rate * weight
         for i in range(inputs + 1):
             change = step
             if i < inputs:

@@ -74,11 +74,11 @@ GROWN, WAITS, PAYING = (WAITING + LARGEST * FIELDS + i for i in range(3))
 ones, are contexts of banks; the node of each input's context, -1 where it is unknown, and the cell
 of a candidate that is none of its followers; 1 + candidate by slot; candidates; the tree's nodes,
 and those that wait to be such; how many there are of both, and how many nodes pay."""
-ODDS, CHANCES, CHANCE, REACH, HOPE, RANK = 0, MOST, *(2 * MOST + i * LARGEST for i in range(4))
+ALONE, CHANCES, CHANCE, REACH, HOPE, RANK = 0, MOST, *(2 * MOST + i * LARGEST for i in range(4))
 GAIN, HIGHEST = RANK + LARGEST, RANK + LARGEST + 1
-"""Where in `Work.floats`: logits and probabilities of candidates; of nodes the probability of being
-right where the parent is, and of being accepted; both of those that wait; what all nodes bring
-over what they cost, and the most that the first ones do."""
+"""Where in `Work.floats`: probabilities of candidates, each by itself and as one of all; of nodes
+the probability of being right where the parent is, and of being accepted; both of those that wait;
+what all nodes bring over what they cost, and the most that the first ones do."""
 
 
 class Work(NamedTuple):

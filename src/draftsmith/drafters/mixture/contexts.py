@@ -118,13 +118,14 @@ def hash_again(bank: Bank, order: int, ids: Ints, end: int) -> int:
 def find(bank: Bank, order: int, key: int, ids: Ints, end: int) -> int:
     """The node of the context that ends at `end` of `ids`; where it is unknown, -1 - its slot."""
     span, mask = SPANS[order], len(bank.slots) - 1
+    start = end - span if span > 1 else end  # of one token its key tells which it is
     slot = ((key * bank.marks[SPREAD] + order) >> 16) & mask
     while bank.slots[slot]:
         node = bank.slots[slot] - 1
         at = node * NODE
         if bank.nodes[at + KEY] == key and bank.nodes[at + ORDER] == order:
             here, same = bank.nodes[at + END] - end, True
-            for i in range(end - span, end):
+            for i in range(start, end):
                 if bank.ids[here + i] != ids[i]:
                     same = False
                     break
