@@ -8,12 +8,11 @@ from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from draftsmith import builtin
 from draftsmith.bench.records import Message, Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+from draftsmith.text.tokenizer import encode, read_bare, render_chat
 
 _CHECKED = 20
 """Records whose answers are tokenized and back, to notice a wrong tokenizer."""
@@ -154,11 +153,7 @@ def _find(name: str, folders: Iterable[Path]) -> Path | None:
 
 def _bare(folder: Path, template: Template | None) -> Encoder:
     """A lone tokenizer.json, with one of our templates."""
-    path = folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more special.
-        raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+    tokenizer = read_bare(folder / "tokenizer.json")
 
     def no_chat(_: Sequence[Message]) -> Sequence[Piece]:
         raise OptionError(
@@ -180,14 +175,13 @@ def _own(source: str, template: Template | None) -> Encoder:
     """A model's own tokenizer and chat template, as the engine uses them."""
     # Imports transformers, which takes seconds and is not needed for bare files.
     from draftsmith.model.load import read_tokenizer
-    from draftsmith.text import tokenizer as text
 
     tokenizer = read_tokenizer(source, {})
     end = tokenizer.eos_token_id
     return Encoder(
-        encode=lambda content, special: text.encode(tokenizer, content, special=special),
+        encode=lambda content, special: encode(tokenizer, content, special=special),
         decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
-        chat=partial(text.render_chat, tokenizer) if template is None else template.render,
+        chat=partial(render_chat, tokenizer) if template is None else template.render,
         end=[] if end is None else [end],
         vocab_size=len(tokenizer),
     )

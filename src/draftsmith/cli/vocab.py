@@ -98,6 +98,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
 
 
 def _vocabulary(name: str) -> Vocabulary:
+    from draftsmith.text.tokenizer import read_bare
     from draftsmith.text.vocab import Vocabulary
 
     source = resolve(name)
@@ -107,12 +108,7 @@ def _vocabulary(name: str) -> Vocabulary:
         if not path.is_file():
             raise LoadError(f"{source} has neither tokenizer_config.json nor tokenizer.json")
     if path.is_file():
-        from tokenizers import Tokenizer
-
-        try:
-            return Vocabulary.of(Tokenizer.from_file(str(path)))
-        except Exception as error:  # The library raises nothing more special.
-            raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+        return Vocabulary.of(read_bare(path))
     return Vocabulary.of(load_tokenizer(name))
 
 
