@@ -153,10 +153,6 @@ class ResultFile:
                     "or another --out"
                 )
 
-    @property
-    def known(self) -> set[Key]:
-        return {row.key for row in self.rows}
-
     def add(self, row: Generation) -> None:
         """Keep a row, at once on disk."""
         self.rows.append(row)
