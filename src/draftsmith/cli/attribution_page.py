@@ -27,10 +27,6 @@ class Answer:
     output: Sequence[str]
     copies: Sequence[Copy]
 
-    @property
-    def texts(self) -> list[str]:
-        return [*self.prompt, *self.output]
-
     def hue(self, start: int, end: int) -> int | None:
         """The colour of a place in degrees; None: it lies in the answer."""
         if start >= len(self.prompt):
@@ -70,7 +66,7 @@ def _marked(answer: Answer, begin: int, end: int) -> str:
     """The text of the positions `begin` to `end - 1`, cut wherever a copy or a source ends."""
     edges = {edge for copy in answer.copies for span in copy for edge in span}
     cuts = sorted({begin, end, *(edge for edge in edges if begin < edge < end)})
-    texts = answer.texts
+    texts = [*answer.prompt, *answer.output]
     return "".join(
         _piece(answer, start, stop, "".join(texts[start:stop])) for start, stop in pairwise(cuts)
     )
