@@ -131,24 +131,20 @@ def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder
     """The tokenizer called `name`, or in the folder `name`, or of that model on the hub."""
     if template is not None and template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
-    folder = _find(name, folders)
+    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    places.append(Path(builtin.resolve(name)))
+    folder = next((place for place in places if place.is_dir()), None)
     if folder is not None and not (folder / "tokenizer_config.json").is_file():
         return _bare(folder, TEMPLATES.get(template or folder.name))
     if folder is None and "/" not in name:
         known = sorted({p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir()})
         listed = f" (there: {', '.join(known)})" if known else ""
-        places = ", ".join(map(str, folders)) or "any folder"
+        searched = ", ".join(map(str, folders)) or "any folder"
         raise LoadError(
-            f"there is no tokenizer {name!r} in {places}{listed}; give --tokenizer with a model's "
-            "folder or hub id, or put its folder into tokenizers/ beside the records"
+            f"there is no tokenizer {name!r} in {searched}{listed}; give --tokenizer with a "
+            "model's folder or hub id, or put its folder into tokenizers/ beside the records"
         )
     return _own(str(folder or name), TEMPLATES[template] if template else None)
-
-
-def _find(name: str, folders: Iterable[Path]) -> Path | None:
-    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
-    places.append(Path(builtin.resolve(name)))
-    return next((p for p in places if p.is_dir()), None)
 
 
 def _bare(folder: Path, template: Template | None) -> Encoder:
