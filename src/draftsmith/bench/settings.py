@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel, last_part
-from draftsmith.model.measure import linear_layers, machine
+from draftsmith.model.measure import linear_layers, machine, versions
 from draftsmith.storage import digest
-
-PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 
 
 def settings(
@@ -43,7 +40,7 @@ def settings(
         "prompts": f"{len(records)} ({digest(asked)[:12]})",
         **chosen,
         "machine": machine(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "commit": commit(),
     }
 
