@@ -14,9 +14,6 @@ from draftsmith.storage import JsonLines, Lines, read_lines
 
 FORMAT = 1
 
-Key = tuple[int, str, str]
-"""Run, prompt, arm."""
-
 
 @dataclass(slots=True)
 class Generation:
@@ -67,7 +64,7 @@ class Generation:
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[int, str, str]:
         return self.run, self.id, self.arm
 
     @property
