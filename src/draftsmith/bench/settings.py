@@ -29,12 +29,13 @@ def settings(
         [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
         for r in records
     ]
+    device = model.device
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
         "dtype": model.dtype_name,
         "linear layers": linear_layers(model),
-        "device": _device(model.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in arms],
         "prompts": f"{len(records)} ({digest(asked)[:12]})",
@@ -64,10 +65,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return str(value)
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 @cache
