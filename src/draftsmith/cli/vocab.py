@@ -164,13 +164,10 @@ def _pairs(found: list[dict[str, Any]]) -> Table:
     table = plain_table(*heads, header=True)
     for pair in found:
         name = f"{_called(pair['target'])} ← {_called(pair['drafter'])}"
-        shares = (_share(pair[share]) for share in _SHARES)
-        table.add_row(name, f"{pair['shared']:,}", *shares, pair["algorithm"])
+        shares = (pair[share] for share in _SHARES)
+        shown = (f"{share:.3f}" if share < 1 else "1" for share in shares)
+        table.add_row(name, f"{pair['shared']:,}", *shown, pair["algorithm"])
     return table
-
-
-def _share(value: float) -> str:
-    return f"{value:.3f}" if value < 1 else "1"
 
 
 def _example(text: str, back: str) -> str:
