@@ -177,19 +177,15 @@ class Maker:
         if old is not None and self.rng.random() >= 0.4:
             message = self.say("remove_docstring", name=self.quoted(name))
             return message, text, text[: m.end()] + rest[old.end() :]
-        said = self.sentence(name)
+        verb = self.rng.choice(CHOICES["verbs"])
+        noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
+        said = f"{verb} the {noun or self.some_words()}."
         message = self.say("docstring", name=name, said=said).rstrip(".")
         if old is not None:
             message = message.replace("dd a doc", "hange the doc")
             message = message.replace("to " + name, "of " + name)
             rest = rest[old.end() :]
         return message, text, f'{text[: m.end()]}{m[1]}    """{said}"""\n{rest}'
-
-    def sentence(self, name: str) -> str:
-        """A short line about a function, made of its name and some words."""
-        verb = self.rng.choice(CHOICES["verbs"])
-        noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
-        return f"{verb} the {noun or self.some_words()}."
 
     def parameter(self, text: str) -> Edit:
         """A new parameter at the end of a function's list."""
@@ -272,7 +268,7 @@ class Maker:
             return made
         message, before, between = made
         again = self.one(between, {name: often for name, often in edits.items() if name != "typo"})
-        if again is None or again[1] != between:
+        if again is None:
             return made
         joined = self.rng.choice(["{} and {}", "{}; {}", "{}, then {}"]).format(
             message.rstrip("."), again[0][:1].lower() + again[0][1:]
