@@ -172,6 +172,7 @@ def _pairs(found: list[dict[str, Any]]) -> Table:
 
 def _example(text: str, back: str) -> str:
     """A piece and what becomes of it, from the first character that differs."""
-    pairs = enumerate(zip(text, back, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(text), len(back)))
+    from draftsmith.core.drafter import common_prefix
+
+    at = common_prefix(text, back)
     return f"{text[at : at + _SHOWN]!r} into {back[at : at + _SHOWN]!r}"
