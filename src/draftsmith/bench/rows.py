@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from draftsmith.bench.suites import task
@@ -31,12 +30,6 @@ class ReplaySum:
     def drafter_us_per_pass(self) -> float:
         """Microseconds of drafting per pass, of one process on this machine."""
         return 1e6 * self.stats.seconds.draft / self.stats.passes if self.stats.passes else 0.0
-
-    @property
-    def acceptance_by_depth(self) -> list[float]:
-        """Entry d: of the drafts that reached depth d+1, the share accepted at least so far."""
-        counts = self.stats.accepted_by_depth, self.stats.drafted_by_depth
-        return [held / reached for held, reached in zip_longest(*counts, fillvalue=0)]
 
     def as_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
