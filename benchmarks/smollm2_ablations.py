@@ -24,10 +24,11 @@ from transformers import AutoModelForCausalLM
 from draftsmith.bench import generations
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
+from draftsmith.drafters.ngrams import common_past
 from draftsmith.drafters.pld_plus import PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import folder_of, load
-from draftsmith.tune.pld_plus import agreement, common_past, likely_source, passes, ranked
+from draftsmith.tune.pld_plus import agreement, likely_source, passes, ranked
 
 K = (5, 10, 20, 30, 50, 70, 100)
 LAYERS = (1, 2, 4, 8, 9, 12, 16, 20, 24, 26, 28, 29, 30)

@@ -139,8 +139,6 @@ def hunks(corpora: Path) -> Iterator[Edit]:
             continue
         codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
         places = [i for i, code in enumerate(codes) if code[0] != "equal"]
-        if not places:
-            continue
         at = rng.choice(places)
         _, a, b, c, d = codes[at]
         reach = int(4 * 16 ** rng.random())

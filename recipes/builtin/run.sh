@@ -8,5 +8,5 @@ shift 2
 [ -f "$work/data/edits.npz" ] || python "$here/prepare.py" --corpora "$corpora" --out "$work/data"
 python "$here/train.py" --config "$here/edit-7m.toml" --data "$work/data" --out "$work/edit-7m" \
     --tokens 60e6 --hours 0.33 "$@"
-python "$here/evaluate.py" --model "$work/edit-7m" --corpora "$corpora" --data "$work/data" \
-    --out "$work/results.json"
+python "$here/../../benchmarks/edit_model.py" --model "$work/edit-7m" --corpora "$corpora" \
+    --data "$work/data" --out "$work/results.json"

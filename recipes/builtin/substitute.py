@@ -192,7 +192,9 @@ def write_substitution(circuit: Circuit) -> None:
     answer = probe.normed[probe.answer]
     copied = circuit.table[probe.next]
     codes = copied @ circuit.content.T / held
-    times = coverage(circuit)[:size]
+    # How many groups of layer 2 write each of the directions that are compared.
+    said = torch.cat([circuit.said(group) for group in range(circuit.groups)]).sum(0)
+    times = (circuit.free @ said)[:size]
     strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
     always = circuit.shared / float((answer @ circuit.shared).median())
     gains = math.sqrt(Gains.sharp * math.sqrt(width))
@@ -218,12 +220,6 @@ def write_substitution(circuit: Circuit) -> None:
     circuit.keep(layer.self_attn.v_proj.weight, slice(groups))
     circuit.keep(layer.self_attn.o_proj.weight, slice(None), slice(heads))
     circuit.keep(layer.input_layernorm.weight, slice(None))
-
-
-def coverage(circuit: Circuit) -> Tensor:
-    """How many groups of layer 2 write each of the free directions."""
-    said = torch.cat([circuit.said(group) for group in range(circuit.groups)])
-    return circuit.free @ said.sum(0)
 
 
 class Probe:

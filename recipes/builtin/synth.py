@@ -30,30 +30,8 @@ IMPORT = re.compile(r"^(?:import|from) [^\n]+$", re.MULTILINE)
 COMMENT = re.compile(r"^ *#(?![!]| *-\*-)[^\n]*\n", re.MULTILINE)
 VERSION = re.compile(r"\b\d+\.\d+\.\d+\b")
 BUILTIN = {*keyword.kwlist, *["self", "cls", "print", "range", "len", "int", "str"]}
-PREFIXES = ["new", "old", "get", "max", "min", "base", "raw", "my", "current", "total"]
-PREFIXES += ["first", "is"]
-SUFFIXES = ["value", "name", "list", "data", "item", "2", "path", "count", "info", "map", "index"]
-MODULES = ["os", "sys", "json", "re", "time", "math", "random", "logging", "itertools", "pathlib"]
-TYPES = ["int", "str", "bool", "float", "None", "list", "dict", "bytes", "object"]
-VERBS = ["Return", "Compute", "Build", "Check", "Read", "Make", "Get", "Print"]
-PRINTERS = ["logger.info", "logging.debug", "log", "echo", "logger.debug", "write"]
-NUMBERS = [1, 2, 3, 5, 8, 10, 16, 20, 32, 50, 64, 100, 200, 255, 500, 1000]
-DEFAULTS = [0, 1, 2, 3, 4, 5, 10, 20, 30, 60, 100, 128]
-PHRASES: dict[str, list[str]] = tomllib.loads(
-    Path(__file__).with_name("phrases.toml").read_text(encoding="utf-8")
-)
-
-OF_CODE = {
-    "rename": 8, "number": 2, "default": 1.5, "string": 2, "word": 1, "typo": 1,
-    "remove_function": 2, "docstring": 2.5, "parameter": 1.5, "returns": 1, "add_import": 1,
-    "remove_import": 0.5, "comments": 0.6, "delete_line": 0.6, "add_line": 0.8, "printing": 0.8,
-    "version": 0.5,
-}  # fmt: skip
-OF_TEXT = {
-    "word": 5, "typo": 2, "heading": 1, "delete_line": 0.5, "version": 1, "string": 0.5,
-    "add_line": 0.5,
-}  # fmt: skip
-"""How often each edit is tried, by the name of its method."""
+TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ODDS, CHOICES, PHRASES = TOLD["odds"], TOLD["choices"], TOLD["phrases"]
 
 
 class Maker:
@@ -87,8 +65,8 @@ class Maker:
                 self.rng.choice(self.names),
                 "_".join(self.rng.sample(self.words, 2)),
                 self.rng.choice(self.words),
-                f"{self.rng.choice(PREFIXES)}_{old.lstrip('_')}",
-                f"{old}_{self.rng.choice(SUFFIXES)}",
+                f"{self.rng.choice(CHOICES['prefixes'])}_{old.lstrip('_')}",
+                f"{old}_{self.rng.choice(CHOICES['suffixes'])}",
             )
             [new] = self.rng.choices(made, (0.35, 0.15, 0.1, 0.2, 0.2))
             if old[:1].isupper() and not old.isupper():
@@ -120,7 +98,7 @@ class Maker:
         name, old = m[2], m[4]
         same = re.findall(rf"^ *{re.escape(name)} = {re.escape(old)}$", text, re.MULTILINE)
         need(len(same) == 1)
-        new = str(self.rng.choice(NUMBERS))
+        new = str(self.rng.choice(CHOICES["numbers"]))
         if "." in old:
             new = f"{self.rng.randrange(10)}.{self.rng.randrange(1, 100)}"
         message = self.say("number", name=self.quoted(name), old=old, new=new)
@@ -130,7 +108,7 @@ class Maker:
         m = self.one_of(DEFAULT, text)
         name, old = m[1], m[2]
         swaps = {"True": "False", "False": "True", "None": self.rng.choice(["True", "0", "False"])}
-        new = swaps.get(old) or str(self.rng.choice(DEFAULTS))
+        new = swaps.get(old) or str(self.rng.choice(CHOICES["defaults"]))
         after = re.sub(rf"\b{re.escape(name)}={old}\b", f"{name}={new}", text)
         return self.say("default", name=name, old=old, new=new), text, after
 
@@ -199,19 +177,15 @@ class Maker:
         if old is not None and self.rng.random() >= 0.4:
             message = self.say("remove_docstring", name=self.quoted(name))
             return message, text, text[: m.end()] + rest[old.end() :]
-        said = self.sentence(name)
+        verb = self.rng.choice(CHOICES["verbs"])
+        noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
+        said = f"{verb} the {noun or self.some_words()}."
         message = self.say("docstring", name=name, said=said).rstrip(".")
         if old is not None:
             message = message.replace("dd a doc", "hange the doc")
             message = message.replace("to " + name, "of " + name)
             rest = rest[old.end() :]
         return message, text, f'{text[: m.end()]}{m[1]}    """{said}"""\n{rest}'
-
-    def sentence(self, name: str) -> str:
-        """A short line about a function, made of its name and some words."""
-        verb = self.rng.choice(VERBS)
-        noun = name.strip("_").replace("_", " ") if self.rng.random() < 0.5 else ""
-        return f"{verb} the {noun or self.some_words()}."
 
     def parameter(self, text: str) -> Edit:
         """A new parameter at the end of a function's list."""
@@ -226,13 +200,13 @@ class Maker:
     def returns(self, text: str) -> Edit:
         """A return annotation."""
         m = self.rng.choice([m for m in DEF.finditer(text) if not m[4]])
-        kind = self.rng.choice(TYPES)
+        kind = self.rng.choice(CHOICES["types"])
         close = m.end(3) + 1
         message = self.say("returns", name=self.quoted(m[2]), kind=kind)
         return message, text, text[:close] + f" -> {kind}" + text[close:]
 
     def add_import(self, text: str) -> Edit:
-        module = self.rng.choice(MODULES)
+        module = self.rng.choice(CHOICES["modules"])
         need(not re.search(rf"\bimport {module}\b", text))
         after = IMPORT.sub(rf"import {module}\n\g<0>", text, count=1)
         return self.say("add_import", module=module), text, after
@@ -269,7 +243,7 @@ class Maker:
 
     def printing(self, text: str) -> Edit:
         need(0 < len(re.findall(r"\bprint\(", text)) < 15)
-        new = self.rng.choice(PRINTERS)
+        new = self.rng.choice(CHOICES["printers"])
         return self.say("printing", new=new), text, re.sub(r"\bprint\(", f"{new}(", text)
 
     def version(self, text: str) -> Edit:
@@ -288,13 +262,13 @@ class Maker:
 
     def make(self, text: str, is_code: bool) -> Edit | None:
         """One edit of this text, or now and then two in one."""
-        edits = OF_CODE if is_code else OF_TEXT
+        edits = ODDS["code" if is_code else "text"]
         made = self.one(text, edits)
         if made is None or self.rng.random() > 0.08:
             return made
         message, before, between = made
         again = self.one(between, {name: often for name, often in edits.items() if name != "typo"})
-        if again is None or again[1] != between:
+        if again is None:
             return made
         joined = self.rng.choice(["{} and {}", "{}; {}", "{}, then {}"]).format(
             message.rstrip("."), again[0][:1].lower() + again[0][1:]

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from circuit import MATCH
-from common import SPECIALS
 from headstart import head_start
 from rows import Sampler
 from tokenizers import Tokenizer
@@ -93,8 +92,6 @@ class Run:
         torch.manual_seed(config.seed)
         tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
         vocabulary = [tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())]
-        if vocabulary[: len(SPECIALS)] != SPECIALS:
-            raise ValueError("the special tokens do not come first in the vocabulary")
         self.config = config
         self.network = fresh(**config.sizes)
         self.sampler = Sampler(data, config.mixture, config.seed, len(vocabulary))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefix
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams, TorchSampler
 from draftsmith.core.session import Session, StopRule
@@ -154,9 +154,7 @@ class ToyTarget:
             row.pending = [*rest, *emitted[-1:]]
 
     def extend(self, row: ToyRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
-        kept, row.needs = 0, needs
-        while kept < min(len(row.ids), len(ids) - 1) and row.ids[kept] == ids[kept]:
-            kept += 1
+        kept, row.needs = common_prefix(row.ids, ids[:-1]), needs
         row.ids, row.pending = list(ids[:kept]), list(ids[kept:])
         return kept
 

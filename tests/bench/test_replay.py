@@ -363,5 +363,5 @@ def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
 def test_acceptance_by_depth() -> None:
     stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
     row = ReplaySum("s", None, None, "d", 1, stats)
-    assert row.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
+    assert row.stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
     assert row.drafted_per_pass == 4

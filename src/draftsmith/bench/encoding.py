@@ -8,12 +8,11 @@ from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from draftsmith import builtin
 from draftsmith.bench.records import Message, Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+from draftsmith.text.tokenizer import encode, read_bare, render_chat
 
 _CHECKED = 20
 """Records whose answers are tokenized and back, to notice a wrong tokenizer."""
@@ -132,33 +131,25 @@ def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder
     """The tokenizer called `name`, or in the folder `name`, or of that model on the hub."""
     if template is not None and template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
-    folder = _find(name, folders)
+    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    places.append(Path(builtin.resolve(name)))
+    folder = next((place for place in places if place.is_dir()), None)
     if folder is not None and not (folder / "tokenizer_config.json").is_file():
         return _bare(folder, TEMPLATES.get(template or folder.name))
     if folder is None and "/" not in name:
         known = sorted({p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir()})
         listed = f" (there: {', '.join(known)})" if known else ""
-        places = ", ".join(map(str, folders)) or "any folder"
+        searched = ", ".join(map(str, folders)) or "any folder"
         raise LoadError(
-            f"there is no tokenizer {name!r} in {places}{listed}; give --tokenizer with a model's "
-            "folder or hub id, or put its folder into tokenizers/ beside the records"
+            f"there is no tokenizer {name!r} in {searched}{listed}; give --tokenizer with a "
+            "model's folder or hub id, or put its folder into tokenizers/ beside the records"
         )
     return _own(str(folder or name), TEMPLATES[template] if template else None)
 
 
-def _find(name: str, folders: Iterable[Path]) -> Path | None:
-    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
-    places.append(Path(builtin.resolve(name)))
-    return next((p for p in places if p.is_dir()), None)
-
-
 def _bare(folder: Path, template: Template | None) -> Encoder:
     """A lone tokenizer.json, with one of our templates."""
-    path = folder / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more special.
-        raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+    tokenizer = read_bare(folder / "tokenizer.json")
 
     def no_chat(_: Sequence[Message]) -> Sequence[Piece]:
         raise OptionError(
@@ -180,14 +171,13 @@ def _own(source: str, template: Template | None) -> Encoder:
     """A model's own tokenizer and chat template, as the engine uses them."""
     # Imports transformers, which takes seconds and is not needed for bare files.
     from draftsmith.model.load import read_tokenizer
-    from draftsmith.text import tokenizer as text
 
     tokenizer = read_tokenizer(source, {})
     end = tokenizer.eos_token_id
     return Encoder(
-        encode=lambda content, special: text.encode(tokenizer, content, special=special),
+        encode=lambda content, special: encode(tokenizer, content, special=special),
         decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
-        chat=partial(text.render_chat, tokenizer) if template is None else template.render,
+        chat=partial(render_chat, tokenizer) if template is None else template.render,
         end=[] if end is None else [end],
         vocab_size=len(tokenizer),
     )

@@ -14,9 +14,6 @@ from draftsmith.storage import JsonLines, Lines, read_lines
 
 FORMAT = 1
 
-Key = tuple[int, str, str]
-"""Run, prompt, arm."""
-
 
 @dataclass(slots=True)
 class Generation:
@@ -67,7 +64,7 @@ class Generation:
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[int, str, str]:
         return self.run, self.id, self.arm
 
     @property
@@ -152,10 +149,6 @@ class ResultFile:
                     f"{path} was measured with other settings ({'; '.join(found)}); give the same, "
                     "or another --out"
                 )
-
-    @property
-    def known(self) -> set[Key]:
-        return {row.key for row in self.rows}
 
     def add(self, row: Generation) -> None:
         """Keep a row, at once on disk."""

@@ -114,14 +114,11 @@ def _cells(columns: Sequence[str], row: Sequence[str]) -> str:
     shown = [f'<td class="arm">{name}</td>']
     for column, content in zip(columns[1:], rest, strict=True):
         long = ' class="long"' if len(content) > _LONG else ""
-        shown.append(f'<td{long} data-head="{escape(column)}">{_small_interval(content)}</td>')
+        # Figures stand out, their intervals and remarks do not.
+        figure = re.sub(r" ([\[(].*)", r" <small>\1</small>", escape(content))
+        figure = f"<span>{figure}</span>" if content else ""
+        shown.append(f'<td{long} data-head="{escape(column)}">{figure}</td>')
     return "".join(shown)
-
-
-def _small_interval(content: str) -> str:
-    """Figures stand out, their intervals and remarks do not."""
-    shown = re.sub(r" ([\[(].*)", r" <small>\1</small>", escape(content))
-    return f"<span>{shown}</span>" if content else ""
 
 
 def _comparison(found: Comparison) -> str:

@@ -165,27 +165,23 @@ class Peer:
         self.ends = frozenset(ends)
 
     def answer(self, ask: Ask) -> Answer:
-        seed = ask.sampling.seed
+        seed, clock = ask.sampling.seed, Clock()
         with torch.random.fork_rng(enabled=seed is not None):
             if seed is not None:
                 torch.manual_seed(seed)
-            return self._timed(ask)
-
-    def _timed(self, ask: Ask) -> Answer:
-        clock = Clock()
-        begin = perf_counter()
-        prompt = torch.tensor([list(ask.ids)], device=self.model.device)
-        out = self.model.model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=ask.limit,
-            streamer=clock,
-            **_sampling(ask),
-            **self.options,
-            **self.fixed,
-        )
-        tokens = out[0, len(ask.ids) :].tolist()
-        seconds = perf_counter() - begin
+            begin = perf_counter()
+            prompt = torch.tensor([list(ask.ids)], device=self.model.device)
+            out = self.model.model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                max_new_tokens=ask.limit,
+                streamer=clock,
+                **_sampling(ask),
+                **self.options,
+                **self.fixed,
+            )
+            tokens = out[0, len(ask.ids) :].tolist()
+            seconds = perf_counter() - begin
         first = seconds if clock.first is None else clock.first - begin
         reason = "stop" if tokens and tokens[-1] in self.ends else "length"
         return Answer(tokens, seconds, first, clock.passes, reason)

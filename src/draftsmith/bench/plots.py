@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
-from itertools import accumulate, cycle, zip_longest
+from itertools import accumulate, cycle
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.bench.summary import Section, Summary
@@ -222,9 +222,8 @@ class Plots:
         """Share of the drafts accepted down to each depth."""
         lines: list[Line] = []
         for s in self.section.whole:
-            if s.stats and (reached := s.stats.drafted_by_depth):
-                held = zip_longest(s.stats.accepted_by_depth, reached, fillvalue=0)
-                points = [(depth, h / n) for depth, (h, n) in enumerate(held, 1)]
+            if s.stats and s.stats.drafted_by_depth:
+                points = list(enumerate(s.stats.acceptance_by_depth, 1))
                 single = "o" if len(points) == 1 else "-"
                 lines.append((points, single, {"color": self.colour[s.arm]}))
         label = "share of drafts accepted by draft position"

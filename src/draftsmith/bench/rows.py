@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 from typing import Any
 
 from draftsmith.bench.suites import task
@@ -31,12 +30,6 @@ class ReplaySum:
     def drafter_us_per_pass(self) -> float:
         """Microseconds of drafting per pass, of one process on this machine."""
         return 1e6 * self.stats.seconds.draft / self.stats.passes if self.stats.passes else 0.0
-
-    @property
-    def acceptance_by_depth(self) -> list[float]:
-        """Entry d: of the drafts that reached depth d+1, the share accepted at least so far."""
-        counts = self.stats.accepted_by_depth, self.stats.drafted_by_depth
-        return [held / reached for held, reached in zip_longest(*counts, fillvalue=0)]
 
     def as_dict(self) -> dict[str, Any]:
         """The row as `--json` prints it."""
@@ -67,19 +60,16 @@ def summarize(done: Sequence[Done]) -> list[ReplaySum]:
             for turn in (None, record.turn):
                 place = (record.suite, category, turn, one.drafter)
                 groups.setdefault(place, []).append(one.replay.stats)
+    # Sums first; else in the order of the records and of the drafters.
+    columns = zip(*groups, strict=True)
+    suites, categories, _, drafters = (list(dict.fromkeys(column)) for column in columns)
     rows = [ReplaySum(*place, len(parts), total(parts)) for place, parts in groups.items()]
-    return sorted(rows, key=_order(done))
-
-
-def _order(done: Sequence[Done]) -> Any:
-    """Sums first; else in the order of the records and of the drafters."""
-    suites = list(dict.fromkeys(one.record.suite for one in done))
-    drafters = list(dict.fromkeys(one.drafter for one in done))
-    parts = ((task(one.record), one.record.category) for one in done)
-    categories = list(dict.fromkeys((None, *chain.from_iterable(parts))))
-    return lambda row: (
-        suites.index(row.suite),
-        categories.index(row.category),
-        row.turn or 0,
-        drafters.index(row.drafter),
+    return sorted(
+        rows,
+        key=lambda row: (
+            suites.index(row.suite),
+            categories.index(row.category),
+            row.turn or 0,
+            drafters.index(row.drafter),
+        ),
     )

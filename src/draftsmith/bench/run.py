@@ -64,7 +64,7 @@ def measure(
     Raises LoadError if no prompt can be used, and whatever an arm raises; `file` keeps what was
     measured until then.
     """
-    known, peak = file.known, PeakMemory(plan.model.device)
+    known, peak = {row.key for row in file.rows}, PeakMemory(plan.model.device)
     written = {(r.run, r.id): r.text for r in file.rows if r.arm == plan.baseline.name}
     wrong: list[str] = []
     missing = plan.size - len(known)

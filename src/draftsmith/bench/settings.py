@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from draftsmith.bench.arms import Arm
 from draftsmith.bench.records import Record
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel, last_part
-from draftsmith.model.measure import linear_layers, machine
+from draftsmith.model.measure import linear_layers, machine, versions
 from draftsmith.storage import digest
-
-PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 
 
 def settings(
@@ -32,18 +29,19 @@ def settings(
         [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
         for r in records
     ]
+    device = model.device
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
         "dtype": model.dtype_name,
         "linear layers": linear_layers(model),
-        "device": _device(model.device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in arms],
         "prompts": f"{len(records)} ({digest(asked)[:12]})",
         **chosen,
         "machine": machine(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "commit": commit(),
     }
 
@@ -67,10 +65,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     return str(value)
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 @cache

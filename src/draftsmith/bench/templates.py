@@ -25,7 +25,6 @@ VICUNA = (
 class Template:
     """How a model's chats are written."""
 
-    name: str
     render: Callable[[Sequence[Message]], list[Piece]]
     """The chat up to where the assistant's answer begins."""
     end: Piece
@@ -67,11 +66,8 @@ def _llama3(messages: Sequence[Message]) -> list[Piece]:
 
 
 TEMPLATES = {
-    template.name: template
-    for template in (
-        Template("qwen2", _qwen2, "<|im_end|>"),
-        Template("llama2", _vicuna, "</s>"),
-        Template("llama3", _llama3, TURN_END, vocab_size=128_256),
-    )
+    "qwen2": Template(_qwen2, "<|im_end|>"),
+    "llama2": Template(_vicuna, "</s>"),
+    "llama3": Template(_llama3, TURN_END, vocab_size=128_256),
 }
 """By the name of the tokenizer's folder; llama2 is Vicuna's, whose answers were recorded."""

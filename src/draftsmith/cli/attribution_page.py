@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -12,7 +12,7 @@ from draftsmith import html
 from draftsmith.cli.render import plural, visible
 
 if TYPE_CHECKING:
-    from draftsmith.engine.attribution import Copy, Span
+    from draftsmith.engine.attribution import Copy
 
 _FIRST_HUE, _LAST_HUE = 205, -35
 """From blue over green and yellow to pink, in degrees."""
@@ -26,10 +26,6 @@ class Answer:
     """Text of each token."""
     output: Sequence[str]
     copies: Sequence[Copy]
-
-    @property
-    def texts(self) -> list[str]:
-        return [*self.prompt, *self.output]
 
     def hue(self, start: int, end: int) -> int | None:
         """The colour of a place in degrees; None: it lies in the answer."""
@@ -70,7 +66,7 @@ def _marked(answer: Answer, begin: int, end: int) -> str:
     """The text of the positions `begin` to `end - 1`, cut wherever a copy or a source ends."""
     edges = {edge for copy in answer.copies for span in copy for edge in span}
     cuts = sorted({begin, end, *(edge for edge in edges if begin < edge < end)})
-    texts = answer.texts
+    texts = [*answer.prompt, *answer.output]
     return "".join(
         _piece(answer, start, stop, "".join(texts[start:stop])) for start, stop in pairwise(cuts)
     )
@@ -79,8 +75,8 @@ def _marked(answer: Answer, begin: int, end: int) -> str:
 def _piece(answer: Answer, start: int, stop: int, text: str) -> str:
     """A text that is, as a whole, part of the same copy and the source of the same copies."""
     shown = escape(visible(text))
-    made = next(_holding(answer, start, "output"), None)
-    sources = list(_holding(answer, start, "source"))
+    made = next((n for n, copy in enumerate(answer.copies) if start in range(*copy.output)), None)
+    sources = [n for n, copy in enumerate(answer.copies) if start in range(*copy.source)]
     if made is None and not sources:
         return shown
     place = (start, stop) if made is None else answer.copies[made].source
@@ -93,14 +89,6 @@ def _piece(answer: Answer, start: int, stop: int, text: str) -> str:
     if sources:
         attributes.append('data-source="{}"'.format(" ".join(map(str, sources))))
     return f"<span {' '.join(attributes)}>{shown}</span>"
-
-
-def _holding(answer: Answer, position: int, which: str) -> Iterator[int]:
-    """Numbers of the copies whose output or source holds a position."""
-    for number, copy in enumerate(answer.copies):
-        span: Span = getattr(copy, which)
-        if span.start <= position < span.end:
-            yield number
 
 
 _STYLE = """

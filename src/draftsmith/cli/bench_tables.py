@@ -75,7 +75,7 @@ def depth_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
     depths = [d for d in _DEPTHS if d <= deepest]
 
     def shares(row: ReplaySum) -> list[str]:
-        known = row.acceptance_by_depth
+        known = row.stats.acceptance_by_depth
         return [f"{known[d - 1]:.0%}" if d <= len(known) else "" for d in depths]
 
     lines = (((row.suite,), names[row.drafter], shares(row)) for row in sums)

@@ -72,14 +72,13 @@ def chat(
 @contextlib.contextmanager
 def stopping(stop: Event) -> Iterator[None]:
     """Ctrl-C sets the event, so that a step can end and the cache stays whole; twice interrupts."""
-    before = signal.getsignal(signal.SIGINT)
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             signal.default_int_handler(number, frame)
         stop.set()
 
-    signal.signal(signal.SIGINT, asked)
+    before = signal.signal(signal.SIGINT, asked)
     try:
         yield
     finally:

@@ -70,10 +70,7 @@ def build(
     _show(output, header, json_)
 
 
-def info(
-    folder: Folder,
-    json_: Json = False,
-) -> None:
+def info(folder: Folder, json_: Json = False) -> None:
     """Say what a corpus holds and how it was built, once its checksums were found to be right.
 
     [bold]Example[/bold]

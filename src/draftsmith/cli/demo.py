@@ -31,6 +31,7 @@ FILE = "shop.py"
 LIMIT = 160
 """Most tokens of an answer; the edited file may be as long as it must."""
 _WARM_UP = 24
+"""Tokens of an answer that is begun in both ways, so that neither is timed on a cold machine."""
 _REFRESH_SECONDS = 0.08
 _COPIED = "bold green"
 _PANEL_LINES = 12
@@ -125,7 +126,9 @@ def race(
 ) -> tuple[GenerationResult, GenerationResult]:
     """Answer plainly and then with drafts, live in a terminal, after a short warm-up."""
     lanes = [Lane("plain decoding", "none"), Lane(f"with {label(engine.drafter)}", None)]
-    warm_up(engine, asked)
+    with waiting("warming up …"):
+        for lane in lanes:
+            engine.generate(asked, drafter=lane.drafter, max_new_tokens=_WARM_UP, temperature=0.0)
     results = []
     # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
     # part of the times shown.
@@ -147,13 +150,6 @@ def race(
             if console.is_terminal:
                 live.update(view(console, lanes), refresh=True)
     return results[0], results[1]
-
-
-def warm_up(engine: Engine, asked: Messages) -> None:
-    """Begin an answer in both ways, so that neither is timed on a cold machine."""
-    with waiting("warming up …"):
-        for drafter in ("none", None):
-            engine.generate(asked, drafter=drafter, max_new_tokens=_WARM_UP, temperature=0.0)
 
 
 def view(console: Console, lanes: list[Lane]) -> Group:

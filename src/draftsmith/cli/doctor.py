@@ -7,7 +7,6 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from draftsmith.model.choice import Measured
     from draftsmith.model.loaded import LoadedModel
 
-_PACKAGES = ("draftsmith", "torch", "transformers", "tokenizers")
 _PRICED = (1, 16)
 """Widths of passes whose price is told when they are exact."""
 
@@ -59,12 +57,12 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
 def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
     from draftsmith.model.load import choice_file, folder_of, load
-    from draftsmith.model.measure import compare_dtypes
+    from draftsmith.model.measure import compare_dtypes, versions
 
     capabilities, model = loaded.capabilities, describe(loaded)
     record: dict[str, Any] = {
         "busy": busy(),
-        "versions": {name: version(name) for name in _PACKAGES},
+        "versions": versions() | {"python": platform.python_version()},
         "machine": machine(loaded),
         "model": model,
         "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
@@ -72,7 +70,6 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
         "exact": exactness(loaded),
         "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
     }
-    record["versions"]["python"] = platform.python_version()
     packed = loaded.prepacked is not None
     again = partial(load, loaded.name, None, device=loaded.device, prepack=packed)
     measured, _ = compare_dtypes(loaded, lambda dtype: again(dtype=dtype), thorough=True)

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +47,9 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
         from draftsmith.engine.engine import Engine
 
         SamplingParams(**sampling)
-        set_threads(options.threads or idle())
-        engine = Engine.from_pretrained(
-            source,
-            drafter=options.drafter,
-            budget=options.budget,
-            dtype=options.dtype,
-            device=options.device,
-            prepack=options.prepack,
-            exact=options.exact,
-            **others,
-        )
+        given = asdict(options) | {"model": source} | others
+        set_threads(given.pop("threads") or idle())
+        engine = Engine.from_pretrained(**given)
     if options.model is None and builtin.is_ours(source):
         note(
             f"note: answered by {short(source)}, a small model that ships with this package and "

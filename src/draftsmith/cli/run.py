@@ -196,14 +196,13 @@ def run(
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (results or failure is None):
-            answers = [record(engine, result) for result in results]
             print_json(
                 {
                     "model": engine.model.name,
                     "dtype": engine.model.dtype_name,
                     "device": str(engine.model.device),
                     "drafter": str(engine.drafter),
-                    "answers": answers,
+                    "answers": [record(engine, result) for result in results],
                     "notices": list(engine.notices),
                     "error": failure,
                 }

@@ -23,11 +23,6 @@ ServerOptions = Annotated[
                 "keep_alive drain allow_drafters"
             ),
         },
-        {
-            "public": "--public",
-            "log_prompts": "--log-prompts",
-            "allow_drafters": "--allow-drafters",
-        },
     ),
 ]
 

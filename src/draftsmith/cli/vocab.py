@@ -98,6 +98,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
 
 
 def _vocabulary(name: str) -> Vocabulary:
+    from draftsmith.text.tokenizer import read_bare
     from draftsmith.text.vocab import Vocabulary
 
     source = resolve(name)
@@ -107,12 +108,7 @@ def _vocabulary(name: str) -> Vocabulary:
         if not path.is_file():
             raise LoadError(f"{source} has neither tokenizer_config.json nor tokenizer.json")
     if path.is_file():
-        from tokenizers import Tokenizer
-
-        try:
-            return Vocabulary.of(Tokenizer.from_file(str(path)))
-        except Exception as error:  # The library raises nothing more special.
-            raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
+        return Vocabulary.of(read_bare(path))
     return Vocabulary.of(load_tokenizer(name))
 
 
@@ -168,17 +164,15 @@ def _pairs(found: list[dict[str, Any]]) -> Table:
     table = plain_table(*heads, header=True)
     for pair in found:
         name = f"{_called(pair['target'])} ← {_called(pair['drafter'])}"
-        shares = (_share(pair[share]) for share in _SHARES)
-        table.add_row(name, f"{pair['shared']:,}", *shares, pair["algorithm"])
+        shares = (pair[share] for share in _SHARES)
+        shown = (f"{share:.3f}" if share < 1 else "1" for share in shares)
+        table.add_row(name, f"{pair['shared']:,}", *shown, pair["algorithm"])
     return table
-
-
-def _share(value: float) -> str:
-    return f"{value:.3f}" if value < 1 else "1"
 
 
 def _example(text: str, back: str) -> str:
     """A piece and what becomes of it, from the first character that differs."""
-    pairs = enumerate(zip(text, back, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(text), len(back)))
+    from draftsmith.core.drafter import common_prefix
+
+    at = common_prefix(text, back)
     return f"{text[at : at + _SHOWN]!r} into {back[at : at + _SHOWN]!r}"

@@ -116,6 +116,12 @@ class Stats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Entry d: of the drafts that reached depth d+1, the share accepted at least so far."""
+        counts = zip_longest(self.accepted_by_depth, self.drafted_by_depth, fillvalue=0)
+        return [held / reached for held, reached in counts]
+
+    @property
     def accepted_share(self) -> float:
         """Share of the emitted tokens that some drafter had guessed."""
         return self.accepted / self.tokens if self.tokens else 0.0

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.drafters.ngrams import History
+from draftsmith.drafters.ngrams import History, common_past
 from draftsmith.drafters.options import at_least
 
 BUCKETS = (1, 2, 3, 5, 9, 17, 33)
@@ -71,11 +71,12 @@ class _Matcher(DrafterState):
 
     def _longest(self, ctx: Context) -> tuple[int, int] | None:
         """(where to copy from, length of the common past) of the best match."""
+        ids = self.history.ids
         for index in self.history.indexes:
             best: tuple[int, int] | None = None
             for occurrence in index.recent(index.latest, self.config.candidates):
                 start = occurrence + index.n
-                length = self._common_past(start)
+                length = common_past(ids, start, len(ids), self.config.max)
                 if best is None or length > best[1]:
                     best = start, length
                 if length >= self.config.max:
@@ -85,14 +86,6 @@ class _Matcher(DrafterState):
             if ctx.prediction and len(ctx.ids) == ctx.prompt_length:
                 return 0, self.config.max  # the answer is expected to begin like the prediction
         return None
-
-    def _common_past(self, start: int) -> int:
-        """How many ids before `start` equal the last ids, at most `max`."""
-        ids, end, length = self.history.ids, len(self.history.ids), 0
-        limit = min(self.config.max, start)
-        while length < limit and ids[start - length - 1] == ids[end - length - 1]:
-            length += 1
-        return length
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
         drafted = outcome.draft.size

@@ -15,6 +15,14 @@ SEAM = -1
 """Stands between the prediction and the sequence; no id equals it, so no match spans it."""
 
 
+def common_past(ids: Sequence[int], j: int, t: int, most: int = 64) -> int:
+    """How many ids before positions j < t are equal, at most so many."""
+    length, limit = 0, min(j, most)
+    while length < limit and ids[j - 1 - length] == ids[t - 1 - length]:
+        length += 1
+    return length
+
+
 class History:
     """All text a copying drafter may copy from: the prediction, a seam, and the sequence itself.
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from draftsmith.core.drafter import common_prefix
 from draftsmith.model.loaded import LoadedModel
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """The first position where two answers differ; None if they are the same."""
-    pairs = enumerate(zip(a, b, strict=False))
-    at = next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+    at = common_prefix(a, b)
     return None if at == len(a) == len(b) else at
 
 

@@ -199,6 +199,11 @@ def machine() -> str:
     return f"{processor()}, {system}, Python {platform.python_version()}"
 
 
+def versions() -> dict[str, str]:
+    """Of the packages that figures depend on."""
+    return {name: version(name) for name in ("draftsmith", "torch", "transformers", "tokenizers")}
+
+
 def processor() -> str:
     """The CPU's name, as far as the system tells it."""
     try:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from draftsmith.core.drafter import common_prefix
 from draftsmith.errors import OptionError, first_line
 
 KEPT = 64
@@ -202,9 +203,7 @@ class Scout:
 
     def go(self, path: Sequence[int]) -> bool:
         """Go to where `path` behind the sequence leads; False, staying near, if it is forbidden."""
-        same = 0
-        while same < min(len(path), len(self.path)) and path[same] == self.path[same]:
-            same += 1
+        same = common_prefix(path, self.path)
         if same < len(self.path):
             self.matcher.rollback(len(self.path) - same)
         read = self.matcher.try_consume_tokens(list(path[same:])) if same < len(path) else 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from draftsmith.core.session import Session
@@ -16,6 +18,14 @@ NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
 _INTEGERS = (int, np.integer)
+
+
+def read_bare(path: Path) -> Tokenizer:
+    """The tokenizer that a lone tokenizer.json describes; raises LoadError."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises nothing more special.
+        raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
 def as_batch(prompt: Any) -> tuple[list[Any], bool]:

@@ -21,6 +21,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefi
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters.calibration import Calibration
+from draftsmith.drafters.ngrams import common_past
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
@@ -37,8 +38,6 @@ HEADS = 50
 """Heads that decide while their K is sought. Source: appendix B.1."""
 NEARLY = 0.99
 """ours: the shortest drafts within 1 % of the best accepted length; longer ones only cost."""
-_COMPARED = 64
-"""Longest past that tells two places of a token apart."""
 
 
 @dataclass(frozen=True)
@@ -202,14 +201,6 @@ def likely_source(ids: Sequence[int], prompt_length: int) -> int | None:
         return None
     places = [j for j in range(prompt_length) if ids[j] == ids[t]]
     return max(places, key=lambda j: (common_past(ids, j, t), j), default=None)
-
-
-def common_past(ids: Sequence[int], j: int, t: int) -> int:
-    """How many ids before positions j < t are equal, at most 64."""
-    length = 0
-    while length < min(j, _COMPARED) and ids[j - 1 - length] == ids[t - 1 - length]:
-        length += 1
-    return length
 
 
 # ----------------------------------------------------------------------- layers and lengths

@@ -1,4 +1,4 @@
-"""Measure an exported model: `python evaluate.py --model M --corpora C --data D --out R.json`.
+"""Measure a model of recipes/builtin: `edit_model.py --model M --corpora C --data D --out R.json`.
 
 What counts is free-running output: greedy answers to edits of repositories the model never saw.
 Teacher-forced figures on the held-out rows come beside them.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
@@ -18,14 +19,16 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-import synth
 import torch
-from common import ID, TEXT_END, read_rows
-from prepare import WORD
-from rows import CHANGED, COPIED, PROMPT, Rows
 from torch.nn.functional import cross_entropy
 
 from draftsmith import Engine, builtin
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes" / "builtin"))
+import synth
+from common import ID, TEXT_END, read_rows
+from prepare import WORD
+from rows import CHANGED, COPIED, PROMPT, Rows
 
 Edit = tuple[str, str, str, str]  # path, message, before, after
 
