@@ -1,7 +1,7 @@
 """The real vLLM with our drafters: greedy answers stay what they are, in whatever circumstances.
 
-DRAFTSMITH_VLLM_PYTHON names the Python of an environment with vLLM (docs/vllm.md says how to make
-one); draftsmith need not be installed there.
+vLLM is in an environment of its own (tests/environments.py); DRAFTSMITH_VLLM_PYTHON may name the
+Python of another one, where draftsmith need not be installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import subprocess
 import textwrap
 import time
-import tomllib
 import urllib.error
 import urllib.request
 import zipfile
@@ -24,10 +23,10 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny
+from tests.environments import beside, environment
 from tests.other_engine import replayed
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import draftsmith
 from draftsmith.core.stats import total
 from draftsmith.integrations.vllm import check
 from draftsmith.model.load import folder_of, read_tokenizer
@@ -42,29 +41,14 @@ TOKENS, K = 48, 6
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    found = os.environ.get("DRAFTSMITH_VLLM_PYTHON")
-    if not found:
-        pytest.skip("DRAFTSMITH_VLLM_PYTHON does not name the Python of a vLLM")
-    return found
+    named = os.environ.get("DRAFTSMITH_VLLM_PYTHON")
+    return named or str(environment("vllm") / "bin" / "python")
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """As if draftsmith were installed beside vLLM: its code, and the names of its drafters."""
-    folder = tmp_path_factory.mktemp("installed")
-    info = folder / f"draftsmith-{draftsmith.__version__}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: draftsmith\nVersion: {draftsmith.__version__}\n"
-    )
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    paths = [str(folder), str(Path(draftsmith.__file__).parents[1])]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
+def variables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """For processes of vLLM: with draftsmith, and on one core."""
+    return beside(tmp_path_factory.mktemp("installed")) | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -133,8 +117,8 @@ def texts(folder: str) -> list[list[int]]:
 class Vllm:
     """Runs jobs, each in a process of its own."""
 
-    def __init__(self, python: str, environment: dict[str, str], model: str, prompts: Any) -> None:
-        self.python, self.environment = python, environment
+    def __init__(self, python: str, variables: dict[str, str], model: str, prompts: Any) -> None:
+        self.python, self.variables = python, variables
         self.model, self.prompts = model, prompts
         self.plain = self.run(None, logprobs=2)
 
@@ -150,7 +134,7 @@ class Vllm:
             "llm": settings | dict(llm), "prompts": self.prompts, "max_tokens": TOKENS,
             **({} if parallel else {"one_process": True}), **job,
         }  # fmt: skip
-        env = self.environment | ({} if parallel else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        env = self.variables | ({} if parallel else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         done = subprocess.run(
             [self.python, "-W", "ignore", str(ROOT / "benchmarks" / "vllm_session.py")],
             input=json.dumps(whole), env=env, capture_output=True, text=True,
@@ -186,14 +170,14 @@ def speculation(drafter: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def on_small(python: str, environment: dict[str, str], small: str) -> Vllm:
-    return Vllm(python, environment, small, random_prompts(len(tiny.tokenizer())))
+def on_small(python: str, variables: dict[str, str], small: str) -> Vllm:
+    return Vllm(python, variables, small, random_prompts(len(tiny.tokenizer())))
 
 
 @pytest.fixture(scope="session")
-def on_smollm2(python: str, environment: dict[str, str], smollm2: str) -> Vllm:
+def on_smollm2(python: str, variables: dict[str, str], smollm2: str) -> Vllm:
     folder = folder_of(smollm2)
-    return Vllm(python, environment, folder, texts(folder))
+    return Vllm(python, variables, folder, texts(folder))
 
 
 @pytest.mark.parametrize("drafter", ["copyspec", "prompt_lookup", "auto"])
@@ -297,12 +281,9 @@ def test_a_small_model_drafts_in_its_own_tokens(on_smollm2: Vllm) -> None:
 
 
 def test_vllm_serve_as_a_user_starts_it(
-    on_smollm2: Vllm, environment: dict[str, str], tmp_path: Path
+    on_smollm2: Vllm, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    made = speculation("auto")
+    port, made = free_port(), speculation("auto")
     command = [
         on_smollm2.python, "-m", "vllm.entrypoints.openai.api_server", "--model", on_smollm2.model,
         "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
@@ -310,7 +291,7 @@ def test_vllm_serve_as_a_user_starts_it(
         "--additional-config", json.dumps(made["additional_config"]),
     ]  # fmt: skip
     address = f"http://127.0.0.1:{port}"
-    env = environment | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    env = variables | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(command, env=env, stdout=log, stderr=log)
         try:
@@ -336,6 +317,13 @@ def test_vllm_serve_as_a_user_starts_it(
     assert choice["token_ids"] == on_smollm2.plain["answers"][0][0]
     assert 'draftsmith:accepted_tokens_by_source_total{source="auto"}' in metrics
     assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _answers(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Replicas by Ray Serve; needs the extra `ray`, in an environment of its own."""
+"""Replicas by Ray Serve, in an environment of its own (tests/environments.py)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from serving import said, until
+from tests.environments import ROOT, beside, environment
 
 from draftsmith import Engine
 from draftsmith.errors import OptionError, UnknownName
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own, of all kinds
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "scaling.md"
 TOKENS = 48
 GIVEN = {"model": "edit-1m", "dtype": "float32", "drafter": "auto", "memory": 500_000_000}
 
@@ -46,15 +48,23 @@ def test_what_to_install_is_told_where_ray_is_missing() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.external
+@pytest.mark.skipif(find_spec("ray") is not None, reason="the others run in this process")
+def test_all_that_is_below_where_ray_is(tmp_path: Path) -> None:
+    python = environment("ray") / "bin" / "python"
+    command = [python, "-m", "pytest", "-q", "-s", "-m", "external", __file__]
+    subprocess.run(command, cwd=ROOT, env=beside(tmp_path), check=True)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of Ray Serve on a small cluster of this machine."""
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="they run where Ray is, in a process of their own")
     folder = tempfile.mkdtemp(prefix="ray-")  # short: the paths of its sockets are limited
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("RAY_USAGE_STATS_ENABLED", "0")
         for who in ("REPLICA", "HANDLE"):  # autoscaling decides by what they tell
-            environment.setenv(f"RAY_SERVE_{who}_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
+            variables.setenv(f"RAY_SERVE_{who}_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
         ray.init(
             num_cpus=4,
             include_dashboard=False,
@@ -231,6 +241,17 @@ def test_every_endpoint_is_there_and_errors_keep_their_shape(run: Any) -> None:
 
 
 @pytest.mark.external
+def test_keys_come_from_the_replicas_environment(run: Any) -> None:
+    variables = {"env_vars": {"DRAFTSMITH_API_KEYS": "secret"}}
+    address = run(
+        build(deployment={"ray_actor_options": {"num_cpus": 1, "runtime_env": variables}})
+    )
+    models = address + "/v1/models"
+    assert httpx2.get(models).status_code == 401
+    assert httpx2.get(models, headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+@pytest.mark.external
 def test_the_pages_examples_serve(cluster: str, tmp_path: Path) -> None:
     import ray
     from ray import serve
@@ -261,7 +282,7 @@ def test_the_pages_examples_serve(cluster: str, tmp_path: Path) -> None:
 
 @pytest.mark.external
 def test_wrong_options_are_told_before_anything_starts() -> None:
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="they run where Ray is, in a process of their own")
     with pytest.raises(UnknownName, match="auto"):
         build(drafter="aut")
     with pytest.raises(OptionError, match=r"serve\.start"):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import environments
 import pytest
 from serving import Served
+from tests.environments import environment
 
 from draftsmith import builtin
 from draftsmith.engine.engine import Engine
@@ -92,14 +92,6 @@ def expected(folder: Path) -> dict[str, Any]:
             ["AuthenticationError", "invalid_api_key", None],
         ],
     }
-
-
-def environment(name: str) -> Path:
-    try:
-        return environments.make(name)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        pytest.skip(f"{name} cannot be installed here: {said.strip().splitlines()[-1]}")
 
 
 def run(home: Path, *command: str | Path, **options: Any) -> str:

