@@ -96,6 +96,7 @@ def config(tokens: int = 6, **options: Any) -> Any:
 def serve(requests: dict[str, Record], **options: Any) -> Proposer:
     runner = Runner(requests)
     runner.drafter = Proposer(config(**options))
+    runner.drafter.load_model()
     runner.run()
     for one in requests.values():
         assert one.output == one.answer

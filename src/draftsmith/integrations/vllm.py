@@ -16,7 +16,7 @@ import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from time import perf_counter
 from typing import Any
 
@@ -117,7 +117,6 @@ class Proposer:
             answers=Memory(options.answers, facts) if options.answers else None,
             warn=self.log.warning,
         )
-        self.samples_wrongly = _samples_wrongly()
         self.step: tuple[Any, Mapping[str, Sequence[int]]] | None = None
         """The runner that asks for drafts, and which were in the pass."""
         self.seconds, self.drafts, self.skipped = 0.0, 0, 0
@@ -131,14 +130,22 @@ class Proposer:
             "draftsmith drafts with %s, %d tokens at most", self.host.drafter,
             vllm_config.speculative_config.num_speculative_tokens,
         )  # fmt: skip
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Say what is wrong with this vLLM; what a drafter loads is loaded by then."""
         if self.samples_wrongly:
             self.log.warning(
                 "this vLLM spoils requests with a temperature above 0 where drafts are judged on a "
                 "CPU (vllm#55005), by whatever proposer: while one is open, none is drafted for"
             )
 
-    def load_model(self, *_: Any, **__: Any) -> None:
-        """Nothing: what a drafter loads is loaded by then."""
+    @cached_property
+    def samples_wrongly(self) -> bool:
+        """Whether requests that sample go without drafts.
+
+        Not known before there are kernels: 0.29 has those for a CPU only after it made us.
+        """
+        return _samples_wrongly()
 
     def propose(
         self,
