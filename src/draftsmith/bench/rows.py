@@ -61,8 +61,9 @@ def summarize(done: Sequence[Done]) -> list[ReplaySum]:
                 place = (record.suite, category, turn, one.drafter)
                 groups.setdefault(place, []).append(one.replay.stats)
     # Sums first; else in the order of the records and of the drafters.
-    columns = zip(*groups, strict=True)
-    suites, categories, _, drafters = (list(dict.fromkeys(column)) for column in columns)
+    suites, categories, _, drafters = (
+        list(dict.fromkeys(place[i] for place in groups)) for i in range(4)
+    )
     rows = [ReplaySum(*place, len(parts), total(parts)) for place, parts in groups.items()]
     return sorted(
         rows,
