@@ -102,14 +102,12 @@ class Ours:
     def __init__(self, tokens: int, vocab: int, **options: Any) -> None:
         from draftsmith.integrations.vllm import Proposer
 
-        # No engine is here that would call it, or whose kernels could be tried.
-        module = "draftsmith.integrations.vllm"
         with (
-            patch(f"{module}.attach"),
-            patch(f"{module}._samples_wrongly", lambda: False),
+            patch("draftsmith.integrations.vllm.attach"),  # no engine is here that would call it
             patch.dict(sys.modules, {} if find_spec("vllm") else {"vllm.logger": LOGGER}),
         ):
             self.proposer = Proposer(config(tokens, vocab, **options))
+        self.proposer.samples_wrongly = False  # nobody samples here
 
     def __call__(self, batch: Batch, fresh: Any, scheduled: dict[str, list[int]]) -> Any:
         self.proposer.step = SimpleNamespace(input_batch=batch, requests=batch.requests), scheduled
