@@ -284,8 +284,7 @@ def percentiles(own: list[Found]) -> list[str]:
 def report(title: str, found: dict[int, list[dict[str, Found]]], output: Path) -> str:
     """A model's table; its plot is written."""
     write_text(output / f"server_load.{title.replace(', ', '.')}.svg", plot(found, ARMS))
-    told = (lines(*one, ARMS, HEADS, percentiles) for one in found.items())
-    rows = [line for number in told for line in number]
+    rows = [line for own in found.items() for line in lines(*own, ARMS, HEADS, percentiles)]
     return f"## {title}\n\n{table(HEADS, rows)}"
 
 

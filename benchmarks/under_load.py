@@ -306,8 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             slower |= bad
             slow = " SLOWER" * bad
             print(f"{one.title}, {callers} at once: auto / plain {speed}{slow}", flush=True)
-        told = (lines(*one, ARMS, HEADS, medians) for one in found.items())
-        rows = [line for number in told for line in number]
+        rows = [line for own in found.items() for line in lines(*own, ARMS, HEADS, medians)]
         said += [f"## {one.title}\n", table(HEADS, rows)]
         write_text(args.output / f"under_load.{one.title.replace(', ', '.')}.svg", plot(found))
     write_text(args.output / "under_load.md", "\n".join(said))
