@@ -579,7 +579,21 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     for _ in range(9):  # in one of them no prompt is read, to know what a pass takes
         engine.scheduler.step()
     assert middle.session.row.cached > 64
-    assert long.session.reading, "they take turns"
+    assert long.session.reading
+
+
+def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
+    engine = engine_of("llama")
+    engine.scheduler.runner.chunk = 16
+    long = job_of(engine, prompt(220, 0), max_new_tokens=1)
+    engine.scheduler.add(long)
+    steps = 0
+    while not long.session.generated:
+        engine.scheduler.add(job_of(engine, prompt(40, 1 + steps), max_new_tokens=1))
+        engine.scheduler.step()
+        steps += 1
+    before = 220 // 16 - 40 // 16  # those of them that come so soon are due before it
+    assert steps == pytest.approx((220 + 40 * before) / 16, abs=3)
 
 
 def test_a_pass_whose_jobs_have_all_ended_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.loop import mend, start, step, unread
+from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
 from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
@@ -225,6 +225,7 @@ class Scheduler:
             job.admitted = perf_counter()
             row: SequenceRow = job.session.row
             row.rewinds = job.rewinds
+            job.due = self._passes + len(row.pending) / LEAST_CHUNK
             self.prefixes.label(job)
             active.append(job)
         return active
@@ -241,10 +242,10 @@ class Scheduler:
         return True
 
     def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
-        """How much of each waiting prompt the pass takes: whose turn is longest ago comes first,
-        of new ones the shortest.
+        """How much of each waiting prompt the pass takes, those that are due first coming first.
 
-        So ten tokens that came behind thirty thousand begin with the next pass or the one after.
+        So ten tokens that came behind thirty thousand begin with the next pass, and the thirty
+        thousand are passed only by those who come before they are due.
         """
         reading = [job for job in jobs if job.session.reading]
         if not reading:
@@ -253,7 +254,7 @@ class Scheduler:
         decoding = len(jobs) - len(reading)
         room = self._chunked.room(decoding, len(reading), self.runner.chunk)
         takes = dict.fromkeys(map(id, reading), 0)
-        for job in sorted(reading, key=lambda job: (job.turn, len(job.session.row.pending))):
+        for job in sorted(reading, key=lambda job: job.due):
             session = job.session
             if not session.row.cached:
                 if self.prefixes.coming(job, waiting):
@@ -265,8 +266,7 @@ class Scheduler:
             if take > self.runner.chunk and len(self._jobs) > 1 and not self._told:
                 self._told = True
                 job.notices += (_STALL.format(take),)
-            if take:
-                room, job.turn = max(0, room - take), self._passes
+            room -= min(room, take)
             takes[id(job)] = take
         return takes
 
