@@ -20,6 +20,7 @@ from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
 from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
+from draftsmith.engine.openmp import end_team
 from draftsmith.engine.prefixes import Prefixes
 from draftsmith.errors import DrafterStalled, OptionError
 from draftsmith.model.load import check_mode
@@ -42,6 +43,8 @@ class _Turn:
     """Nobody else ever takes it."""
     ended: Any = field(default_factory=threading.Lock)
     """What others wait for."""
+    awaited: bool = False
+    """Whether anybody does."""
 
 
 class Scheduler:
@@ -74,6 +77,7 @@ class Scheduler:
         """Whether somebody heard of `_STALL`."""
         self.stalled: dict[Drafter, DrafterStalled] = {}
         """Drafters that held up a pass: nobody asks them again."""
+        end_team()  # of the thread that loaded the model; others may drive
 
     # --- for callers ----------------------------------------------------------------------------
 
@@ -128,6 +132,7 @@ class Scheduler:
                 yield from job.pieces
         finally:
             self.abort(jobs)
+            end_team()
 
     def abort(self, jobs: Sequence[Job]) -> None:
         """End jobs that are not done; their rows are freed at once, or after the running pass."""
@@ -151,6 +156,8 @@ class Scheduler:
                         self._pass()
                 finally:
                     self._retire()
+                    if mine.awaited:  # by somebody who may make the next step
+                        end_team()
                 return
         with other.ended:
             return
@@ -159,6 +166,7 @@ class Scheduler:
         """Let this step be the one that is made; or the other one that is."""
         with self._lock:
             if self._driver is not None:
+                self._turn.awaited = True
                 return self._turn
             self._turn = mine
             return None
