@@ -34,6 +34,7 @@ from benchmarks.shared import held_out, picture, setup, table
 from draftsmith import Engine, builtin
 from draftsmith.bench.plots import draw_lines
 from draftsmith.bench.suites import evenly, read, sample
+from draftsmith.engine.openmp import end_team
 from draftsmith.engine.request import encode, end_ids
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel, last_part
@@ -140,6 +141,7 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
                     found[one.request_id] = one
                     add(1)
             seconds = perf_counter() - begin
+        end_team()  # it warms up in this thread, whose workers would let the engines' sleep
         answers = []
         for key, asked_at in begins.items():
             at = [moment - asked_at for moment in found[key].timestamps]
