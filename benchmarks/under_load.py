@@ -34,10 +34,10 @@ from benchmarks.shared import held_out, picture, setup, table
 from draftsmith import Engine, builtin
 from draftsmith.bench.plots import draw_lines
 from draftsmith.bench.suites import evenly, read, sample
-from draftsmith.engine.openmp import end_team
 from draftsmith.engine.request import encode, end_ids
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel, last_part
+from draftsmith.model.openmp import end_team
 from draftsmith.storage import Finished, digest, write_text
 from draftsmith.text.tokenizer import render_chat
 
@@ -120,6 +120,7 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
             continuous_batching_config=settings,
             persistent_manager=True,
         ) as manager:
+            end_team()  # it has warmed up in this thread, whose workers would let others' sleep
             begins, found = dict[str, float](), dict[str, Any]()
             waiting = iter(asked)
 
@@ -141,7 +142,6 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
                     found[one.request_id] = one
                     add(1)
             seconds = perf_counter() - begin
-        end_team()  # it warms up in this thread, whose workers would let the engines' sleep
         answers = []
         for key, asked_at in begins.items():
             at = [moment - asked_at for moment in found[key].timestamps]

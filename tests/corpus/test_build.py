@@ -31,7 +31,6 @@ from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.storage import NEW
-from work import DIES
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "lazy", "def", "foo", "return", "hello", "test")
 
@@ -342,8 +341,9 @@ def test_killed_while_tidying_up(
     assert content(tmp_path / "c") == expected
 
 
-CHILD = """
-import sys
+BUILDS = """
+import os, sys
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be there after a fork
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 import torch
@@ -351,37 +351,44 @@ import tiny
 from draftsmith.corpus import perplexity
 from draftsmith.corpus.build import CorpusPlan, build
 from draftsmith.model.load import load
+from work import DIES
 
 torch.set_num_threads(1)
 perplexity._POSITIONS = 256
 
 model = load(tiny.model(), tokenizer=tiny.tokenizer())
 plan = CorpusPlan(texts=[Path({texts!r})], piece=16, keep=9)
-build(plan, Path({folder!r}), tiny.tokenizer(), model, "tiny")
+for lines in map(int, sys.stdin):
+    child = os.fork()
+    if not child:
+        if lines:
+            exec(DIES.format(lines=lines, parts=("/draftsmith/corpus/", "/draftsmith/storage.py")))
+        build(plan, Path({folder!r}), tiny.tokenizer(), model, "tiny")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""Builds, each in a process of its own and killed after as many lines as it is told; 0: never."""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL on Windows")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has computed")
 def test_sigkill_at_random_moments(
     plan: CorpusPlan, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "c"
-    code = CHILD.format(
+    code = BUILDS.format(
         tests=str(Path(__file__).parents[1]), texts=str(plan.texts[0]), folder=str(folder)
     )
     rng = random.Random(11)
-    kills = 0
-    parts = ("/draftsmith/corpus/", "/draftsmith/storage.py")
-    for _ in range(12):  # a whole build is about 4,800 lines
-        dies = DIES.format(lines=rng.randrange(300, 3000), parts=parts)
-        status = subprocess.run([sys.executable, "-c", dies + code]).returncode
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-        kills += 1
-    assert kills > 1
-    subprocess.run([sys.executable, "-c", code], check=True)
+    whole = [*(rng.randrange(300, 3000) for _ in range(12)), 0]  # lines; a build is about 4,800
+    asked = "".join(f"{lines}\n" for lines in whole)
+    told = subprocess.run(
+        [sys.executable, "-c", code], input=asked, stdout=subprocess.PIPE, text=True, check=True
+    )
+    statuses = [int(line) for line in told.stdout.split()]
+    assert set(statuses) <= {0, -signal.SIGKILL}
+    assert statuses.count(-signal.SIGKILL) > 1
+    assert statuses[-1] == 0
     assert content(folder) == expected
 
 

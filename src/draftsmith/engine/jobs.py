@@ -53,8 +53,8 @@ class Job:
     """Tokens that have been turned into pieces."""
     closed: bool = False
     """Whether no text is held back any more."""
-    due: float = 0
-    """The pass that would end its prompt, had each since its admission taken the least part."""
+    turn: int = 0
+    """The number of passes when it was given a row."""
     key: Any = None
     """What its row is computed under; None: nothing that others could use."""
     need: Any = None

@@ -20,11 +20,11 @@ from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
 from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
-from draftsmith.engine.openmp import end_team
 from draftsmith.engine.prefixes import Prefixes
 from draftsmith.errors import DrafterStalled, OptionError
 from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.openmp import end_team
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 
@@ -43,8 +43,6 @@ class _Turn:
     """Nobody else ever takes it."""
     ended: Any = field(default_factory=threading.Lock)
     """What others wait for."""
-    awaited: bool = False
-    """Whether anybody does."""
 
 
 class Scheduler:
@@ -156,9 +154,8 @@ class Scheduler:
                         self._pass()
                 finally:
                     self._retire()
-                    if mine.awaited:  # by somebody who may make the next step
-                        end_team()
                 return
+        end_team()
         with other.ended:
             return
 
@@ -166,7 +163,6 @@ class Scheduler:
         """Let this step be the one that is made; or the other one that is."""
         with self._lock:
             if self._driver is not None:
-                self._turn.awaited = True
                 return self._turn
             self._turn = mine
             return None
@@ -233,7 +229,7 @@ class Scheduler:
             job.admitted = perf_counter()
             row: SequenceRow = job.session.row
             row.rewinds = job.rewinds
-            job.due = self._passes + len(row.pending) / LEAST_CHUNK
+            job.turn = self._passes
             self.prefixes.label(job)
             active.append(job)
         return active
@@ -252,8 +248,8 @@ class Scheduler:
     def _chunks(self, jobs: Sequence[Job]) -> dict[int, int]:
         """How much of each waiting prompt the pass takes, those that are due first coming first.
 
-        So ten tokens that came behind thirty thousand begin with the next pass, and the thirty
-        thousand are passed only by those who come before they are due.
+        That is, as if every pass took the least part of each: ten tokens behind thirty thousand
+        begin with the next pass, but nobody is passed for ever.
         """
         reading = [job for job in jobs if job.session.reading]
         if not reading:
@@ -262,7 +258,12 @@ class Scheduler:
         decoding = len(jobs) - len(reading)
         room = self._chunked.room(decoding, len(reading), self.runner.chunk)
         takes = dict.fromkeys(map(id, reading), 0)
-        for job in sorted(reading, key=lambda job: job.due):
+
+        def due(job: Job) -> float:
+            new = job.session.prompt_length - job.session.stats.reused_tokens
+            return job.turn + new / LEAST_CHUNK
+
+        for job in sorted(reading, key=due):
             session = job.session
             if not session.row.cached:
                 if self.prefixes.coming(job, waiting):

@@ -26,6 +26,7 @@ from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.choice import MEASURED, Measured
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import compare_dtypes, machine
+from draftsmith.model.openmp import end_team
 from draftsmith.model.probe import probe
 from draftsmith.storage import cache_folder, digest, reading
 
@@ -78,7 +79,9 @@ def load(
     if isinstance(tokenizer, str | Path):
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
-    return LoadedModel(live, tokenizer, probe(loaded), name, packed)
+    found = LoadedModel(live, tokenizer, probe(loaded), name, packed)
+    end_team()
+    return found
 
 
 def _load_measured(

@@ -4,12 +4,14 @@ GNU's runtime, which torch has on Linux, gives every thread that computes a team
 long as that thread lives. Once all teams together are more threads than there are cores, a worker
 that has nothing to do sleeps at once, and has to be woken for each of the hundreds of small
 operations of a pass: with two cores no faster than one (docs/lab-notes.md, 2026-11-23). So whoever
-has computed, and leaves the next pass to another thread, ends its team; a new one takes 0.1 ms.
+has computed, and may leave the next pass to another thread, ends its team; a new one takes 0.1 ms
+there.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -32,3 +34,8 @@ def _pause() -> Callable[[int], int] | None:
     if hasattr(loaded, "kmp_set_blocktime"):  # LLVM's or Intel's, which would end everybody's teams
         return None
     return getattr(loaded, "omp_pause_resource_all", None)
+
+
+if sys.platform.startswith("linux"):
+    # A child gets a team without its threads, and would wait for them for ever.
+    os.register_at_fork(before=end_team)
