@@ -21,6 +21,7 @@ from draftsmith import Engine, builtin
 from draftsmith.errors import LoadError, WriteError
 from draftsmith.model import gguf as ours
 from draftsmith.model.load import load, read_tokenizer
+from draftsmith.model.loaded import LoadedModel
 
 WIDTHS = {
     Kind.Q4_0: 64, Kind.Q4_1: 64, Kind.Q5_1: 64, Kind.Q8_0: 64, Kind.F16: 64, Kind.Q4_K: 256,
@@ -263,10 +264,15 @@ def test_what_a_killed_conversion_left_is_removed(file: Path, cache: Path) -> No
     assert not left.exists()
 
 
+@pytest.fixture(scope="module")
+def real(smollm2: str) -> LoadedModel:
+    """Read once, from where converted files are usually kept."""
+    return load(smollm2, dtype="float32")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q5_1, Kind.Q8_0, Kind.F16])
-def test_files_made_of_a_real_models_weights(kind: Kind, tmp_path: Path, smollm2: str) -> None:
-    real = load(smollm2, dtype="float32")
+def test_files_made_of_a_real_models_weights(kind: Kind, tmp_path: Path, real: LoadedModel) -> None:
     small = tmp_path / "again.gguf"
     expected = gguf_files.write(small, real.model, kind, real.tokenizer)
     state = load(small, dtype="float32").model.state_dict()
