@@ -371,7 +371,7 @@ for lines in map(int, sys.stdin):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has computed")
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a fork may go on computing")
 def test_sigkill_at_random_moments(
     plan: CorpusPlan, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -380,8 +380,8 @@ def test_sigkill_at_random_moments(
         tests=str(Path(__file__).parents[1]), texts=str(plan.texts[0]), folder=str(folder)
     )
     rng = random.Random(11)
-    whole = [*(rng.randrange(300, 3000) for _ in range(12)), 0]  # lines; a build is about 4,800
-    asked = "".join(f"{lines}\n" for lines in whole)
+    killed_after = [rng.randrange(300, 3000) for _ in range(12)]  # lines; a build is about 4,800
+    asked = "".join(f"{lines}\n" for lines in [*killed_after, 0])
     told = subprocess.run(
         [sys.executable, "-c", code], input=asked, stdout=subprocess.PIPE, text=True, check=True
     )

@@ -53,7 +53,7 @@ class Job:
     """Tokens that have been turned into pieces."""
     closed: bool = False
     """Whether no text is held back any more."""
-    turn: int = 0
+    since: int = 0
     """The number of passes when it was given a row."""
     key: Any = None
     """What its row is computed under; None: nothing that others could use."""

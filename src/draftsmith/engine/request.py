@@ -24,6 +24,7 @@ from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.model import generation_config
 from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.openmp import end_team
 from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar
@@ -99,7 +100,9 @@ class Drafting:
     ) -> Drafting:
         """Bind a drafter to a model, which may load another one."""
         bound = drafter.bind(model.facts)
-        return cls(model, bound, needs_of(bound, model), checked_budget(budget), cost)
+        made = cls(model, bound, needs_of(bound, model), checked_budget(budget), cost)
+        end_team()  # models were loaded, and tried; other threads may drive them
+        return made
 
     def session(self, ids: Sequence[int], **options: Any) -> Session:
         """A sequence ready to start; `options` are those of `Session` about what is emitted."""

@@ -75,7 +75,6 @@ class Scheduler:
         """Whether somebody heard of `_STALL`."""
         self.stalled: dict[Drafter, DrafterStalled] = {}
         """Drafters that held up a pass: nobody asks them again."""
-        end_team()  # of the thread that loaded the model; others may drive
 
     # --- for callers ----------------------------------------------------------------------------
 
@@ -229,7 +228,7 @@ class Scheduler:
             job.admitted = perf_counter()
             row: SequenceRow = job.session.row
             row.rewinds = job.rewinds
-            job.turn = self._passes
+            job.since = self._passes
             self.prefixes.label(job)
             active.append(job)
         return active
@@ -261,7 +260,7 @@ class Scheduler:
 
         def due(job: Job) -> float:
             new = job.session.prompt_length - job.session.stats.reused_tokens
-            return job.turn + new / LEAST_CHUNK
+            return job.since + new / LEAST_CHUNK
 
         for job in sorted(reading, key=due):
             session = job.session

@@ -26,7 +26,6 @@ from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.choice import MEASURED, Measured
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import compare_dtypes, machine
-from draftsmith.model.openmp import end_team
 from draftsmith.model.probe import probe
 from draftsmith.storage import cache_folder, digest, reading
 
@@ -79,9 +78,7 @@ def load(
     if isinstance(tokenizer, str | Path):
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
-    found = LoadedModel(live, tokenizer, probe(loaded), name, packed)
-    end_team()
-    return found
+    return LoadedModel(live, tokenizer, probe(loaded), name, packed)
 
 
 def _load_measured(
