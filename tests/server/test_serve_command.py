@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -147,6 +148,14 @@ def test_the_command_can_be_killed_and_started_again() -> None:
 def test_wrong_options_are_one_line(tmp_path: Path) -> None:
     assert "--max-output" in fails(2, "serve", "--max-output", "0")
     assert "cannot read" in fails(2, "serve", "--api-keys", tmp_path / "none")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port}" in fails(2, "serve", "-m", tmp_path / "none", "--port", port)
+
+
+def test_a_server_may_keep_no_prefixes() -> None:
+    with Served("--prefixes", "0") as served:
+        assert served.end() == 0
 
 
 def test_what_to_install_is_told_where_something_is_missing(

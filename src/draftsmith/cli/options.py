@@ -239,6 +239,7 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
     options: dict[str, Field] = {}
     spelt: dict[str, str] = {}
     panels: dict[str, str | None] = {}
+    may_be_0: tuple[str, ...] = getattr(hint, "may_be_0", ())
     for part in hint.__mro__[-2::-1]:
         spelt |= vars(part).get("spelt", {})
         for f in declared(f"{part.__module__}:{part.__qualname__}").fields:
@@ -249,7 +250,8 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
     def make(**values: Any) -> Any:
         given = _given(**values)
         for name, value in given.items():
-            if type(value) is int and value < 1 and options[name].default != "0":
+            zero = options[name].default == "0" or (not value and name in may_be_0)
+            if type(value) is int and value < 1 and not zero:
                 raise OptionError(f"{name}={value} cannot work; it must be at least 1")
         return hint(**given)
 

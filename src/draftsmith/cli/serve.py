@@ -32,6 +32,7 @@ class EngineOptions:
     """What the engine may hold."""
 
     panel: ClassVar = "Engine"
+    may_be_0: ClassVar = ("prefixes",)
 
     max_batch: int = 16
     """Most answers in a pass."""
@@ -57,6 +58,7 @@ def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> 
     try:
         from draftsmith.server.api import Api
         from draftsmith.server.keys import Keys
+        from draftsmith.server.run import check_address
         from draftsmith.server.run import server as listening
         from draftsmith.server.settings import Settings
     except ModuleNotFoundError as error:
@@ -65,6 +67,7 @@ def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> 
         ) from error
     settings = Settings(**server)
     keys = Keys.read(settings.api_keys, os.environ)
+    check_address(settings)
     made = load_engine(model, {}, **asdict(engine))
     say_notices(made)
     name = settings.name or short(model.model or resolve(None))

@@ -24,17 +24,20 @@ class Keys:
     @classmethod
     def read(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
         """Those of a file and of the environment; raises LoadError, also for a file without any."""
-        found = environment.get(VARIABLE, "").split(",")
+        said = environment.get(VARIABLE, "")
+        found = [key for key in map(str.strip, said.split(",")) if key]
+        if said and not found:
+            raise LoadError(f"{VARIABLE}={said!r} holds no API key; unset it to serve everybody")
         if file is not None:
             try:
-                lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+                lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise LoadError(f"cannot read the API keys in {file}: {error}") from error
             mine = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
             if not mine:
                 raise LoadError(f"{file} holds no API key; write one a line")
             found += mine
-        return cls(key for key in map(str.strip, found) if key)
+        return cls(found)
 
     def __bool__(self) -> bool:
         return bool(self._digests)

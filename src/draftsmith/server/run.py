@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from types import FrameType
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import uvicorn
 from sse_starlette.sse import AppStatus
 
+from draftsmith.errors import OptionError, first_line
 from draftsmith.server.api import Api
 from draftsmith.server.app import create_app
+from draftsmith.server.settings import Settings
 
 _LAST = 5
 """Seconds for readers to take the end of their streams."""
@@ -73,6 +76,19 @@ class Draining(uvicorn.Server):
         worker.draining = True
         seconds = 0.0 if self.force_exit else self._api.settings.drain
         asyncio.get_running_loop().call_later(seconds, worker.end_all)
+
+
+def check_address(settings: Settings) -> None:
+    """Raise OptionError where nobody can listen: better said before a model is loaded."""
+    host, port = settings.host, settings.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise OptionError(
+            f"cannot listen at {host} port {port}: {first_line(error)}; choose another --port or "
+            "--host"
+        ) from error
 
 
 def server(api: Api) -> Draining:

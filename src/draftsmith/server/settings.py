@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import ClassVar
 
@@ -53,14 +54,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            value, least = getattr(self, option.name), _LEAST.get(option.name)
-            if least is not None and value is not None and not value >= least:
-                raise OptionError(
-                    f"{option.name}={value!r} cannot work; it must be {least} or more"
-                )
+            value = getattr(self, option.name)
+            least, most = _RANGE.get(option.name, (None, inf))
+            if least is None or value is None:
+                continue
+            if not least <= value <= most:
+                end = "or more" if most == inf else f"to {most}"
+                raise OptionError(f"{option.name}={value!r} cannot work; it must be {least} {end}")
 
 
-_LEAST = {
-    "port": 0, "queue": 0, "max_context": 1, "max_output": 1, "max_body": 1, "timeout": 0.001,
-    "grammar_seconds": 0.001, "slow_reader": 0.001, "keep_alive": 0.001, "drain": 0,
+_RANGE = {
+    "port": (0, 65535), "queue": (0, inf), "max_context": (1, inf), "max_output": (1, inf),
+    "max_body": (1, inf), "timeout": (0.001, inf), "grammar_seconds": (0.001, inf),
+    "slow_reader": (0.001, inf), "keep_alive": (0.001, inf), "drain": (0, 86_400),
 }  # fmt: skip
+"""Least and most of an option."""
