@@ -10,7 +10,9 @@ import torch
 from serving import api_of, client_of, engine, events, loaded, said
 from starlette.testclient import TestClient
 
+from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest
+from draftsmith.text.vocab import Vocabulary
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "the quick brown fox"}]}
 TEXT = {"model": "tiny", "prompt": "the quick brown fox jumps over", "max_tokens": 12}
@@ -269,6 +271,11 @@ def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> N
     assert refused(client, 400, temperature=3)["param"] == "temperature"
     assert refused(client, 400, top_p=0)["param"] == "top_p"
     assert refused(client, 400, max_tokens=65)["param"] == "max_tokens"
+    assert "stream=true" in refused(client, 400, stream_options={"include_usage": True})["message"]
+    for field, value in (("max_completion_tokens", 65), ("top_logprobs", 2)):
+        response = client.post("/v1/chat/completions", json=ASK | {field: value})
+        assert response.json()["error"]["param"] == field
+        assert response.json()["error"]["message"].startswith(field)
     assert refused(client, 400, prompt="")["param"] is None
     assert refused(client, 400, prompt=[5, 99999])["type"] == "invalid_request_error"
     assert refused(client, 400, prompt="a " * 3000)["code"] == "context_length_exceeded"
@@ -287,6 +294,26 @@ def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> N
     assert response.status_code == 400
     assert client.get("/nowhere").json()["error"]["message"] == "Not Found"
     assert client.get("/v1/completions").status_code == 405
+
+
+def test_a_request_for_too_much_is_refused_before_anything_is_made(client: TestClient) -> None:
+    """128 answers to each of half a million prompts: 64 million, told apart one by one."""
+    body = b'{"n": 128, "prompt": [' + b",".join([b'"a"'] * 500_000) + b"]}"
+    headers = {"content-type": "application/json"}
+    response = client.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 400
+    assert "answers at a time" in response.json()["error"]["message"]
+
+
+def test_what_tokens_write_is_looked_up_once(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking a tokenizer takes as long as its vocabulary is large, and everybody waits."""
+    asked = []
+    of = Vocabulary.of
+    monkeypatch.setattr(Vocabulary, "of", lambda *one: asked.append(one) or of(*one))
+    chat(client, logprobs=True, top_logprobs=5, return_drafts=True, drafter="copyspec")
+    assert not asked
 
 
 BODIES: list[tuple[bytes, int]] = [
@@ -325,7 +352,9 @@ def test_gaps_are_filled_by_models_that_know_them() -> None:
             return {str(AddedToken(name)): n for n, name in enumerate(names)}
 
     api.tokenizer = Knowing()
-    assert api._gap("a", "c") == "<fim_prefix>a<fim_suffix>c<fim_middle>"
+    assert api._gaps(["a"], "c") == ["<fim_prefix>a<fim_suffix>c<fim_middle>"]
+    with pytest.raises(Refusal, match="needs a text"):
+        api._gaps(["a", [5]], "c")
 
 
 def test_openapi_describes_every_endpoint(client: TestClient) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import httpx2
@@ -108,6 +109,41 @@ def test_who_does_not_read_is_paused_and_holds_nobody_up(monkeypatch: pytest.Mon
         assert chunks[-1].result.tokens == expected.tokens
         for call in (slow, other):
             call.close()
+        await api.worker.stop()
+
+    asyncio.run(scenario())
+
+
+def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
+    api = api_of(engine("none"))
+
+    async def scenario() -> None:
+        api.worker.start()
+        call = api.worker.call(1, 300)
+        jobs = api.engine.prepare({"max_new_tokens": 9}).jobs([ASK["messages"]], streaming=True)
+        await call.start(jobs, [None])
+        while not call._waiting:
+            await asyncio.sleep(0.001)
+        call._deadline = 0.0
+        with pytest.raises(Refusal) as refused:
+            await anext(call.chunks())
+        assert refused.value.code == "timeout"
+        call.close()
+        await api.worker.stop()
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
+    api = api_of(engine("none"))
+
+    async def scenario() -> None:
+        api.worker.start()
+        call = api.worker.call(1, 300)
+        jobs = api.engine.prepare({"max_new_tokens": 3}).jobs([ASK["messages"]], streaming=True)
+        await call.start(jobs, [None])
+        async for chunk in call.chunks():
+            assert api.worker.open == (chunk.result is None)
         await api.worker.stop()
 
     asyncio.run(scenario())
@@ -455,6 +491,11 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Any) -> None:
     (tmp_path / "empty").write_text("# nobody\n", encoding="utf-8")
     with pytest.raises(LoadError, match="holds no API key"):
         Keys.read(tmp_path / "empty", {})
+    for nothing in (",", " "):  # a secret that came out empty must not open the server
+        with pytest.raises(LoadError, match="holds no API key"):
+            Keys.read(None, {"DRAFTSMITH_API_KEYS": nothing})
+    (tmp_path / "windows").write_text("five\n", encoding="utf-8-sig")
+    assert Keys.read(tmp_path / "windows", {}).salt("five")
 
 
 def test_pages_of_others_may_ask_only_where_they_are_named() -> None:
@@ -472,8 +513,9 @@ def test_settings_that_cannot_work_are_refused() -> None:
     for name in ("max_output", "queue", "timeout", "drain", "max_body", "port"):
         with pytest.raises(OptionError, match=name):
             Settings(**{name: -1})
-    with pytest.raises(OptionError, match="timeout"):
-        Settings(timeout=float("nan"))
+    for name, value in (("timeout", nan), ("drain", inf), ("port", 65536)):
+        with pytest.raises(OptionError, match=name):
+            Settings(**{name: value})
 
 
 def test_limits_of_prompt_and_answer_are_the_servers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Piece
 from draftsmith.model.load import load
+from draftsmith.server.answers import Choice
+from draftsmith.server.responses import chat_of, messages_of
+from draftsmith.server.schema import ResponsesRequest
 from draftsmith.server.tools import ToolReader, family_of, markers_of
+from draftsmith.server.worker import Chunk
 
 MARKERS = {1: "[TOOL_CALLS]", 2: "[ARGS]", 3: "<|python_tag|>"}
 NAMES = ["add", "look_up"]
@@ -37,6 +42,14 @@ ANSWERS: list[tuple[Any, list[str | int], str, list[tuple[str, Any]]]] = [
     ("hermes", ["a <tool_call>{no}</tool_call> b"], "a <tool_call>{no}</tool_call> b", []),
     ("hermes", ["a <tool_call>{not"], "a <tool_call>{not", []),
     ("hermes", ["two\n\nparts \n"], "two\n\nparts \n", []),
+    # no JSON, or no text
+    *((family, [text], text, []) for family, text in (
+        ("hermes", '<tool_call>{"name":"add","arguments":{"t":"\\ud83d"}}</tool_call>'),
+        ("hermes", '<tool_call>{"name":"add\\ud83d","arguments":{}}</tool_call>'),
+        ("hermes", '<tool_call>{"name":"add","arguments":"\\ud83d"}</tool_call>'),
+        ("llama", '{"name": "add", "parameters": {"x": NaN}}'),
+        ("mistral", '[TOOL_CALLS]add{"x": 1e999}'),
+    )),
     # Llama 3
     ("llama", ["no call {here}"], "no call {here}", []),
     ("llama", [spelt(ADD, "parameters")], "", [ADD]),
@@ -153,6 +166,44 @@ def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: Tes
     assert prompt() > prompt(tool_choice="none") == prompt(tools=None)
 
 
+def choice_of(parts: list[str], reason: str, most_calls: int | None = None) -> Choice:
+    """An answer in Hermes' format that came in parts and ended for a reason."""
+    choice = Choice(ToolReader("hermes", NAMES), most_calls)
+    result: Any = SimpleNamespace(finish_reason=reason)
+    for number, part in enumerate(parts):
+        last = result if number == len(parts) - 1 else None
+        choice.take(Chunk(0, (Piece(part, 9, "target", 0.0),), (), (), last))
+    return choice
+
+
+def test_an_answer_that_was_cut_off_behind_a_call_says_so() -> None:
+    call = f"<tool_call>{spelt(ADD)}</tool_call>"
+    assert choice_of([call], "stop").finish_reason == "tool_calls"
+    cut = choice_of([call, "<tool_call>{"], "length")
+    assert (len(cut.calls), cut.finish_reason) == (1, "length")
+
+
+def test_of_calls_that_must_not_be_parallel_the_first_is_told(client: TestClient) -> None:
+    call = f"<tool_call>{spelt(ADD)}</tool_call>"
+    for parts in ([call + call, call], [call, call + call]):
+        assert len(choice_of(parts, "stop").calls) == 3
+        assert len(choice_of(parts, "stop", 1).calls) == 1
+    body = ASK | {"parallel_tool_calls": False, "max_tokens": 2}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    told = respond(client, input="hello", parallel_tool_calls=False).json()
+    assert told["parallel_tool_calls"] is False
+
+
+def test_a_format_that_forbids_every_call_is_refused(client: TestClient) -> None:
+    form = {"response_format": {"type": "json_object"}, "max_tokens": 40}
+    response = client.post("/v1/chat/completions", json=ASK | form)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "response_format"
+    for choice in ("none", "required"):
+        told = client.post("/v1/chat/completions", json=ASK | form | {"tool_choice": choice})
+        assert told.status_code == 200, told.text
+
+
 def test_wrong_tools_are_refused(client: TestClient) -> None:
     for more in (
         {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
@@ -197,6 +248,7 @@ def test_a_response_is_the_chats_answer(client: TestClient) -> None:
     }  # fmt: skip
     assert told["status"] == "incomplete"
     assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert item["status"] == "incomplete"
     assert told["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
     streamed = stream_of(respond(client, input="hello", instructions="be kind", stream=True))
     kinds = [event["type"] for event in streamed]
@@ -234,6 +286,33 @@ def test_a_response_calls_tools_and_takes_what_they_gave(client: TestClient) -> 
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
+def test_a_turn_that_said_and_called_is_one_message() -> None:
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "a"}],
+    }
+    call = {"type": "function_call", "call_id": "1", "name": "add", "arguments": "{}"}
+    history = [{"role": "user", "content": "hello"}, said, call, call | {"call_id": "2"}]
+    told = messages_of(ResponsesRequest.model_validate({"input": history}))
+    assert [message["role"] for message in told] == ["user", "assistant"]
+    assert [made["id"] for made in told[1]["tool_calls"]] == ["1", "2"]
+    tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
+    asked = chat_of(ResponsesRequest.model_validate({"input": history, "tools": tools}))
+    assert [tool.model_dump() for tool in asked.tools or ()] == TOOLS
+
+
+def test_a_refused_response_names_its_own_fields(client: TestClient) -> None:
+    for more, param in (
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"input": [{"content": "hello"}]}, "input"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ):
+        error = client.post("/v1/responses", json={"input": "hello"} | more).json()["error"]
+        assert error["param"] == param
+        assert error["message"].startswith(param)
+
+
 def test_a_response_can_follow_a_schema(client: TestClient) -> None:
     schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
     form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}
@@ -246,6 +325,8 @@ def test_a_response_can_follow_a_schema(client: TestClient) -> None:
     {"input": [{"type": "item_reference", "id": "1"}]}, {"input": [{"role": "user", "content": 5}]},
     {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
     {"input": [{"type": "function_call", "name": 5}]}, {"text": {"format": {"type": "xml"}}},
+    {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []},
+     "tools": [{"type": "function", "name": "f"}]},
     {"temperature": 9}, {"tool_choice": "always", "tools": [{"type": "function", "name": "f"}]},
 ])  # fmt: skip
 def test_what_a_response_cannot_be_is_refused(client: TestClient, more: dict[str, Any]) -> None:

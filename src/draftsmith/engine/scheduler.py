@@ -103,7 +103,7 @@ class Scheduler:
             raise OptionError(
                 f"this request, {session.prompt_length} tokens and up to {session.limit} new ones, "
                 f"needs {alone}, but memory={self.memory:,} is all there may be (by default most "
-                "of what was free); shorten the prompt, lower max_new_tokens, or raise memory"
+                "of what was free); shorten the prompt, ask for fewer tokens, or raise memory"
             )
         job.exact = self.model.exact is not None
         if job.exact and any(enabled for _, enabled, _ in job.mode.settings):

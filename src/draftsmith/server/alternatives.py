@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftsmith.engine.jobs import Job
 from draftsmith.errors import DraftsmithError
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
 from draftsmith.text.vocab import Vocabulary
 
@@ -61,11 +62,15 @@ def _finite(logprob: float) -> float:
     return logprob if logprob > -9999 else -9999.0
 
 
-def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """What a token writes; a special one, its name."""
+def speller(model: LoadedModel) -> Callable[[int], bytes]:
+    """Makes, once, what tells what a token writes; of a special one, its name."""
     try:
-        vocabulary = Vocabulary.of(tokenizer)
-        data = vocabulary.tokens[token] if token < vocabulary.size else b""
-        return vocabulary.special.get(token, "").encode() if data is None else data
+        vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
     except DraftsmithError:  # a tokenizer whose ids cannot be told byte by byte
-        return decode(tokenizer, [token], special=True).encode()
+        return lambda token: decode(model.tokenizer, [token], special=True).encode()
+
+    def spell(token: int) -> bytes:
+        data = vocabulary.tokens[token]
+        return vocabulary.special.get(token, "").encode() if data is None else data
+
+    return spell

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
-from draftsmith.server.alternatives import Logprob, token_bytes
+from draftsmith.server.alternatives import Logprob
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.tools import Call, ToolReader
 from draftsmith.server.worker import Chunk
@@ -50,6 +50,7 @@ class Choice:
     """One answer, as far as it came."""
 
     reader: ToolReader
+    most_calls: int | None = None
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
@@ -66,6 +67,8 @@ class Choice:
         if chunk.result is not None:
             rest, more = self.reader.end()
             text, calls, self.result = text + rest, calls + more, chunk.result
+        if self.most_calls is not None:
+            calls = calls[: self.most_calls - len(self.calls)]
         sources = [[piece.text, piece.source] for piece in chunk.pieces]
         ends = list(accumulate((len(piece.text) for piece in chunk.pieces), initial=self.length))
         self.length = ends[-1]
@@ -83,7 +86,8 @@ class Choice:
         """As OpenAI names it; None while there is more to come."""
         if self.result is None:
             return None
-        return "tool_calls" if self.calls else self.result.finish_reason
+        whole = self.calls and self.result.finish_reason == "stop"
+        return "tool_calls" if whole else self.result.finish_reason
 
 
 @dataclass(slots=True)
@@ -91,7 +95,8 @@ class Answer:
     """All answers to one request, and how they are written down."""
 
     model: str
-    tokenizer: Any
+    spell: Callable[[int], bytes]
+    """What a token writes."""
     choices: list[Choice]
     prompts: int = 1
     """How many prompts the choices answer; each has equally many."""
@@ -212,12 +217,12 @@ class Answer:
         return told
 
     def _guess(self, guess: Guess) -> list[Any]:
-        text = token_bytes(self.tokenizer, guess.token).decode(errors="replace")
+        text = self.spell(guess.token).decode(errors="replace")
         return [text, *guess[1:]]
 
     def _chat_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         def one(token: int, logprob: float) -> dict[str, Any]:
-            data = token_bytes(self.tokenizer, token)
+            data = self.spell(token)
             text = data.decode(errors="replace")
             return {"token": text, "logprob": logprob, "bytes": list(data)}
 
@@ -231,7 +236,7 @@ class Answer:
 
     def _text_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
         def text(token: int) -> str:
-            data = token_bytes(self.tokenizer, token)
+            data = self.spell(token)
             try:
                 return data.decode()
             except UnicodeDecodeError:  # a part of a character

@@ -20,7 +20,7 @@ from sse_starlette.sse import SendTimeoutError
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job, partial_results
 from draftsmith.errors import OptionError, PromptError
-from draftsmith.server.alternatives import Alternatives
+from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
@@ -54,6 +54,7 @@ class Api:
         """`name`: what clients call the model."""
         self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
         self.tokenizer = engine.model.tokenizer
+        self.spell = speller(engine.model)
         self.metrics = Metrics(name)
         capacity = engine.scheduler.max_batch + settings.queue
         self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
@@ -124,10 +125,20 @@ class Api:
             forced = forced_call(tools, body)
             if forced is not None:
                 grammar, family = forced, "llama"
+            elif grammar is not None:
+                raise Refusal(
+                    400,
+                    "a response_format would forbid every call: leave it out, or say tool_choice "
+                    "'none' or 'required'",
+                    param="response_format",
+                )
             reader = partial(ToolReader, family, names, markers_of(self.tokenizer))
         more = {"chat_template_kwargs": template} | predicted(body)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         top = (body.top_logprobs or 0) if body.logprobs else None
-        choices = [Choice(reader()) for _ in range(body.n)]
+        most = None if body.parallel_tool_calls else 1
+        choices = [Choice(reader(), most) for _ in range(body.n)]
         answer = self._answer(body, choices, logprobs=body.logprobs)
         return await self._begin(body, [messages], salt, more, grammar, top), answer
 
@@ -136,8 +147,9 @@ class Api:
         prompts: list[Any] = [body.prompt]
         if isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int):
             prompts = body.prompt
+        self.worker.check(len(prompts) * body.n)  # before anything is made for each
         if body.suffix is not None:
-            prompts = [self._gap(prompt, body.suffix) for prompt in prompts]
+            prompts = self._gaps(prompts, body.suffix)
         if body.best_of not in (None, body.n):
             raise Refusal(400, "best_of must be n: this server drops no answer", param="best_of")
         grammar = grammar_of(body.response_format)
@@ -158,23 +170,22 @@ class Api:
             )
         return given
 
-    def _gap(self, prompt: Any, suffix: str) -> str:
-        """The prompt by which a model fills the gap between two texts."""
+    def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
+        """The prompts by which a model fills the gap between two texts."""
         vocabulary = {} if self.tokenizer is None else self.tokenizer.get_vocab()
-        for before, after, middle in _INFILLING:
-            if isinstance(prompt, str) and {before, after, middle} <= vocabulary.keys():
-                return f"{before}{prompt}{after}{suffix}{middle}"
-        why = (
-            "has no tokens that mark a gap" if isinstance(prompt, str) else "needs a text before it"
-        )
-        raise Refusal(400, f"a suffix cannot be used: this model {why}", param="suffix")
+        marks = next((marks for marks in _INFILLING if vocabulary.keys() >= {*marks}), None)
+        if marks is None or not all(isinstance(prompt, str) for prompt in prompts):
+            why = "has no tokens that mark a gap" if marks is None else "needs a text before it"
+            raise Refusal(400, f"a suffix cannot be used: this model {why}", param="suffix")
+        before, after, middle = marks
+        return [f"{before}{prompt}{after}{suffix}{middle}" for prompt in prompts]
 
     def _answer(
         self, body: ChatRequest | CompletionRequest, choices: list[Choice], **more: Any
     ) -> Answer:
         return Answer(
             self.name,
-            self.tokenizer,
+            self.spell,
             choices,
             sources=body.return_sources,
             drafts=body.return_drafts,

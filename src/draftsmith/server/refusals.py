@@ -24,6 +24,13 @@ class Refusal(DraftsmithError):
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, headers
 
+    def renamed(self, fields: Mapping[str, str]) -> Refusal:
+        """The same where a field has another name."""
+        name = self.param or ""
+        message = str(self).replace(name, fields[name]) if name in fields else str(self)
+        param, more = fields.get(name, self.param), self.headers
+        return Refusal(self.status, message, param=param, code=self.code, headers=more)
+
     @property
     def body(self) -> dict[str, Any]:
         """The JSON object."""

@@ -16,13 +16,23 @@ from draftsmith.server.schema import ChatRequest, ResponsesRequest
 from draftsmith.server.tools import Call
 from draftsmith.server.worker import Chunk
 
+_FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
+"""Of a chat, and what they are called here."""
+
 
 async def respond(api: Api, body: ResponsesRequest, salt: str, request: Request) -> Response:
     """Answer; a chat underneath."""
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
-    call, answer = await api.begin_chat(chat_of(body), salt)
+    try:
+        call, answer = await api.begin_chat(chat_of(body), salt)
+    except Refusal as refusal:
+        raise refusal.renamed(_FIELDS) from refusal
     reply = Reply(body, answer)
     if body.stream:
         return api.stream(call, answer, reply.events(call.chunks()))
@@ -38,13 +48,20 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "temperature": body.temperature,
         "top_p": body.top_p,
         "cache_salt": body.cache_salt,
+        "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": (body.text or {}).get("format"),
     }
     # Tools that only OpenAI's own servers have are not there, and nothing calls them.
     if functions := [tool for tool in body.tools or () if tool.get("type") == "function"]:
-        asked["tools"] = [{"type": "function", "function": tool} for tool in functions]
+        asked["tools"] = [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            for tool in functions
+        ]
         choice = body.tool_choice
         if isinstance(choice, dict):
+            if choice.get("type") == "allowed_tools":
+                raise Refusal(400, "tool_choice: send the tools that are allowed, and no others",
+                              param="tool_choice")  # fmt: skip
             named = {"type": "function", "function": {"name": choice.get("name")}}
             choice = named if choice.get("type") == "function" else "auto"
         asked["tool_choice"] = choice
@@ -68,9 +85,9 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
         elif kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
             made = {"id": item.get("call_id", ""), "type": "function", "function": function}
-            if not (told and told[-1].get("tool_calls")):
-                told.append({"role": "assistant", "content": "", "tool_calls": []})
-            told[-1]["tool_calls"].append(made)
+            if not (told and told[-1]["role"] == "assistant"):
+                told.append({"role": "assistant", "content": ""})
+            told[-1].setdefault("tool_calls", []).append(made)
         elif kind == "function_call_output":
             output, made_by = item.get("output"), item.get("call_id")
             told.append({"role": "tool", "content": output, "tool_call_id": made_by})
@@ -94,7 +111,7 @@ class Reply:
         """The body of a response that is not streamed."""
         choice = self._answer.choices[0]
         self._take(choice.text, choice.calls)
-        self._close()
+        self._close(self._status)
         return self._body_of(self._status)
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
@@ -111,7 +128,7 @@ class Reply:
             failed = self._body_of("failed") | {"error": error}
             yield self._event("response.failed", response=failed)
             return
-        for told in self._close():
+        for told in self._close(self._status):
             yield told
         yield self._event(f"response.{self._status}", response=self._body_of(self._status))
 
@@ -155,13 +172,13 @@ class Reply:
             told.append(self._done(item))
         return told
 
-    def _close(self) -> list[Event]:
+    def _close(self, status: str = "completed") -> list[Event]:
         """End the message that is being said."""
         if not self._saying:
             return []
         self._saying = False
         item = self._items[-1]
-        item["status"] = "completed"
+        item["status"] = status
         part = item["content"][0]
         return [
             self._part("output_text.done", text=part["text"], logprobs=[]),
@@ -212,7 +229,7 @@ class Reply:
             "metadata": {},
             "model": self._answer.model,
             "output": [*self._items],
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,

@@ -7,7 +7,7 @@ nothing to one model on one machine are tolerated (`IGNORED`).
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,7 +15,7 @@ from draftsmith.server.refusals import Refusal
 
 IGNORED = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "verbosity", "reasoning_effort", "modalities", "parallel_tool_calls",
+    "prompt_cache_retention", "verbosity", "reasoning_effort", "modalities",
 })  # fmt: skip
 """Fields of OpenAI's that clients send and that change nothing here."""
 
@@ -186,19 +186,27 @@ class Sampling(Body):
     return_drafts: bool = False
     return_stats: bool = False
 
+    @model_validator(mode="after")
+    def streamed(self) -> Self:
+        """Refuses options of a stream that was not asked for."""
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true")
+        return self
+
     @property
-    def wanted(self) -> int | None:
-        """Most tokens of an answer; None: not said."""
-        return self.max_tokens
+    def longest(self) -> str:
+        """The field that says how many tokens an answer may have."""
+        return "max_tokens"
 
     def options(self, limit: int) -> dict[str, Any]:
         """The engine's options; `limit` is the most tokens that an answer may have here."""
-        wanted = limit if self.wanted is None else self.wanted
+        said = getattr(self, self.longest)
+        wanted = limit if said is None else said
         if wanted > limit:
             raise Refusal(
                 400,
-                f"max_tokens={wanted} is too large: this server gives at most {limit}",
-                param="max_tokens",
+                f"{self.longest}={wanted} is too large: this server gives at most {limit}",
+                param=self.longest,
             )
         try:
             bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
@@ -221,14 +229,14 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool = True
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
-    def wanted(self) -> int | None:
-        given = self.max_completion_tokens
-        return self.max_tokens if given is None else given
+    def longest(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
 
 class CompletionRequest(Sampling):
@@ -259,6 +267,7 @@ class ResponsesRequest(Body):
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     cache_salt: str | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None

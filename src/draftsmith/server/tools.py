@@ -130,7 +130,7 @@ def _marked(text: str) -> list[Call]:
     if found is None:
         return _calls(text)
     try:
-        return [Call(found[1], json.dumps(json.loads(found[2]), ensure_ascii=False))]
+        return [Call(found[1], _json(json.loads(found[2])))]
     except (ValueError, RecursionError):
         return []
 
@@ -152,8 +152,17 @@ def _calls(text: str) -> list[Call]:
         if not isinstance(one, dict) or not isinstance(one.get("name"), str):
             return []
         arguments = one.get("arguments", one.get("parameters", {}))
-        text = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        calls.append(Call(one["name"], text))
+        try:
+            one["name"].encode()
+            calls.append(Call(one["name"], _json(arguments)))
+        except ValueError:
+            return []
     return calls
+
+
+def _json(arguments: Any) -> str:
+    """Arguments as JSON text; raises ValueError for what is none: NaN, half of a surrogate pair."""
+    told = isinstance(arguments, str)
+    text: str = arguments if told else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    text.encode()
+    return text

@@ -101,9 +101,7 @@ class Call:
     async def chunks(self) -> AsyncIterator[Chunk]:
         """All chunks of all answers; raises Refusal, also when its time is over."""
         while self._left:
-            while not self._waiting:
-                self._news.clear()
-                await self.in_time(self._news.wait())
+            await self.in_time(self._any())
             chunk = self._waiting.popleft()
             if self._paused and len(self._waiting) <= MOST_WAITING // 2:
                 self._pause(False)
@@ -112,7 +110,16 @@ class Call:
             if chunk.error is not None:
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
+            if not self._left:
+                self._worker.forget(self)  # whether or not the end is ever read
             yield chunk
+
+    async def _any(self) -> None:
+        """Wait for a chunk."""
+        await asyncio.sleep(0)  # so that time may be over also where there is one already
+        while not self._waiting:
+            self._news.clear()
+            await self._news.wait()
 
     def close(self) -> None:
         """Free what it holds: rows are given back after the running pass at the latest."""
@@ -211,8 +218,8 @@ class Worker:
         held = sum(sum(need) for need in needs if need) + scheduler.prefixes.bytes
         return held / scheduler.memory
 
-    def call(self, answers: int, seconds: float) -> Call:
-        """Room for so many answers, for so long; raises Refusal where there is none."""
+    def check(self, answers: int) -> None:
+        """Raise Refusal where there is no room for so many answers."""
         if not self.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
         if answers > self.capacity:
@@ -226,6 +233,10 @@ class Worker:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
+
+    def call(self, answers: int, seconds: float) -> Call:
+        """Room for so many answers, for so long; raises Refusal where there is none."""
+        self.check(answers)
         call = Call(self, answers, seconds)
         self._calls.add(call)
         return call
