@@ -27,7 +27,7 @@ def learn(budget: AutoBudget, accepted: float, steps: int) -> list[int]:
     """Widths chosen while a share of every draft is accepted."""
     widths = []
     for _ in range(steps):
-        width = budget.next()
+        width = budget.next(1, 0)
         widths.append(width)
         if width:
             budget.record(width, round(accepted * width))
@@ -42,7 +42,7 @@ def curve(slope: float) -> CostCurve:
 
 
 def test_nothing_is_drafted_before_a_plain_pass_was_measured() -> None:
-    assert AutoBudget(CostCurve()).next() == 0
+    assert AutoBudget(CostCurve()).next(1, 0) == 0
 
 
 def test_success_widens() -> None:
@@ -69,7 +69,7 @@ def test_probes_get_a_step_to_bring_something() -> None:
     widths = []
     found = False
     for step in range(400):
-        widths.append(width := budget.next())
+        widths.append(width := budget.next(1, 0))
         if not width:
             found = False
         elif not found:
@@ -86,7 +86,7 @@ def test_probes_that_bring_nothing_pause_drafting() -> None:
     budget = AutoBudget(curve(0.03))
     widths = []
     for _ in range(200):
-        widths.append(budget.next())
+        widths.append(budget.next(1, 0))
         if widths[-1]:
             budget.record(0, 0)
     assert sum(map(bool, widths)) < 40
@@ -96,8 +96,8 @@ def test_a_drafter_that_needs_many_nodes_for_depth_gets_none_it_cannot_use() -> 
     def last(reach: Callable[[int], int]) -> int:
         budget = AutoBudget(curve(0.02), reach=reach)
         for _ in range(40):
-            budget.record(reach(budget.next()), reach(budget.next()))
-        return budget.next()
+            budget.record(reach(budget.next(1, 0)), reach(budget.next(1, 0)))
+        return budget.next(1, 0)
 
     assert last(int) == 64
     assert last(lambda width: min(4, (width + 1) // 2)) == 8
@@ -158,6 +158,14 @@ def test_long_contexts_have_their_own_curves() -> None:
     assert AutoBudget(cost).next(1, 100) < AutoBudget(cost).next(1, 30_000)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_curve_says_for_which_pass_it_is(rows: int) -> None:
+    cost = CostCurve()
+    for context in (0, SHORT - 1, SHORT, 2 * SHORT - 1, 2 * SHORT, 30_000):
+        found = cost.at(rows, rows * context)
+        assert found.at(found.rows, found.context) is found
+
+
 def test_a_recorded_cost_serves_any_number_of_rows() -> None:
     line = {width: 1 + 0.1 * width for width in (0, *LADDER)}
     cost = RecordedCost(line, {4: {width: 2 + 0.4 * width for width in (0, *LADDER)}})
@@ -198,7 +206,7 @@ def asked(budget: OpenBudget, accepted: int, steps: int) -> int:
     """How often it asks a drafter of whose every other draft so many tokens hold."""
     count = 0
     for _ in range(steps):
-        if budget.next():
+        if budget.next(1, 0):
             count += 1
             if accepted and count % 2:
                 budget.record(accepted, accepted)
@@ -232,7 +240,7 @@ def test_what_nodes_cost_in_a_shared_pass_is_no_gain() -> None:
     def share(rows: int) -> float:
         budget, count = OpenBudget(cost, 64, "slow"), 0
         for step in range(400):
-            if budget.next(rows):
+            if budget.next(rows, 0):
                 count += 1
                 budget.record(2, int(step % 4 == 0), 2)
         return count / 400
@@ -285,7 +293,7 @@ def test_alone_a_pass_is_decided_as_its_sequence_decides(slope: float, ceiling: 
         for _ in range(80):
             assert one.best_width() == todays_width(one)
             [width] = share([one])
-            assert width == other.next()
+            assert width == other.next(1, 0)
             if width:
                 accepted = rng.choice([0, 0, 1, reach(width) // 2, reach(width)])
                 one.record(reach(width), accepted)

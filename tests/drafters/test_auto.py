@@ -470,9 +470,10 @@ def test_a_prior_is_the_same_when_read_again(tmp_path: Path) -> None:
     assert file.read_bytes() == prior.FILE.read_bytes()
 
 
-def test_without_numba_it_matches_longest_where_trees_are_too_dear() -> None:
+@pytest.mark.parametrize("cached", [99, 9_999])
+def test_without_numba_it_matches_longest_where_trees_are_too_dear(cached: int) -> None:
     for seconds, source in ((0.00001, "auto"), (0.01, "longest_match")):
-        cost = CostCurve()
+        cost = CostCurve().at(1, cached)
         ctx = context([1, 2, 3, 4, 5] * 20)
         ctx.cost = cost
         for _ in range(3):

@@ -236,6 +236,28 @@ def test_each_member_has_an_automatic_budget_of_its_own() -> None:
     assert fixed.context.cost is None
 
 
+class Untimed(CostCurve):
+    """Learns which passes were made, and takes each to cost what its nodes do."""
+
+    def record(self, width: int, seconds: float) -> None:  # noqa: ARG002
+        super().record(width, 1 + 0.01 * width)
+
+    def record_draft(self, *_: Any) -> None:
+        pass
+
+    record_opening = record_draft
+
+
+@pytest.mark.parametrize("length", [20, 1200])
+@pytest.mark.parametrize("spec", ["copyspec(gamma=1)+auto", "auto+copyspec"])
+def test_a_fresh_engine_drafts_behind_a_prompt_of_any_length(spec: str, length: int) -> None:
+    """Of a long one all plain passes cost what they do behind that context, and no other."""
+    model = load(tiny.model(context=2048), tiny.tokenizer())
+    engine = Engine(model, drafter=spec, cost=Untimed())
+    answer = engine.generate([5, 6, 7, 8] * (length // 4), max_new_tokens=40)
+    assert answer.stats.drafted > 0
+
+
 def test_guess_drafters_keep_the_tokens_of_a_seed() -> None:
     assert not parse("copyspec+auto").sampled
     check_drafter(parse("copyspec(gamma=2)+spectra(W=3)+auto"))

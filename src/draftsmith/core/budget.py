@@ -81,6 +81,11 @@ class CostCurve:
         return curve
 
     @property
+    def context(self) -> int:
+        """As many cached tokens as `at` gives this curve for: what to ask a budget with."""
+        return (SHORT * self.rows << self.doublings) // 2
+
+    @property
     def knows_plain(self) -> bool:
         """Whether a pass without a draft was measured: without it nothing can be compared."""
         return (self.rows, self.doublings, 0) in self._seconds
@@ -231,8 +236,11 @@ class Budget(Protocol):
     def width(self) -> int:
         """Most nodes that a step may spend."""
 
-    def next(self, rows: int = 1, context: int = 0) -> int:
-        """Nodes the next step may spend, in a pass over so many sequences and cached tokens."""
+    def next(self, rows: int, context: int) -> int:
+        """Nodes the next step may spend, in a pass over so many sequences and cached tokens.
+
+        Of a curve that is `at` the pass already, these are its `rows` and `context`.
+        """
 
     def record(self, depth: int, accepted: int, nodes: int = 0) -> None:
         """A step drafted `nodes` down to `depth`, and `accepted` tokens of it held.
@@ -247,7 +255,7 @@ class FixedBudget:
     def __init__(self, width: int) -> None:
         self.width = width
 
-    def next(self, rows: int = 1, context: int = 0) -> int:  # noqa: ARG002
+    def next(self, rows: int, context: int) -> int:  # noqa: ARG002
         return self.width
 
     def record(self, depth: int, accepted: int, nodes: int = 0) -> None:
@@ -273,7 +281,7 @@ class OpenBudget(FixedBudget):
         self._pause = 0
         self._pause_length = 1
 
-    def next(self, rows: int = 1, context: int = 0) -> int:
+    def next(self, rows: int, context: int) -> int:
         self.cost = cost = self.cost.at(rows, context)
         if not cost.knows_plain:
             return 0
@@ -332,10 +340,10 @@ class AutoBudget:
     def width(self) -> int:
         return self.ceiling
 
-    def next(self, rows: int = 1, context: int = 0) -> int:
+    def next(self, rows: int, context: int) -> int:
         return self.best_width() or self.retry if self.awake(rows, context) else 0
 
-    def awake(self, rows: int, context: int = 0) -> bool:
+    def awake(self, rows: int, context: int) -> bool:
         """Whether it drafts in the next pass, as for `next`; counts pauses down."""
         self.cost = self.cost.at(rows, context)
         if self.cost.knows_plain and self._pause > 0:

@@ -133,7 +133,8 @@ class Affordable(DrafterState):
             matcher = LongestMatch()
             self.state, self.budget = matcher.open(ctx), matcher.auto_budget(ctx.cost)
         if self.budget is not None:
-            ctx = replace(ctx, budget=min(ctx.budget, self.budget.next(ctx.cost.rows)))
+            width = self.budget.next(ctx.cost.rows, ctx.cost.context)
+            ctx = replace(ctx, budget=min(ctx.budget, width))
         return self.state.draft(ctx) if ctx.budget else EMPTY
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:

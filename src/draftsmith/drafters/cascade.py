@@ -159,7 +159,8 @@ class _Members(DrafterState):
             self.missed[number] += 1
             if self.missed[number] <= ctx.cost.opening(self.config.drafters[number], len(ctx.ids)):
                 return replace(ctx, budget=0)
-        return replace(ctx, budget=min(ctx.budget, self.budgets[number].next(ctx.cost.rows)))
+        width = self.budgets[number].next(ctx.cost.rows, ctx.cost.context)
+        return replace(ctx, budget=min(ctx.budget, width))
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         speaker, self.speaker = self.speaker, None

@@ -42,7 +42,7 @@ class ReadAhead:
         """A chain of up to `most` tokens."""
         if most <= 0:
             return EMPTY
-        self.context.budget = self.context.depth = min(most, self.budget.next())
+        self.context.budget = self.context.depth = min(most, self.budget.next(1, 0))
         return self.state.draft(self.context) if self.context.budget else EMPTY
 
     def learn(self, guess: Draft, tokens: Sequence[int], output: RowOutput) -> None:
