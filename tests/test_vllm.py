@@ -158,7 +158,7 @@ def test_a_prediction_in_words_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.drafter.host.stats.by_source["prediction"].accepted
 
 
-@pytest.mark.parametrize("wrong", ["words", 7, [[1]]])
+@pytest.mark.parametrize("wrong", ["words", 7, [[1]], [float("inf")], [float("nan")]])
 def test_a_wrong_prediction_is_told_and_left_out(
     wrong: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,9 +244,19 @@ def test_the_cost_is_seconds_by_tokens() -> None:
     assert curve is not None
     assert curve.relative(8) == pytest.approx(1.2)
     assert options().curve() is None
-    for wrong in ({"8": 1.0}, {"x": 1.0, "0": 1.0}, [1.0], {"0": "a"}, {"0": None}):
+    for wrong in (
+        {"8": 1.0}, {"x": 1.0, "0": 1.0}, [1.0], {"0": "a"}, {"0": None}, {"0": 10**400},
+    ):  # fmt: skip
         with pytest.raises(OptionError, match='"0" among them'):
             options(cost=wrong).curve()
+
+
+@pytest.mark.parametrize("spent", [0, -0.01, float("inf"), float("nan")])
+@pytest.mark.parametrize("tokens", ["0", "4"])
+def test_a_cost_that_no_pass_has_is_refused_by_name(tokens: str, spent: float) -> None:
+    cost = {"0": 0.01, "4": 0.02} | {tokens: spent}
+    with pytest.raises(OptionError, match=f"over {tokens} draft tokens takes {float(spent)} s"):
+        options(cost=cost).curve()
 
 
 # --- signatures ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -82,12 +83,19 @@ class Options:
             return None
         try:
             seconds = {int(tokens): float(spent) for tokens, spent in self.cost.items()}
-            return RecordedCost({0: seconds.pop(0), **seconds})
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            seconds = {0: seconds.pop(0), **seconds}
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise OptionError(
                 f'cost={self.cost!r} cannot work; give seconds by draft tokens, "0" among them, '
                 'like {"0": 0.020, "4": 0.021, "8": 0.024}'
             ) from error
+        for tokens, spent in seconds.items():
+            if not 0 < spent < inf:
+                raise OptionError(
+                    f"cost={self.cost!r} cannot work: no pass over {tokens} draft tokens takes "
+                    f"{spent} seconds; give what it takes"
+                )
+        return RecordedCost(seconds)
 
 
 class Proposer:
@@ -202,7 +210,7 @@ class Proposer:
                     raise OptionError("a prediction in words needs a tokenizer; give token ids")
                 prediction = text.encode(self.tokenizer, prediction)
             known = tuple(i for i in map(int, prediction) if 0 <= i < self.host.model.vocab_size)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:  # infinity is no token id, either
             # An error here would end the engine, for everybody.
             self.log.warning("request %s goes on without its prediction: %s", row.name, error)
             known = ()
