@@ -412,6 +412,47 @@ def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when
         assert asked == list(range(1, 17)), "every rule was asked about every token, once"
 
 
+@pytest.mark.parametrize("place", range(21))
+@pytest.mark.parametrize("when", [4, 6])
+def test_ctrl_c_loses_nothing_of_a_token_that_is_being_emitted(when: int, place: int) -> None:
+    """It strikes at each line that emits somebody else's token, the last one or one before it.
+
+    But where a rule is called: one that is being asked counts as asked.
+    """
+    whole = engine_of("llama").generate([5, 6, 7], max_new_tokens=6, logprobs=True)
+    engine, options = engine_of("llama"), {"logprobs": True, "stop_token_ids": [whole.tokens[-1]]}
+    job = job_of(engine, [5, 6, 7], max_new_tokens=20, **options)
+    mine = job_of(engine, [9, 8, 7], max_new_tokens=20)
+    session, asked, left = job.session, list[int](), [place]
+    session.stop_rules += (lambda own, _: asked.append(own.generated),)
+
+    def strike(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code not in (Session.emit.__code__, Session.conclude.__code__):
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        emitting = frame.f_locals["self"] is session and session.generated >= when - 1
+        if event == "line" and emitting and "stop_rules[" not in line:
+            left[0] -= 1
+            if left[0] == -1:
+                raise KeyboardInterrupt
+        return strike
+
+    engine.scheduler.add(job)
+    before = sys.gettrace()
+    sys.settrace(strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.scheduler.drive([mine]))
+    finally:
+        sys.settrace(before)
+    while not job.done:
+        engine.scheduler.step()
+    found = job.result()
+    assert (found.tokens, found.finish_reason) == (whole.tokens, "stop")
+    assert found.logprobs == pytest.approx(whole.logprobs)  # others were in its passes
+    assert asked == list(range(1, 6)), "the rule behind the one that ended it was not asked"
+
+
 @pytest.mark.parametrize("place", range(41))
 def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
     """It strikes while the first one's caller tidies up, at each of the lines that this runs."""

@@ -65,8 +65,9 @@ class Session:
         self.needs = needs
         """What the target records for the drafter: its `needs_of` this target's model."""
         self.stop_rules = tuple(stop_rules)
-        self._asked = len(self.stop_rules)
-        """How many of them were asked about the last token."""
+        self._asked = 0
+        """How many of them were asked about the last of `_asked_about` ids."""
+        self._asked_about = self.prompt_length
         self.device = torch.device(device)
         self.row: Any = None
         """Its place in the target, of the target's own kind."""
@@ -157,6 +158,8 @@ class Session:
 
     def book(self) -> int:
         """Say of tokens that an interrupted or failed step emitted whose they are; how many."""
+        if self.logprobs is not None:
+            del self.logprobs[self.generated :]  # of a token that was then not emitted
         missing = self.generated - len(self.sources)
         self.sources += [TARGET] * missing
         return missing
@@ -175,15 +178,19 @@ class Session:
         return self._tensor[:, :length]
 
     def emit(self, token: int, scores: Tensor | None) -> bool:
-        """Commit one token; True if the sequence ends with it."""
-        self.ids.append(token)
+        """Commit one token; True if the sequence ends with it.
+
+        Wherever that is interrupted, `book` and `conclude` put it right: by what `ids` holds.
+        """
         if self.logprobs is not None and scores is not None:
             self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
-        self._asked = 0
+        self.ids.append(token)
         return self.conclude(scores)
 
     def conclude(self, scores: Tensor | None = None) -> bool:
         """Ask the stop rules that were not asked about the last token; True if it is the end."""
+        if self._asked_about != len(self.ids):
+            self._asked, self._asked_about = 0, len(self.ids)
         while self.finish_reason is None and self._asked < len(self.stop_rules):
             self._asked += 1  # before it is asked: none is asked twice, whatever interrupts it
             self.finish_reason = self.stop_rules[self._asked - 1](self, scores) or None
