@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -505,6 +506,26 @@ def test_a_lying_drafter_is_named_and_nothing_is_lost(engine: Engine) -> None:
     (said,) = (notice for notice in found.notices if "the drafter failed" in notice)
     assert "DrafterError" in said
     assert "exceeds the budget" in said
+
+
+def test_threads_that_bring_the_same_new_drafter_bind_it_once(engine: Engine) -> None:
+    """It may be a draft model: loaded twice it takes twice the memory."""
+    bound: list[Any] = []
+
+    class Loads(Scripted):
+        def bind(self, model: Any) -> Drafter:
+            bound.append(model)
+            if len(bound) == 1:
+                other.start()
+                other.join(0.5)  # it would end if it did not wait for this
+            return self
+
+    drafter, found = Loads(lambda _: EMPTY), list[Any]()
+    other = threading.Thread(target=lambda: found.append(engine.drafting(drafter)))
+    found.append(engine.drafting(drafter))
+    other.join()
+    assert len(bound) == 1
+    assert found[0] is found[1]
 
 
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:

@@ -202,6 +202,27 @@ def test_drafting_time_counts() -> None:
     assert cost.at(2).drafting("slow", 4) == 0  # another batch size, other costs
 
 
+def test_what_is_recorded_meanwhile_is_kept_while_others_are_forgotten() -> None:
+    """One thread binds another drafter and forgets the oldest, another one makes passes."""
+    cost = curve(0.0)
+
+    class Other:
+        def __eq__(self, _: object) -> bool:  # comparing lets another thread in
+            cost.record_draft("new", 4, 2.0)
+            return False
+
+        __hash__ = object.__hash__
+
+    for drafter in (Other(), "old"):
+        cost.record_draft(drafter, 4, 2.0)
+        cost.record_draft(drafter, 4, 2.0)
+    assert cost.drafting("old", 4) > 0
+    cost.forget(["old"])
+    assert cost.drafting("old", 4) == 0
+    cost.record_draft("new", 4, 2.0)
+    assert cost.drafting("new", 4) > 0, "the second time that it was recorded"
+
+
 def asked(budget: OpenBudget, accepted: int, steps: int) -> int:
     """How often it asks a drafter of whose every other draft so many tokens hold."""
     count = 0

@@ -114,9 +114,10 @@ class CostCurve:
         self._opening[drafter] = rate if old is None else (old + rate) / 2
 
     def forget(self, drafters: Collection[Hashable]) -> None:
-        """Forget what these took, and with it these."""
-        for key in [key for key in self._drafting if key[0] in drafters]:
-            self._drafting.pop(key, None)
+        """Forget what these took, and with it these; others may record meanwhile."""
+        for key in list(self._drafting):
+            if key[0] in drafters:
+                self._drafting.pop(key, None)
         for drafter in drafters:
             self._opening.pop(drafter, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,8 @@ class Engine:
         self._own = {parse(drafter): own, self.drafter: own}
         self._called: dict[Drafter, Drafting] = {}
         """Drafters of calls, the latest last."""
+        self._binding = threading.RLock()
+        """For `_called`: callers of the same new drafter wait for one, which may load a model."""
         if max_batch < 1:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
         for name, value in (("memory", memory), ("prefixes", prefixes)):
@@ -205,12 +208,13 @@ class Engine:
         if drafter is None or (config := parse(drafter)) in self._own:
             made = self._own[self.drafter]
         else:
-            made = self._called.get(config) or self._bound(config)
-            self._called.pop(config, made)
-            self._called[config] = made
-            for oldest in list(self._called)[:-_CALLED]:
-                old = self._called.pop(oldest, made).drafter
-                self.cost.forget((old, *getattr(old, "drafters", ())))
+            with self._binding:
+                made = self._called.get(config) or self._bound(config)
+                self._called.pop(config, made)
+                self._called[config] = made
+                for oldest in list(self._called)[:-_CALLED]:
+                    old = self._called.pop(oldest).drafter
+                    self.cost.forget((old, *getattr(old, "drafters", ())))
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
 
     def _bound(self, config: Drafter) -> Drafting:
