@@ -81,7 +81,8 @@ class Stats:
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    """Prompt positions whose cache was still there from an earlier turn."""
+    """Prompt positions that were computed already: for another request that begins alike, or for
+    the turns before."""
     passes: int = 0
     """Target passes that emitted tokens (prefill chunks not counted)."""
     tokens: int = 0
