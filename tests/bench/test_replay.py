@@ -61,6 +61,12 @@ def test_a_replay_equals_the_live_run(engine: Engine, spec: str, limit: int) -> 
             assert getattr(again, name) == getattr(live.stats, name), name
 
 
+def test_a_text_that_was_cut_at_its_limit_is_replayed_with_its_end() -> None:
+    """Tokenized anew it may have more tokens than the limit, and it has an end in any case."""
+    replayed = replay([5, 6, 7], [5, 6, 7, 5, 6], parse("copyspec(gamma=1)"), 400, limit=4)
+    assert replayed.stats.tokens == 5
+
+
 def test_widths_are_counted_by_context() -> None:
     done = replay([1, 2, 3, 4, 1, 2, 3], [4, 1, 9], parse("copyspec(gamma=3, block=2)"), 10)
     assert done.stats.passes == 1  # 4 and 1 are copied; 9 comes with the same pass

@@ -190,8 +190,9 @@ def replay(
         distribution=Distribution((), greedy=True),
         sampler=TorchSampler.seeded(0),
         vocab_size=vocab_size,
-        # Nobody knows beforehand where an answer ends, so a draft may reach beyond it.
-        limit=limit or len(answer) + _BEYOND,
+        # Nobody knows beforehand where an answer ends, so a draft may reach beyond it. One that was
+        # cut at its limit and is tokenized anew may be longer: an end is put behind every text.
+        limit=max(len(answer), limit or len(answer) + _BEYOND),
         stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )
     session.context.earlier = earlier
