@@ -166,7 +166,7 @@ def test_with_a_recorded_cost_the_same_passes_are_made_again(model: LoadedModel)
         parse_arm(arm)
         for arm in ("copyspec", "auto(logits=False)", "prompt_lookup(tokens=4)+auto(logits=False)")
     ]
-    asked = [record for n in (1, 2) for record in records(n + 1)[n - 1 :]]
+    asked = records(4)
     counts = []
     for slope in (0.02, 0.02, 0.9):
         budget = automatic(Slope(slope))
@@ -245,6 +245,13 @@ def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
         go(plan_of(model, "none", "copyspec"), path)
     with pytest.raises(OptionError, match="prompts: 3"):
         go(plan_of(model, "none", records=records(2)), path)
+
+
+def test_records_that_could_not_be_told_apart_are_refused(model: LoadedModel) -> None:
+    """One would be compared with the other's answer, and left out where a run goes on."""
+    asked = [Record("1", suite, prompt=f"the quick {suite}") for suite in ("a", "b")]
+    with pytest.raises(OptionError, match="two records have the id '1'"):
+        plan_of(model, "none", records=asked)
 
 
 def test_a_commit_meanwhile_is_no_other_setting() -> None:

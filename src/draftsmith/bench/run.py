@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from draftsmith.bench.machine import PeakMemory, load_per_core
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.request import encode
-from draftsmith.errors import DraftsmithError, LoadError, PromptError, UnsupportedError
+from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptError, UnsupportedError
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
@@ -41,6 +42,15 @@ class RunPlan:
     """Prompts that every arm answers beforehand, in part and without a clock."""
     max_new_tokens: int | None = None
     """None: what the record says, else 256."""
+
+    def __post_init__(self) -> None:
+        counts = Counter(record.id for record in self.records)
+        twice = next((name for name, count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise OptionError(
+                f"two records have the id {twice!r}, by which results are told apart; give every "
+                "record an id of its own"
+            )
 
     @property
     def baseline(self) -> Arm:
