@@ -453,7 +453,7 @@ def test_ctrl_c_loses_nothing_of_a_token_that_is_being_emitted(when: int, place:
     assert asked == list(range(1, 6)), "the rule behind the one that ended it was not asked"
 
 
-@pytest.mark.parametrize("place", range(41))
+@pytest.mark.parametrize("place", range(44))
 def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
     """It strikes while the first one's caller tidies up, at each of the lines that this runs."""
     engine = engine_of("llama")
@@ -494,6 +494,46 @@ def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
     assert answers == [engine_of("llama").generate([5, 6, 7], max_new_tokens=9).tokens]
     assert engine.generate([5, 6, 7], max_new_tokens=9).tokens == answers[0]
     assert not engine.scheduler._jobs or not job.aborted
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_stream_that_is_dropped_gives_its_row_back_at_once(chat: bool) -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    gc.disable()
+    try:
+        for _ in (engine.chat() if chat else engine).stream("hello world"):
+            break
+        assert not engine.scheduler._jobs
+    finally:
+        gc.enable()
+
+
+def test_a_collection_of_garbage_within_the_lock_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It closes streams that are in cycles: here wherever the lock is taken, in turn."""
+    scheduler = engine_of("llama").scheduler
+    jobs = [job_of(engine_of("llama"), [5 + n, 6, 7], max_new_tokens=9) for n in range(4)]
+    for job in jobs:
+        scheduler.add(job)
+    clear, left = scheduler._clear, [jobs[1]]
+
+    def collecting() -> None:
+        clear()
+        scheduler.abort([left.pop()] if left else [])
+
+    def work() -> None:
+        with scheduler._lock:  # as in `add`
+            scheduler.abort(jobs[:1])
+        monkeypatch.setattr(scheduler, "_clear", collecting)  # in `_retire`
+        scheduler.step()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(300)
+    assert not thread.is_alive()
+    assert [job.done for job in jobs] == [True, True, False, False]
+    assert scheduler._jobs == jobs[2:]
 
 
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

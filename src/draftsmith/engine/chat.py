@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Unpack
+from weakref import ref
 
 from draftsmith.core.drafter import sync
 from draftsmith.core.session import Session
@@ -40,7 +41,8 @@ class Chat:
             self.messages.append({"role": "system", "content": system})
         self._scheduler, self._prepare = scheduler, prepare
         self._answers = Memory(REMEMBERED, scheduler.model.facts)
-        self._open: Stream | None = None
+        self._open: Callable[[], Stream | None] = lambda: None
+        """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
         self._last: Session | None = None
         """The last turn's, whose drafter state the next one takes."""
 
@@ -56,25 +58,30 @@ class Chat:
 
         A new turn ends the one before. A stream that is never read leaves no trace.
         """
-        if self._open is not None:
-            self._open.close()
+        self._close()
         history = [*self.messages, {"role": "user", "content": message}]
         request = self._prepare({**self.options, **options})
         job = request.job(request.encode(history), streaming=True)
         if job.session.context.earlier is None:
             job.session.context.earlier = self._answers.of(job.salt)
-        self._open = Stream(job, self._turn(job, history))
-        return self._open
+        stream = Stream(job, self._turn(job, history))
+        self._open = ref(stream)
+        return stream
 
     def reset(self) -> None:
         """Forget the conversation but for the system message."""
-        if self._open is not None:
-            self._open.close()
+        self._close()
         self.messages = [m for m in self.messages if m["role"] == "system"]
         if self._last is not None:
             self._last.close_drafter()
         self._last = None
         self._answers.forget()
+
+    def _close(self) -> None:
+        """End the turn before."""
+        stream = self._open()
+        if stream is not None:
+            stream.close()
 
     def _resume(self, session: Session) -> None:
         """Give a new turn's session the drafter's state of the last turn."""

@@ -147,20 +147,24 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
         ) from error
 
 
+def _pieces(job: Job, steps: Generator[Piece]) -> Generator[Piece]:
+    """Knows no `Stream`, so that one which is dropped is closed at once, by no collection."""
+    with partial_results([job]):
+        yield from steps
+
+
 class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
-    """The pieces of one answer; `result` holds everything generated so far, at any time."""
+    """The pieces of one answer; `result` holds everything generated so far, at any time.
+
+    One that is dropped is closed.
+    """
 
     def __init__(self, job: Job, steps: Generator[Piece]) -> None:
         self._job = job
-        self._steps = steps
-        self._pieces = self._iterate()
+        self._pieces = _pieces(job, steps)
 
     def __next__(self) -> Piece:
         return next(self._pieces)
-
-    def _iterate(self) -> Generator[Piece]:
-        with partial_results([self._job]):
-            yield from self._steps
 
     @property
     def result(self) -> GenerationResult:
@@ -170,7 +174,6 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     def close(self) -> None:
         """Cancel: stop generating and free the cache; `result` stays."""
         self._pieces.close()
-        self._steps.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

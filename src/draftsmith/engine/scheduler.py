@@ -65,8 +65,8 @@ class Scheduler:
         """Rows of ended jobs."""
         self._jobs: list[Job] = []
         """In the order of arrival; those admitted have a row."""
-        self._lock = threading.Lock()
-        """For `_jobs` and `_turn`; nobody waits while he has it."""
+        self._lock = threading.RLock()
+        """For `_jobs` and `_turn`; nobody waits while he has it, and it is taken only once."""
         self._turn = _Turn()
         """The last that began."""
         self._passes = 0
@@ -135,6 +135,8 @@ class Scheduler:
         """End jobs that are not done; their rows are freed at once, or after the running pass."""
         for job in jobs:
             job.aborted = True
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            return  # abandoned ones, ended by a collection of garbage amid this: who is there does
         mine = _Turn()
         with mine.ended, mine.going:
             if self._begin(mine) is None:
@@ -292,7 +294,9 @@ class Scheduler:
                 if not over:
                     self._clear()
                     self._turn = _Turn()
-                    return
+                    break
+        if any(job.over for job in self._jobs):  # aborted while this had the lock
+            self.abort(())
 
     def _end(self, job: Job) -> None:
         """Free a job's row; it is done even where that is interrupted."""
