@@ -352,6 +352,34 @@ def test_a_reader_that_fails_leaves_its_own_stream_only(when: int) -> None:
     assert [job.result().tokens for job in jobs] == alone
 
 
+def test_a_stream_may_be_closed_while_another_thread_waits_for_its_next_piece() -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    within, closed = threading.Event(), threading.Event()
+
+    def waits(_ids: Tensor, scores: Tensor) -> Tensor:
+        within.set()
+        closed.wait(300)
+        return scores
+
+    chat = engine.chat(max_new_tokens=20)
+    stream, read = chat.stream("hello world", processors=[waits]), list[Any]()
+    reader = threading.Thread(target=lambda: read.extend(stream), daemon=True)
+    reader.start()
+    try:
+        assert within.wait(300)
+        stream.close()
+        with pytest.raises(OptionError, match="let it end first"):
+            chat.send("and now")  # what came of the answer is not known yet
+    finally:
+        closed.set()
+        reader.join(300)
+    assert [piece.token for piece in read] == stream.result.tokens
+    assert len(read) == 1
+    assert stream.result.finish_reason == "cancelled"
+    chat.send("and now")
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
+
+
 @pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
 def test_a_row_that_the_model_cannot_compute_fails_alone(drafter: str) -> None:
     """Its logits are not finite: nothing can be drawn from them."""

@@ -13,6 +13,7 @@ from draftsmith.engine.jobs import Job, Piece, Stream
 from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
+from draftsmith.errors import OptionError
 
 REMEMBERED = 16_000_000
 """Bytes of a conversation's answers, where the engine remembers none."""
@@ -78,10 +79,12 @@ class Chat:
         self._answers.forget()
 
     def _close(self) -> None:
-        """End the turn before."""
+        """End the turn before; raises OptionError where its reader has yet to come to its end."""
         stream = self._open()
         if stream is not None:
             stream.close()
+            if stream.waiting:
+                raise OptionError("another thread reads this chat's answer: let it end first")
 
     def _resume(self, session: Session) -> None:
         """Give a new turn's session the drafter's state of the last turn."""

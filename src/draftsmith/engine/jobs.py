@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from inspect import GEN_RUNNING, getgeneratorstate
 from time import perf_counter
 from typing import Any
 
@@ -172,8 +173,18 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         return self._job.result()
 
     def close(self) -> None:
-        """Cancel: stop generating and free the cache; `result` stays."""
-        self._pieces.close()
+        """Cancel: stop generating and free the cache; `result` stays.
+
+        A reader in another thread, who just waits for a piece, comes to the end after the pass.
+        """
+        self._job.aborted = True
+        with suppress(ValueError):  # that reader's thread is in it
+            self._pieces.close()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody waits for a piece."""
+        return getgeneratorstate(self._pieces) == GEN_RUNNING
 
     def __exit__(self, *_: object) -> None:
         self.close()
