@@ -50,7 +50,7 @@ from draftsmith.testing import (
 )
 from draftsmith.text.tokenizer import TextStream
 from replica import check_cache
-from scripted import random_trees
+from scripted import oracle, random_trees
 
 MODELS = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "mixtral", "qwen3_next",
           "falcon", "falcon_alibi"]  # fmt: skip
@@ -798,6 +798,29 @@ def test_a_paused_stream_goes_on_while_others_drive() -> None:
         engine.generate("this is a test", max_new_tokens=20)
         assert len(stream.result.tokens) == 12
         assert [first.token, *(piece.token for piece in stream)] == stream.result.tokens
+
+
+def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As another thread sees it: at every token, and before the drafter learns from them."""
+    tokenizer = tiny.tokenizer()
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer, drafter="none")
+    ids, options = tokenizer.encode("hello world"), {"max_new_tokens": 12, "logprobs": True}
+    answer = engine.generate(ids, **options).tokens
+    asked = engine.prepare(options | {"drafter": oracle(answer, 4), "budget": 4})
+    job, seen = asked.job(ids, streaming=True), list[Any]()
+    job.session.stop_rules += (lambda *_: seen.append(job.result()),)
+    monkeypatch.setattr(job.session, "trace", lambda *_: seen.append(job.result()))
+    assert [piece.token for piece in engine.scheduler.drive([job])] == answer
+    assert job.session.stats.passes < len(answer)
+    for one in seen:
+        assert one.tokens == answer[: len(one.tokens)]
+        assert one.text == tokenizer.decode(one.tokens, skip_special_tokens=True)
+        assert len(one.sources) == len(one.origins) == len(one.logprobs) == len(one.tokens)
+        assert one.finish_reason == "cancelled"
+    assert max(len(one.tokens) for one in seen) > 1
+    assert job.result().finish_reason == "length"
 
 
 def test_a_callback_may_ask_the_same_engine() -> None:

@@ -49,11 +49,12 @@ class Job:
     pieces: deque[Piece] = field(default_factory=deque)
     """Of its answer, not taken yet."""
     released: list[str] = field(default_factory=list)
-    """All text so far."""
-    booked: int = 0
-    """Tokens that have been turned into pieces."""
-    closed: bool = False
-    """Whether no text is held back any more."""
+    """All text so far, token by token."""
+    booked: tuple[int, str] = (0, "")
+    """How many tokens have been turned into pieces, and the text that is held back behind them.
+
+    Set in one go: `result` may be asked for by another thread, in the midst of a pass.
+    """
     since: int = 0
     """The number of passes when it was given a row."""
     key: Any = None
@@ -79,28 +80,33 @@ class Job:
         """Make pieces of the tokens that came since the last time."""
         session, now = self.session, perf_counter() - self.began
         session.book()
-        if session.generated and not self.booked:
-            session.stats.first_token_seconds = now
-        new, self.booked = range(self.booked, session.generated), session.generated
-        if self.stream is None or not new:
+        new, texts, held = range(self.booked[0], session.generated), list[str](), ""
+        if not new:
             return
-        texts = self.stream.take()
-        if session.finished and texts:
-            texts[-1] += self.stream.held()
-            self.closed = True
+        if not new.start:
+            session.stats.first_token_seconds = now
+        if self.stream is not None:
+            texts, held = self.stream.take(), self.stream.held()
+            if session.finished and texts:
+                texts[-1] += held
+                held = ""
         self.released += texts
+        self.booked = new.stop, held
         # One that failed may have emitted a token and not its text.
         for text, at in zip(texts, new, strict=False):
             token = session.ids[session.prompt_length + at]
             self.pieces.append(Piece(text, token, session.sources[at], now))
 
     def result(self) -> GenerationResult:
-        """What was generated so far."""
-        session = self.session
-        new = range(session.prompt_length, len(session.ids))
-        tokens = session.ids[session.prompt_length :]
+        """What was generated so far, but for the tokens of a pass that is not over."""
+        session, (booked, held) = self.session, self.booked
+        reason = session.finish_reason  # its token came before it, so it counts if that does
+        if session.generated > booked:
+            reason = None
+        new = range(session.prompt_length, session.prompt_length + booked)
+        tokens = session.ids[new.start : new.stop]
         if self.stream is not None:
-            text = "".join(self.released) + ("" if self.closed else self.stream.held())
+            text = "".join(self.released[:booked]) + held
         else:
             text = decode(self.tokenizer, tokens) if self.tokenizer is not None else ""
         notices, failed = self.notices, session.drafter_error
@@ -110,11 +116,11 @@ class Job:
         return GenerationResult(
             tokens=tokens,
             text=text,
-            finish_reason=session.finish_reason or "cancelled",
+            finish_reason=reason or "cancelled",
             stats=session.stats,
-            sources=session.sources[: len(tokens)],
+            sources=session.sources[:booked],
             origins=[session.origins.get(position) for position in new],
-            logprobs=session.logprobs,
+            logprobs=None if session.logprobs is None else session.logprobs[:booked],
             prompt_tokens=session.ids[: session.prompt_length],
             notices=notices,
             exact=self.exact,
