@@ -592,6 +592,23 @@ def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> No
     assert engine.generate(prompts[0], max_new_tokens=8).tokens == expected[0]
 
 
+def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama")
+    runner: Any = engine.scheduler.runner
+
+    def fails(_row: Any) -> None:
+        raise MemoryError("no room for a buffer of its own")
+
+    monkeypatch.setattr(runner, "part", fails)
+    closed, own = list[Any](), Session.close_drafter
+    monkeypatch.setattr(Session, "close_drafter", lambda self: (closed.append(self), own(self)))
+    prompts = [prompt(40, n) for n in range(3)]
+    engine.generate(prompts, max_new_tokens=4)
+    assert len(closed) == 3
+    assert not engine.scheduler.prefixes
+    assert not runner._memory._rows
+
+
 def test_an_accelerated_model_serves_threads_and_raises_what_callbacks_raise() -> None:
     model = build("llama").double()
     inputs = [torch.tensor([[5 + n, 6, 7, 5 + n, 6]]) for n in range(4)]

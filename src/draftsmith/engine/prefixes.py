@@ -91,7 +91,11 @@ class Prefixes:
         if not self.most or not sound or row.cached < LEAST or job.key is None:
             self.runner.close(row)
             return
-        self.runner.part(row)
+        try:
+            self.runner.part(row)
+        except Exception:  # no memory for a buffer of its own: so it is not kept
+            self.runner.close(row)
+            return
         size = self.runner.row_bytes(row.cached, row.rewinds) + (row.taps.bytes if row.taps else 0)
         self._kept.append(Kept(row, job.key, size))
         while len(self._kept) > self.most:
