@@ -31,6 +31,7 @@ from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine import memory as engine_memory
+from draftsmith.engine import scheduler as engine_scheduler
 from draftsmith.engine.chunks import PATIENCE, Chunks
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job
@@ -562,6 +563,28 @@ def test_a_collection_of_garbage_within_the_lock_leaves_nobody_waiting(
     assert not thread.is_alive()
     assert [job.done for job in jobs] == [True, True, False, False]
     assert scheduler._jobs == jobs[2:]
+
+
+def test_ctrl_c_just_after_a_row_was_given_fails_no_other_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of("llama")
+    wanted = engine.generate(prompt(40), max_new_tokens=4).tokens
+    job = job_of(engine, prompt(30, 1), max_new_tokens=4)
+    engine.scheduler.add(job)
+
+    def interrupted(session: Session, target: Any) -> None:
+        start(session, target)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine_scheduler, "start", interrupted)
+        engine.scheduler.step()
+    assert job.session.row is not None
+    assert engine.generate(prompt(40), max_new_tokens=4).tokens == wanted
+    while not job.done:
+        engine.scheduler.step()
+    assert job.result().finish_reason == "length"
 
 
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

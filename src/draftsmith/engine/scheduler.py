@@ -222,6 +222,8 @@ class Scheduler:
                 continue
             if len(active) >= self.max_batch or not self._fit([*active, job]):
                 break
+            job.since = self._passes
+            self.prefixes.label(job)  # before it has a row: who has one has a key
             try:
                 start(job.session, self.runner)
             except Exception as error:  # a drafter's needs that the model cannot fulfil
@@ -230,8 +232,6 @@ class Scheduler:
             job.admitted = perf_counter()
             row: SequenceRow = job.session.row
             row.rewinds = job.rewinds
-            job.since = self._passes
-            self.prefixes.label(job)
             active.append(job)
         return active
 
