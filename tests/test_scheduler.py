@@ -577,9 +577,10 @@ def test_ctrl_c_just_after_a_row_was_given_fails_no_other_request(
         start(session, target)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(engine_scheduler, "start", interrupted)
-        engine.scheduler.step()
+        with pytest.raises(KeyboardInterrupt):
+            engine.scheduler.step()
     assert job.session.row is not None
     assert engine.generate(prompt(40), max_new_tokens=4).tokens == wanted
     while not job.done:
@@ -1043,6 +1044,18 @@ def test_a_kept_row_stays_for_the_request_that_goes_on_from_it() -> None:
     first = engine.generate(prompt(300), max_new_tokens=20)
     ids = [*first.prompt_tokens, *first.tokens]
     assert engine.generate(ids, max_new_tokens=20).stats.reused_tokens == len(ids) - 1
+
+
+def test_kept_rows_stay_where_letting_them_go_would_not_help() -> None:
+    engine = engine_of("llama", memory=int(3 * loaded("llama").row_bytes(400)))
+    engine.generate(prompt(40), max_new_tokens=2)
+    jobs = [job_of(engine, prompt(300, 1 + n), max_new_tokens=20) for n in range(2)]
+    for job in jobs:
+        engine.scheduler.add(job)
+    engine.scheduler.step()
+    assert jobs[0].session.row is not None
+    assert jobs[1].session.row is None
+    assert len(engine.scheduler.prefixes) == 1
 
 
 def test_a_stall_is_said_once() -> None:

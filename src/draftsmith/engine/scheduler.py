@@ -239,10 +239,10 @@ class Scheduler:
         """Whether there is memory for these; kept rows go for it, the least recently used first."""
         if self.memory == inf:
             return True
+        if sum(need(jobs, self.runner)) > self.memory:
+            return False  # with none of them neither
         kept = self.prefixes.others(jobs[-1])
         while sum(need(jobs, self.runner, [one.bytes for one in kept])) > self.memory:
-            if not kept:
-                return False
             self.prefixes.drop(kept.pop(0))
         return True
 
