@@ -588,6 +588,69 @@ def test_ctrl_c_just_after_a_row_was_given_fails_no_other_request(
     assert job.result().finish_reason == "length"
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_next"])
+@pytest.mark.parametrize("where", ["open", "close", "extend"])
+def test_ctrl_c_while_rows_are_changed_leaves_each_request_one(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a kept row is taken over, and while a half settled one is given anew."""
+    engine, alone = engine_of(name), engine_of(name, prefixes=0)
+    ids = [*prompt(40), 5, 6, 7]
+    wanted = [alone.generate(one, max_new_tokens=6).tokens for one in (ids, prompt(30, 1))]
+    kept = engine.generate(prompt(40), max_new_tokens=2)
+    ids = [*kept.prompt_tokens, *kept.tokens, 5]
+    wanted[0] = alone.generate(ids, max_new_tokens=6).tokens
+    jobs = [job_of(engine, one, max_new_tokens=6) for one in (ids, prompt(30, 1))]
+    jobs[0].rewinds = True
+    runner: Any = engine.scheduler.runner
+    own, left = getattr(runner, where), [1]
+
+    def strikes(*given: Any) -> Any:
+        if where == "open" and left[0]:
+            left[0] = 0
+            raise KeyboardInterrupt
+        done = own(*given)
+        if left[0]:
+            left[0] = 0
+            raise KeyboardInterrupt
+        return done
+
+    def drive() -> None:
+        while not all(job.done for job in jobs):
+            engine.scheduler.step()
+
+    for job in jobs:
+        engine.scheduler.add(job)
+    if where == "open":
+        engine.scheduler.step()
+    monkeypatch.setattr(runner, where, strikes)
+    jobs[0].session.stop_rules += (Raises(KeyboardInterrupt(), 2),)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            drive()
+    drive()
+    assert not left[0]
+    assert [job.result().tokens for job in jobs] == wanted
+    if hasattr(runner._memory, "_rows"):
+        assert set(runner._memory._rows) == {one.row for one in engine.scheduler.prefixes._kept}
+
+
+def test_a_row_that_an_interrupt_made_new_may_be_cut_back_as_before() -> None:
+    engine = engine_of("gemma3_text")
+    job, rows = job_of(engine, prompt(30), max_new_tokens=6), list[Any]()
+    job.rewinds = True
+    job.session.stop_rules += (
+        Raises(KeyboardInterrupt(), 2),
+        lambda session, _: rows.append(session.row),
+    )
+    engine.scheduler.add(job)
+    while not job.done:
+        with suppress(KeyboardInterrupt):
+            engine.scheduler.step()
+    assert rows[0] is not rows[-1]
+    assert [row.rewinds for row in rows] == [True] * len(rows)
+
+
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is made again without drafts, then with smaller chunks, then without the newest."""
     engine, alone = engine_of("llama"), engine_of("llama")

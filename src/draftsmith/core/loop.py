@@ -128,9 +128,13 @@ def mend(session: Session, target: Target[Any]) -> None:
     except Exception as error:
         session.fail(error)
         return
-    target.close(session.row)
-    session.row = target.open(session.ids, session.needs)
-    session.reading, session.settling = True, False
+    old = session.row
+    try:
+        session.row = target.open(session.ids, session.needs)
+        session.reading, session.settling = True, False
+    finally:  # an interrupt here leaves it one row, which is open
+        if session.row is not old:
+            target.close(old)
 
 
 def cached(sessions: Sequence[Session]) -> int:

@@ -68,10 +68,15 @@ class Prefixes:
         if common < LEAST or (recurrent and common < row.cached):
             return
         if kept is not None and self._serves(kept, common):
-            self._kept.remove(kept)
-            runner.close(session.row)
-            session.row, row.rewinds = row, job.rewinds
-            runner.extend(row, session.ids, session.needs)
+            own = session.row
+            try:
+                self._kept.remove(kept)
+                row.rewinds = job.rewinds
+                runner.extend(row, session.ids, session.needs)
+                session.row = row
+            finally:  # an interrupt leaves it one of both rows, and the other to nobody
+                if kept not in self._kept:
+                    runner.close(own if session.row is row else row)
         else:
             runner.copy(row, session.row, common)
         session.stats.reused_tokens = session.row.cached

@@ -182,6 +182,8 @@ class Scheduler:
         jobs = [job for job in active if job.mode == mode]
         for job in jobs:
             mend(job.session, self.runner)
+            row: SequenceRow = job.session.row
+            row.rewinds = job.rewinds
         jobs = [job for job in jobs if not job.over]
         takes = {id(job): len(job.session.row.pending) for job in jobs}
         takes |= self._chunks(jobs)
@@ -230,8 +232,6 @@ class Scheduler:
                 job.session.fail(error)
                 continue
             job.admitted = perf_counter()
-            row: SequenceRow = job.session.row
-            row.rewinds = job.rewinds
             active.append(job)
         return active
 
