@@ -1111,7 +1111,7 @@ def test_a_kept_row_stays_for_the_request_that_goes_on_from_it() -> None:
 
 def test_kept_rows_stay_where_letting_them_go_would_not_help() -> None:
     engine = engine_of("llama", memory=int(3 * loaded("llama").row_bytes(400)))
-    engine.generate(prompt(40), max_new_tokens=2)
+    engine.generate(prompt(40, 9), max_new_tokens=2)
     jobs = [job_of(engine, prompt(300, 1 + n), max_new_tokens=20) for n in range(2)]
     for job in jobs:
         engine.scheduler.add(job)
