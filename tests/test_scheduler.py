@@ -30,6 +30,7 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.engine import chat as engine_chat
 from draftsmith.engine import memory as engine_memory
 from draftsmith.engine import scheduler as engine_scheduler
 from draftsmith.engine.chunks import PATIENCE, Chunks
@@ -925,6 +926,70 @@ def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
         assert one.finish_reason == "cancelled"
     assert max(len(one.tokens) for one in seen) > 1
     assert job.result().finish_reason == "length"
+
+
+def test_a_turn_takes_no_drafters_state_that_a_pass_is_using(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The turn before was closed while another caller's pass carried it."""
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+    within, go, order = threading.Event(), threading.Event(), list[str]()
+    waits = [False]
+
+    def propose(_ctx: Context) -> Draft:
+        if waits.pop() if waits else False:
+            within.set()
+            go.wait(300)
+            order.append("drafted")
+        return Draft()
+
+    chat = engine.chat(max_new_tokens=20, drafter=Scripted(propose), budget=4)
+    stream = chat.stream("hello world")
+    next(stream)
+    next(stream)
+    waits[:] = [True]
+    other = threading.Thread(target=lambda: engine.generate("this", max_new_tokens=4), daemon=True)
+    other.start()
+    scheduler_step = engine.scheduler.step
+
+    def step_and_go(job: Job | None = None) -> None:
+        if threading.current_thread() is not other:
+            go.set()  # the other one's pass ends once this one waits for it
+        scheduler_step(job)
+
+    try:
+        assert within.wait(300)
+        monkeypatch.setattr(engine.scheduler, "step", step_and_go)
+        monkeypatch.setattr(engine_chat, "sync", lambda *_: order.append("taken"))
+        stream.close()
+        chat.send("and now")
+    finally:
+        go.set()
+        other.join(300)
+    assert order == ["drafted", "taken"]
+
+
+def test_a_turn_within_the_pass_that_carries_the_one_before_leaves_that_ones_drafter_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    chat, answers, taken = engine.chat(max_new_tokens=9), list[Any](), list[Any]()
+    closed, own = list[Any](), Session.close_drafter
+    monkeypatch.setattr(engine_chat, "sync", lambda *given: taken.append(given))
+    monkeypatch.setattr(Session, "close_drafter", lambda self: (closed.append(self), own(self)))
+    stream = chat.stream("hello world")
+    next(stream)
+
+    def asks(_ids: Tensor, scores: Tensor) -> Tensor:
+        if not answers:
+            stream.close()
+            answers.append(chat.send("and now"))
+        return scores
+
+    engine.generate("this", max_new_tokens=4, processors=[asks])
+    assert answers[0].finish_reason == "length"
+    assert not taken
+    assert stream._job.session in closed
 
 
 def test_a_callback_may_ask_the_same_engine() -> None:

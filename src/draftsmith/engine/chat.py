@@ -44,7 +44,7 @@ class Chat:
         self._answers = Memory(REMEMBERED, scheduler.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
-        self._last: Session | None = None
+        self._last: Job | None = None
         """The last turn's, whose drafter state the next one takes."""
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
@@ -73,9 +73,9 @@ class Chat:
         """Forget the conversation but for the system message."""
         self._close()
         self.messages = [m for m in self.messages if m["role"] == "system"]
-        if self._last is not None:
-            self._last.close_drafter()
-        self._last = None
+        last, self._last = self._last, None
+        if last is not None:
+            self._forget(last)
         self._answers.forget()
 
     def _close(self) -> None:
@@ -86,10 +86,27 @@ class Chat:
             if stream.waiting:
                 raise OptionError("another thread reads this chat's answer: let it end first")
 
+    def _left(self, job: Job) -> bool:
+        """Whether a turn's drafter state is ours, after a wait for who computes it in his pass.
+
+        From within that pass it is not: the pass then closes it. This is no part of ending a turn,
+        which a collection of garbage may do while its thread has what that pass waits for.
+        """
+        job.keeps_drafter = self._scheduler.leave(job)
+        return job.keeps_drafter
+
+    def _forget(self, job: Job) -> None:
+        """Close a turn's drafter state."""
+        if self._left(job):
+            job.session.close_drafter()
+
     def _resume(self, session: Session) -> None:
         """Give a new turn's session the drafter's state of the last turn."""
-        last, self._last = self._last, None
-        if last is None or last.state is None:
+        job, self._last = self._last, None
+        if job is None or not self._left(job):
+            return
+        last = job.session
+        if last.state is None:
             return
         before, now = last.context, session.context
         same = before.prediction == now.prediction and before.earlier is now.earlier
@@ -111,9 +128,9 @@ class Chat:
             raise
         finally:
             if healthy:
-                self._last = session
+                self._last = job
             else:
-                session.close_drafter()
+                self._forget(job)
             if session.generated or healthy:
                 answer = {"role": "assistant", "content": job.result().text}
                 self.messages = [*history, answer]

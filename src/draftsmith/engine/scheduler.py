@@ -142,6 +142,14 @@ class Scheduler:
             if self._begin(mine) is None:
                 self._retire()
 
+    def leave(self, job: Job) -> bool:
+        """Wait until no pass carries an aborted job any more; False from within that pass."""
+        while job in self._jobs:
+            if self._driver == threading.get_ident():
+                return False
+            self.step(job)
+        return True
+
     def step(self, job: Job | None = None) -> None:
         """Make a step, unless `job` has news; or wait for the one that somebody else is making."""
         mine = _Turn()
