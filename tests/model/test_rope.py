@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.runner import Runner
@@ -129,3 +130,37 @@ def test_no_tree_where_llama4_would_scale_it_by_slot() -> None:
     assert runner.room(runner.open(prompt(200))) > 0
     assert runner.room(runner.open(prompt(400))) == 0
     assert runner.room(runner.open(prompt(512))) > 0
+
+
+@pytest.mark.parametrize("lengths", [(BOUNDARY + 9, 25), (BOUNDARY + 12, 36), (36, 36)])
+def test_a_prefix_serves_only_requests_whose_angles_it_carries(lengths: tuple[int, int]) -> None:
+    """Copied from a row that is too long to be taken over, or taken over (the last)."""
+    model, shared = load(longrope()), prompt(20)
+    engine = Engine(model, drafter="none")
+    assert engine.scheduler.prefixes.runner.copies
+    for seed, length in enumerate(lengths):
+        ids = [*shared, *prompt(length - 20, seed=seed)]
+        alone = Engine(model, drafter="none", prefixes=0).generate(ids, max_new_tokens=6)
+        assert engine.generate(ids, max_new_tokens=6).tokens == alone.tokens
+
+
+@pytest.mark.parametrize("made", [longrope, dynamic])
+def test_a_copied_prefix_has_the_angles_of_its_new_row(made: Any) -> None:
+    model, long = load(made()), prompt(BOUNDARY + 20)
+    for length in (25, BOUNDARY + 9):
+        runner, ids = Runner(model), long[:length]
+        source, row = runner.open(long), runner.open(ids)
+        runner.forward([source], [EMPTY])
+        runner.commit([source], [()], [()])
+        runner.copy(source, row, 20)
+        runner.prefill(row)
+        check_logits(made(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+
+
+def test_growing_angles_are_those_of_a_rows_own_pass() -> None:
+    """Whatever longer row the model computed before it."""
+    runner = Runner(load(dynamic()))
+    for length in (BOUNDARY + 60, BOUNDARY + 5, BOUNDARY + 30, BOUNDARY, BOUNDARY + 5, 12):
+        row, ids = runner.open(prompt(length)), prompt(length)
+        runner.prefill(row)
+        check_logits(dynamic(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)

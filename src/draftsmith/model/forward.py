@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.rope import forget, growing
 from draftsmith.model.shell import OtherAttention
 
 
@@ -44,6 +45,7 @@ class Forward:
         """Whether it can be asked for the logits of any positions."""
         self._cache = "cache_params" if "cache_params" in known else "past_key_values"
         self.device = input_device(model)
+        self._growing = growing(original)
 
     def __call__(
         self,
@@ -60,6 +62,8 @@ class Forward:
         `cache`: None lets it make a cache of its own, False asks for none. `taps` records what
         drafters need.
         """
+        if self._growing:
+            forget(self._growing, 1 + max(map(max, positions)))
         both = torch.tensor([tokens, positions], device=self.device)
         options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
         if cache is not None and cache is not False:

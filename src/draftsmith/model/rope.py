@@ -35,10 +35,15 @@ class RopeBoundary:
         """
         return self.beyond(root) and not self.grows and cached <= self.position
 
-    def keeps(self, cached: int, root: int) -> bool:
-        """Whether a prefix of `cached` positions serves a sequence with this new root."""
+    def keeps(self, length: int, cached: int, root: int) -> bool:
+        """Whether the first `length` of `cached` positions serve a sequence with this new root.
+
+        Those that `stale` would forget do not: a pass is counted before it takes them in again.
+        """
         short = cached <= self.position
-        return short and not self.beyond(root) if self.grows else short != self.beyond(root)
+        if self.grows or not self.beyond(root):
+            return short and not self.beyond(root)
+        return not short and not self.stale(length, root)
 
 
 def rope_boundary(config: Any) -> RopeBoundary | None:
@@ -55,6 +60,32 @@ def rope_boundary(config: Any) -> RopeBoundary | None:
         if "dynamic" in kind:
             return RopeBoundary(config.max_position_embeddings, grows=True)
     return None
+
+
+def growing(model: Any) -> list[tuple[Any, str]]:
+    """Modules whose angles grow, each with its attribute for the longest pass it has seen."""
+    found = []
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        if isinstance(kinds, str):
+            kinds = {"": kinds}
+        if isinstance(kinds, dict) and hasattr(module, "original_max_seq_len"):
+            prefixes = [
+                f"{layer}_" if layer else "" for layer, k in kinds.items() if "dynamic" in k
+            ]
+            found += [(module, f"{prefix}max_seq_len_cached") for prefix in prefixes]
+    return found
+
+
+def forget(rotary: list[tuple[Any, str]], length: int) -> None:
+    """Let a pass up to `length` positions have its own angles, whatever was computed before it.
+
+    The module keeps those of its longest pass until one is shorter than the original length, and
+    computes new ones for a pass that is longer than the longest so far.
+    """
+    for module, longest in rotary:
+        if length >= module.original_max_seq_len:
+            setattr(module, longest, module.original_max_seq_len - 1)
 
 
 def scaled_by_slot(config: Any) -> int | None:

@@ -213,7 +213,7 @@ class Runner:
             common = row.taps.reusable(common, root)
         if self.shape == "plain" and root != common:
             common = 0  # A plain target computes a prompt in one pass or not at all.
-        if self._boundary is not None and not self._boundary.keeps(row.cached, root):
+        if self._boundary is not None and not self._boundary.keeps(common, row.cached, root):
             common = 0
         kept = self._memory.truncate(row, common)
         if row.taps is not None:
@@ -238,7 +238,11 @@ class Runner:
 
     @torch.inference_mode()
     def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> None:
-        """Let a new row have the first `length` positions of another, if they are still there."""
+        """Let a new row have the first `length` positions of another, if they are still there and
+        its own pass would give them the same rotary angles."""
+        boundary = self._boundary
+        if boundary is not None and not boundary.keeps(length, source.cached, row.root):
+            return
         if self.copies and row.taps is None and self._memory.copy(source, row, length):
             row.ids, row.pending = row.pending[:length], row.pending[length:]
 
