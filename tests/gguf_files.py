@@ -87,9 +87,18 @@ def blocks(weights: np.ndarray, kind: Kind, seed: int) -> np.ndarray:
 
 
 def write(
-    path: Path, live: Any, kind: Kind, tokenizer: Any = None, architecture: str = "llama"
+    path: Path,
+    live: Any,
+    kind: Kind,
+    tokenizer: Any = None,
+    architecture: str = "llama",
+    without: str | None = None,
+    parts: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Write a GGUF file; returns what its parameters are after dequantization, by their name."""
+    """Write a GGUF file; returns what its parameters are after dequantization, by their name.
+
+    `without`: parameters so named are left out. `parts`: how many it claims to be one of.
+    """
     tokenizer, config = tokenizer or tiny.tokenizer(), live.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(config.max_position_embeddings)
@@ -101,10 +110,14 @@ def write(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
+    if parts is not None:
+        writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, parts)
     _add_tokenizer(writer, tokenizer)
     expected = {}
     for seed, (parameter, value) in enumerate(live.state_dict().items()):
         if parameter == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if without is not None and without in parameter:
             continue
         weights, heads = value.float().numpy(), heads_of(parameter, config)
         if weights.ndim == 1:

@@ -188,6 +188,36 @@ def test_an_architecture_that_transformers_cannot_read(tmp_path: Path, cache: Pa
     assert no_leftovers(cache)
 
 
+@pytest.mark.parametrize(("without", "count"), [("layers.1.", 9), ("model.norm.weight", 1)])
+def test_a_file_that_lacks_tensors_is_refused(
+    without: str, count: int, tmp_path: Path, cache: Path
+) -> None:
+    path = tmp_path / "part.gguf"
+    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, without=without)
+    with pytest.raises(LoadError, match=rf"part\.gguf lacks {count} of .* model\.\S+ first"):
+        load(path)
+    assert not list(cache.iterdir())
+
+
+def test_tied_embeddings_are_not_missed(tmp_path: Path) -> None:
+    live, path = gguf_files.model(), tmp_path / "tied.gguf"
+    live.config.tie_word_embeddings = True
+    live.tie_weights()
+    gguf_files.write(path, live, Kind.Q8_0)
+    state = load(path, dtype="float32").model.state_dict()
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+
+
+def test_a_part_of_a_split_file_is_to_be_merged_first(tmp_path: Path, cache: Path) -> None:
+    path = tmp_path / "tiny-00001-of-00003.gguf"
+    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, parts=3)
+    with pytest.raises(LoadError, match=r"one of 3 parts .* llama-gguf-split --merge"):
+        load(path)
+    assert not cache.exists()
+    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, parts=0)  # as merging leaves it
+    load(path)
+
+
 def test_a_cache_folder_that_cannot_be_written(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +292,13 @@ def test_what_a_killed_conversion_left_is_removed(file: Path, cache: Path) -> No
     os.utime(left, (0, 0))
     ours.converted(file)
     assert not left.exists()
+
+
+def test_a_conversion_that_ends_meanwhile_is_no_error(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "glob", lambda folder, _: iter([folder / ".new-renamed"]))
+    ours._remove_abandoned(file.parent)
 
 
 @pytest.fixture(scope="module")

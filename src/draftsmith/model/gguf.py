@@ -35,7 +35,7 @@ from draftsmith.storage import cache_folder, reading, write_text
 _VERSIONS = (2, 3)
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a metadata value by its type number."""
-_STRING, _ARRAY, _UINT32, _BOOL = 8, 9, 4, 7
+_STRING, _ARRAY, _UINT16, _UINT32, _BOOL = 8, 9, 2, 4, 7
 _DEEPEST = 4
 """Arrays within arrays; real files have none."""
 _SEAL = "converted.json"
@@ -126,6 +126,12 @@ class _Reader:
         for _ in range(value_count):
             name = self._string()
             values[name] = self._value(self._number("<I"))
+        parts = values.get("split.count")
+        if isinstance(parts, int) and parts > 1:
+            raise LoadError(
+                f"{self._path} is one of {parts} parts of a model; merge them first: "
+                "llama-gguf-split --merge FIRST_PART MERGED.gguf"
+            )
         tensors = tuple(self._tensor() for _ in range(tensor_count))
         alignment = values.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
@@ -148,6 +154,8 @@ class _Reader:
             return self._string()
         if kind == _UINT32:
             return self._number("<I")
+        if kind == _UINT16:
+            return self._number("<H")
         if kind == _BOOL:
             return bool(self._number("<B"))
         if kind in _SCALARS:
@@ -262,12 +270,21 @@ def _read(path: Path, header: Header) -> tuple[Any, Any]:
             tokenizer.add_bos_token = header.adds_bos  # transformers 4 does not ask the file
         if hasattr(transformers, "GgufConfig"):  # where it exists, blocks may stay quantized
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            path.parent, dtype=torch.float32, output_loading_info=True, **options
+        )
     except Exception as error:  # every architecture has a reader of its own, which fails in its way
         raise LoadError(
             f"transformers {transformers.__version__} cannot read {path.name} (architecture "
             f"{header.architecture or 'not named'}): {first_line(error)}"
         ) from error
+    mismatched = (name for name, *_ in told["mismatched_keys"])
+    lacking = sorted([*told["missing_keys"], *mismatched])
+    if lacking:  # transformers would fill them at random
+        raise LoadError(
+            f"{path.name} lacks {len(lacking)} of the model's tensors, {lacking[0]} first, or has "
+            "them in another shape; download it again, or merge its parts first"
+        )
     return model, tokenizer
 
 
@@ -319,8 +336,9 @@ def _publish(new: Path, folder: Path) -> None:
 def _remove_abandoned(parent: Path) -> None:
     """Delete what a conversion that was killed has left."""
     for left in parent.glob(f"{_NEW}*"):
-        if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(OSError):  # one that is under way may get its name, and so be gone
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _weights(folder: Path) -> Iterator[Path]:
