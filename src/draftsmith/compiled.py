@@ -6,9 +6,11 @@ Compiled code is kept beside the source, or in the user's cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from hashlib import sha256
 from pathlib import Path
+from pickle import UnpicklingError
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -44,7 +46,12 @@ def compiled(function: Function) -> Function:
         known, begin = _versions(made), perf_counter()
         try:
             result = made(*args)
-        except OSError:  # the cache's, before anything ran: a full disk shows when it is written
+        except (OSError, EOFError, UnpicklingError) as error:
+            # The cache's, before anything ran: a full disk shows when it is written, a file that
+            # was cut off when it is read. The index of such a one is emptied, for the next run.
+            if not isinstance(error, OSError):
+                with suppress(Exception):  # the cache is no public part of the function
+                    made._cache.flush()
             made, known = numba.njit(**OPTIONS)(function), 0
             result = made(*args)
         if _versions(made) > known:

@@ -118,6 +118,33 @@ def test_a_disk_that_is_full_when_the_cache_is_written_fails_nothing(
     assert compiled.compiled(twice)(21) == 42
 
 
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_cached_file_that_was_cut_off_fails_nothing_and_is_made_anew(
+    ending: str, share: float, tmp_path: Path
+) -> None:
+    pytest.importorskip("numba")
+    source = tmp_path / "doubling.py"
+    source.write_text(
+        "from draftsmith import compiled\n"
+        "def double(number: int) -> int:\n    return 2 * number\n"
+        "print(compiled.compiled(double)(21))\n"
+    )
+
+    def run() -> str:
+        place = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+        command = [sys.executable, str(source)]
+        return subprocess.run(command, env=place, check=True, capture_output=True, text=True).stdout
+
+    run()
+    (file,) = tmp_path.rglob(f"*{ending}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(share * len(whole))])
+    assert run() == "42\n"
+    run()
+    assert file.stat().st_size == len(whole)
+
+
 def twice(number: int) -> int:
     return 2 * number
 
