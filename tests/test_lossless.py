@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from architectures import ALL, build
+from architectures import ALL, build, prompt
 from draftsmith.bench.suites import read, sample
 from draftsmith.core.drafter import Drafter
 from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
 from installed import bare_names
 from scripted import adversary, oracle, random_trees
 
@@ -137,3 +138,13 @@ def test_smollm2_on_spec_bench(shared_data: Path) -> None:
     prompts = [engine.prepare({}).encode(list(record.messages)) for record in first]
     assert len(prompts) == 6
     assert compare(engine, prompts, 24, ["copyspec", "prompt_lookup", "auto"]) <= 1
+
+
+def test_windows_that_a_model_masks_by_slot_hold_for_drafts_and_batches() -> None:
+    """GPT-Neo's, wider than the texts of the self-test."""
+    engine = Engine(load(build("gpt_neo", window_size=64)))
+    prompts = [prompt(length, seed=length) for length in (20, 90, 130)]
+    expected = [reference(engine.model.model, ids, 40) for ids in prompts]
+    for drafter in (random_trees(1, nodes=12), "longest_match"):
+        found = engine.generate(prompts, max_new_tokens=40, drafter=drafter, budget=12)
+        assert [one.tokens for one in found] == expected

@@ -31,6 +31,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.replay_memory import first_recurrent_state, recurrent_cache
 from draftsmith.model.rope import scaled_by_slot
 from draftsmith.model.runner import Runner
+from draftsmith.model.windows import windows_by_slot
 
 _PROMPT = 12
 _PARENTS = (-1, 0, 1, 0, 3, -1, 5, 6)
@@ -154,6 +155,9 @@ def _find(loaded: LoadedModel) -> Capabilities:
 def _try_parallel(
     loaded: LoadedModel, reference: _Reference, reasons: list[str], own: str
 ) -> Capabilities | None:
+    if windows_by_slot(loaded.config):  # wider ones than the self-test's texts, usually
+        reasons.append("trees: it limits layers to a window by slot, not by position")
+        return _try_chain(loaded, reference, reasons, own, "rows")
     for attention in ("draftsmith", "sdpa", "eager"):
         tree = Capabilities("tree", attention, "rows", batch=True)
         problem = _problem(_check_tree, loaded, tree, reference)

@@ -64,3 +64,12 @@ def windows_by_layer(config: Any) -> tuple[Window | None, ...]:
     if len(found) == 1:
         return tuple(found.values())
     return tuple(found[kind] for kind in config.layer_types)
+
+
+def windows_by_slot(config: Any) -> bool:
+    """Whether the model limits some layers to a window by a mask of its own, slot by slot.
+
+    GPT-Neo does: trees and padding have slots that are no positions, which shows only in a pass
+    that reaches beyond the window.
+    """
+    return "local" in (getattr(config, "attention_layers", None) or ())
