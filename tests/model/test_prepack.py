@@ -13,7 +13,7 @@ from tests import tiny
 from torch import Tensor, nn
 
 from draftsmith import Engine, accelerate
-from draftsmith.errors import OptionError
+from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model import prepack as module
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.prepack import PackedLinear, prepack
@@ -251,6 +251,45 @@ def test_a_kept_group_follows_writes_to_any_of_its_weights() -> None:
     after = model(x)
     torch.testing.assert_close(after[1], 2 * before[1])
     torch.testing.assert_close([after[0], *after[2:]], [before[0], *before[2:]])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("assigned", ["state", "weight"])
+def test_a_kept_group_follows_what_is_assigned(assigned: str, bias: bool) -> None:
+    model, x = Neighbours(bias).requires_grad_(False), torch.randn((3, 96))
+    layer = model.k_proj
+    done = packed_or_skip(model)
+    model(x)
+    state = {name: 2 * value for name, value in model.state_dict().items()}
+    if assigned == "weight":
+        model.k_proj.weight = nn.Parameter(state["k_proj.weight"], requires_grad=False)
+        state = {**model.state_dict()}
+        assert torch.equal(model.k_proj.dense(), model.k_proj.weight)
+    else:
+        model.load_state_dict(state, assign=True)
+    plain = Neighbours(bias).requires_grad_(False)
+    plain.load_state_dict(state)
+    torch.testing.assert_close(copy.deepcopy(model)(x), plain(x))
+    torch.testing.assert_close(model(x), plain(x))
+    model.k_proj.weight.mul_(2)
+    plain.k_proj.weight.mul_(2)
+    torch.testing.assert_close(model(x), plain(x))
+    done.undo()
+    assert model.k_proj is layer
+    torch.testing.assert_close(model(x), plain(x))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("made", [Neighbours, lambda: layer(torch.float32)])
+def test_weights_that_were_given_up_are_not_replaced_unheeded(made: Any, assign: bool) -> None:
+    model = made().requires_grad_(False)
+    state = copy.deepcopy(model.state_dict())
+    packed_or_skip(model, keep=False)
+    with pytest.raises(RuntimeError, match=r"weight: .* load the model with prepack=False"):
+        model.load_state_dict(state, assign=assign)
+    packed = next(one for one in model.modules() if isinstance(one, PackedLinear))
+    with pytest.raises(UnsupportedError, match="prepack=False"):
+        packed.weight = nn.Parameter(torch.zeros_like(packed.dense()))
 
 
 def test_a_neighbour_that_differs_leaves_the_others_alone() -> None:

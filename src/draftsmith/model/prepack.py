@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftsmith.errors import first_line
+from draftsmith.errors import UnsupportedError, first_line
 
 _ROWS = 16
 """Rows that the layout is made for; it suits every width from 1 to 32."""
@@ -32,6 +32,10 @@ _NUMBERS = count()
 """Of the products: no two ever take each other's parts."""
 _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Neighbours that read the same tensor in transformers' models: one wide product is cheaper."""
+_GIVEN_UP = (
+    "the plain weights of this layer were given up when it was laid out for the CPU, so it takes "
+    "no others: load the model with prepack=False"
+)
 _PART = 4096
 """Rows of a weight that are raised to float64 at a time."""
 
@@ -45,6 +49,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = product.features, product.sizes[place]
         self.weight, self.bias = product.parameter(place), product.biases[place]
         self._product, self._place, self._own = product, place, product.names[place]
+        product.tables[place] = self._parameters
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, I) → (…, O)."""
@@ -60,6 +65,22 @@ class PackedLinear(nn.Module):
     def dense(self) -> Tensor:
         """(O, I) the plain weight."""
         return self._product.dense(self._place)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and "_product" in vars(self) and not self._product.keeps:
+            raise UnsupportedError(_GIVEN_UP)
+        super().__setattr__(name, value)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        if not self._product.keeps:  # what stands for the weight would be written to, unheeded
+            error_msgs.append(f"{prefix}weight: {_GIVEN_UP}")
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"product": self._product, "place": self._place, "training": self.training}
@@ -82,26 +103,48 @@ class _Product:
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], keep: bool
     ) -> None:
         """`keep`: the plain weights stay in memory beside what is laid out."""
-        self.sizes = [weight.shape[0] for weight in weights]
-        self.features, self.dtype = weights[0].shape[1], weights[0].dtype
         self.biases = list(biases)
         number = next(_NUMBERS)
         self.names = [_WAITING.format(number, place) for place in range(len(weights))]
         """Attributes of an input at which the layers' parts wait, each to be taken once."""
+        self.tables: list[dict[str, Any]] = [{} for _ in weights]
+        """The layers' own parameters, which others may have assigned."""
         self._kept = list(weights) if keep else []
-        self._watched = [*self._kept, *(bias for bias in biases if bias is not None)]
         self._lay_out(weights)
 
     def _lay_out(self, weights: Sequence[Tensor]) -> None:
+        self.sizes = [weight.shape[0] for weight in weights]
+        self.features, self.dtype = weights[0].shape[1], weights[0].dtype
         self._packed, self._bias = _lay_out(_together(weights)), _bias(self.biases)
-        self._states = [_state(tensor) for tensor in self._watched]
+        kinds: Any = ("weight", self._kept), ("bias", self.biases)
+        self._watched: list[tuple[int, str, Tensor]] = [
+            (place, name, one)
+            for name, some in kinds
+            for place, one in enumerate(some)
+            if one is not None
+        ]
+        self._states = [_state(tensor) for *_, tensor in self._watched]
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, I) → (…, ΣO)."""
-        watched = self._watched
-        if watched and [_state(one) for one in watched] != self._states:  # trained or merged
+        if self._watched and self._changed():
+            self._take()
             self._lay_out(self._kept or [self.dense(place) for place in range(len(self.sizes))])
         return _multiply(x, self._packed, self._bias)
+
+    def _changed(self) -> bool:
+        """Whether what the layers have was assigned, trained or merged since it was laid out."""
+        tables = self.tables
+        for (place, name, tensor), state in zip(self._watched, self._states, strict=True):
+            if tables[place].get(name, tensor) is not tensor or _state(tensor) != state:
+                return True
+        return False
+
+    def _take(self) -> None:
+        """Go on with what the layers have by now."""
+        for place, name, tensor in self._watched:
+            mine: list[Any] = self._kept if name == "weight" else self.biases
+            mine[place] = self.tables[place].get(name, tensor)
 
     def share(self, x: Tensor, name: str) -> Tensor:
         """One layer's part (…, O); the others' wait at `x`."""
@@ -109,6 +152,11 @@ class _Product:
         waiting |= zip(self.names, self(x).split_with_sizes(self.sizes, -1), strict=True)
         part: Tensor = waiting.pop(name)
         return part
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the plain weights are there."""
+        return bool(self._kept)
 
     def parameter(self, place: int) -> nn.Parameter:
         """What stands for a layer's weight in the model."""
@@ -124,13 +172,15 @@ class _Product:
     def dense(self, place: int) -> Tensor:
         """(O, I) one layer's plain weight."""
         if self._kept:
-            return self._kept[place]
+            kept: Tensor = self.tables[place].get("weight", self._kept[place])
+            return kept
         return torch.split(self._packed.to_dense(), self.sizes)[place]
 
     def __getstate__(self) -> dict[str, Any]:
         """The plain weights: what is laid out can neither be copied nor pickled."""
+        self._take()
         weights = [self.dense(place) for place in range(len(self.sizes))]
-        return {"weights": weights, "biases": self.biases, "keep": bool(self._kept)}
+        return {"weights": weights, "biases": self.biases, "keep": self.keeps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -146,9 +196,12 @@ class Prepacked:
     """Reason → how many linear layers it holds for."""
 
     def undo(self) -> None:
-        """Put the layers back that were kept."""
+        """Put the layers back that were kept, with what was assigned since."""
         for parent, name, layer in self.replaced:
-            if layer is not None and isinstance(getattr(parent, name, None), PackedLinear):
+            packed = getattr(parent, name, None)
+            if layer is not None and isinstance(packed, PackedLinear):
+                layer.weight = packed.weight
+                layer.bias = packed.bias  # type: ignore[assignment]
                 setattr(parent, name, layer)
 
     def explain(self) -> str:
