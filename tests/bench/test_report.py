@@ -19,7 +19,7 @@ from draftsmith.bench import generations
 from draftsmith.bench.generations import Generation
 from draftsmith.bench.page import page
 from draftsmith.bench.plots import Plots
-from draftsmith.bench.report import Report, markdown
+from draftsmith.bench.report import Report, facts, markdown
 from draftsmith.bench.summary import Section, bootstrap, paces, sections
 from draftsmith.bench.versus import compare_files
 from draftsmith.cli import app
@@ -132,6 +132,38 @@ def test_other_setups_are_other_sections() -> None:
     assert [s.title for s in found] == ["m, bfloat16, cpu, 2 threads", "m, float32, cpu, 2 threads"]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"max_new_tokens": 32}, {"linear layers": "packed"}, {"versions": {"torch": "3"}},
+     {"cost": [1.0, 1.5]}],
+)  # fmt: skip
+def test_runs_of_any_other_setting_are_not_further_runs(other: dict[str, Any]) -> None:
+    found = sections([rows(), rows(settings=SETTINGS | other)])
+    assert [len(made.rows) for made in found] == [20, 20]
+    assert [made.settings for made in found] == [SETTINGS, SETTINGS | other]
+
+
+def test_an_arm_of_another_budget_is_not_a_further_run_of_its_namesake() -> None:
+    found = sections([rows(), rows(budget=8)])
+    assert [{row.budget for row in made.rows} for made in found] == [{4}, {8}]
+
+
+def test_further_arms_prompts_and_seeds_join_a_section() -> None:
+    more = {"arms": ["none", "copyspec@8"], "budgets": [4, 8], "prompts": "1 (x)", "seed": 3}
+    arms = [row("none", 9, 1.0), row("copyspec@8", 9, 0.5)]
+    for one in arms:
+        one.settings = SETTINGS | more
+    (made,) = sections([[one for one in rows() if one.arm != "copyspec@8"], arms])
+    assert [summary.arm for summary in made.whole] == SETTINGS["arms"]
+
+
+def test_prompts_of_two_files_have_as_many_runs_as_each_was_asked() -> None:
+    (made,) = sections([[row("none", 1, 1.0)], [row("none", 2, 1.0)]])
+    assert dict(facts(made))["Prompts"] == "2, 1 run each"
+    (made,) = sections([[row("none", 1, 1.0)], [row("none", n, 1.0) for n in (1, 2)]])
+    assert dict(facts(made))["Prompts"] == "2, 1 to 2 runs each"
+
+
 def test_suites_are_summed_and_shown() -> None:
     others = rows(4.0, suite="other")
     for one in others:
@@ -229,7 +261,7 @@ def test_markdown() -> None:
     assert "| arm | tokens/s | speed-up |" in text
     assert "copyspec@8 is 2." in text
     assert "times [2." in text
-    assert "as fast as hf:generate, with the same answer on 5 of 5 prompts." in text
+    assert "as fast as hf:generate, with the same answer on 5 of 5 answers." in text
     assert "2.00× [2.00, 2.00]" in text
 
 

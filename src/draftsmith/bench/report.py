@@ -82,7 +82,11 @@ def versus_cells(comparison: Comparison) -> list[list[str]]:
 def facts(section: Section) -> list[tuple[str, str]]:
     """What was measured, on what."""
     known = section.settings
-    runs = len({row.run for row in section.rows})
+    runs: dict[str, set[int]] = {}
+    for row in section.rows:
+        runs.setdefault(row.id, set()).add(row.run)
+    times = sorted({len(of) for of in runs.values()})
+    each = " to ".join(map(str, dict.fromkeys((times[0], times[-1]))))
     versions = ", ".join(f"{name} {v}" for name, v in known.get("versions", {}).items())
     found = [
         ("Model", _model(str(known.get("model")), str(known.get("weights")))),
@@ -90,10 +94,12 @@ def facts(section: Section) -> list[tuple[str, str]]:
         ("Machine", str(known.get("machine"))),
         ("Linear layers", str(known.get("linear layers", "not told"))),
         *_circumstances(section),
-        ("Prompts", f"{len({row.id for row in section.rows})}, {runs} run{'s' * (runs > 1)} each"),
+        ("Prompts", f"{len(runs)}, {each} run{'s' * (times[-1] > 1)} each"),
         ("Suites", ", ".join(dict.fromkeys(row.suite for row in section.rows))),
         ("Versions", versions),
     ]
+    if known.get("max_new_tokens"):
+        found.append(("Longest answer", f"{known['max_new_tokens']} tokens"))
     if "cost" in known:
         found.append(("Automatic budgets", f"by a recorded cost: {known['cost']}"))
     if known.get("commit"):
@@ -136,7 +142,7 @@ def headline(section: Section) -> str:
         if both:
             said += f" and {interval(both, speed_ratio).shown(' times')} as fast as {peer}"
     if best.compared:
-        said += f", with the same answer on {best.identical} of {best.compared} prompts"
+        said += f", with the same answer on {best.identical} of {best.compared} answers"
     return said + "."
 
 

@@ -13,6 +13,7 @@ from draftsmith.bench.generations import Generation
 from draftsmith.bench.run import PLAIN
 from draftsmith.bench.suites import parts
 from draftsmith.core.stats import Stats, total
+from draftsmith.storage import digest
 
 RESAMPLES = 1000
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What was measured under one setup: the same weights, dtype, device and threads."""
+    """What was measured under one setup: all settings but arms, prompts, seed and commit."""
 
     settings: dict[str, Any]
     baseline: str
@@ -120,20 +121,31 @@ class Section:
         return {"settings": self.settings, "baseline": self.baseline, "rows": rows}
 
 
-_SETUP = ("model", "weights", "dtype", "device", "threads", "temperature", "machine")
+_OWN = ("arms", "budgets", "prompts", "seed", "commit")
+"""Settings in which files of one setup may differ; each arm's budget is looked at by itself."""
 
 
 def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
-    """The rows of all files by setup."""
-    groups: dict[tuple[str, ...], list[Generation]] = {}
+    """The rows of all files by setup; an arm that differs from its namesake is in another one."""
+    groups: list[tuple[str, dict[str, tuple[object, ...]], list[Generation]]] = []
     runs = 0
     for rows in files:
+        parts: dict[str, list[Generation]] = {}
         for row in rows:
-            setup = tuple(str(row.settings.get(name)) for name in _SETUP)
             row.run += runs  # The same prompt in two files was measured twice.
-            groups.setdefault(setup, []).append(row)
+            setup = digest(sorted(item for item in row.settings.items() if item[0] not in _OWN))
+            parts.setdefault(setup, []).append(row)
+        for setup, part in parts.items():
+            arms: dict[str, tuple[object, ...]] = {r.arm: (r.drafter, r.budget) for r in part}
+            for known, others, whole in groups:
+                if known == setup and all(others.get(a, own) == own for a, own in arms.items()):
+                    others.update(arms)
+                    whole += part
+                    break
+            else:
+                groups.append((setup, arms, part))
         runs = 1 + max(row.run for row in rows)
-    return [_section(rows) for rows in groups.values()]
+    return [_section(rows) for _, _, rows in groups]
 
 
 def _section(rows: list[Generation]) -> Section:
