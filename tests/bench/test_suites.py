@@ -58,6 +58,32 @@ def test_what_records_are_reported_under() -> None:
     ]  # fmt: skip
 
 
+def test_records_named_by_their_lines_are_no_conversation(tmp_path: Path) -> None:
+    asked = [{"role": r, "content": r} for r in ("user", "assistant", "user")]
+    path = write(tmp_path / "log.jsonl", *[{"messages": asked, "output": "x"}] * 4)
+    assert [r.conversation for r in read(path).records] == [f"log/{i}" for i in range(4)]
+    path = write(
+        tmp_path / "log.jsonl", *({"prompt": "x", "output": "y", "id": f"a/{i}"} for i in (1, 2))
+    )
+    assert [r.conversation for r in read(path).records] == ["a/1", "a/2"]
+
+
+def test_turns_that_a_run_wrote_are_one_conversation(tmp_path: Path) -> None:
+    rows = [{"id": f"a/{i}", "turn": i, "prompt_ids": [1], "output_ids": [2]} for i in (1, 2)]
+    assert {r.conversation for r in read(write(tmp_path / "log.jsonl", *rows)).records} == {"a"}
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt": "p"}, {"messages": [{"role": "user", "content": "p"}]}]
+)
+def test_an_answer_of_ours_is_one_whatever_else_a_line_holds(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    other = {"question": "q", "answer": "a", "task_id": 1, "entry_point": "e"}
+    record = one(tmp_path, asked | {"output": "o"} | other)
+    assert (record.output, record.prompt or record.messages[0]["content"]) == ("o", "p")
+
+
 def test_the_parts_of_an_api_message_are_joined(tmp_path: Path) -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     record = one(tmp_path, {"messages": [{"role": "user", "content": content}], "output": "x"})
@@ -77,6 +103,12 @@ def test_ids_need_no_text(tmp_path: Path) -> None:
         ({"prompt": ""}, "says what was asked"),
         ({"prompt": 3}, "'prompt' is not text"),
         ({"prompt": "x", "turn": "2"}, "'turn' is not a number"),
+        ({"prompt": "x", "max_new_tokens": -5}, "'max_new_tokens' is -5"),
+        ({"prompt": "x", "output": "y", "tools": [{"type": "function"}]}, "could call tools"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "could call tools",
+        ),
         ({"messages": []}, "not a list of messages"),
         ({"messages": ["hi"]}, "no 'role'"),
         ({"messages": [{"role": "user", "content": None}]}, "'content' is not text"),

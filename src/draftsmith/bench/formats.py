@@ -86,13 +86,16 @@ def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG
     return conversation([question], id=identity, suite=suite, category="attribution")
 
 
+_OWN = [{"messages"}, *({"prompt", known} for known in ("output", "completion", "output_ids"))]
+"""What no benchmark's publisher writes: ours, whatever a log calls its further columns."""
+
 _FORMATS: list[tuple[set[str], Callable[[Item, str, int], list[Record]]]] = [
+    *((keys, own_line) for keys in _OWN),
     ({"question_id", "category", "turns"}, _questions),
     ({"task_id", "prompt", "entry_point"}, _humaneval),
     ({"task_id", "prompt", "test", "code"}, _mbpp),
     ({"unique_id", "question", "summary", "source1"}, _quotesum),
     ({"question", "answer"}, _gsm8k),
-    ({"messages"}, own_line),
     ({"prompt"}, own_line),
     ({"prompt_ids"}, own_line),
 ]

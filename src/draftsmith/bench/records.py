@@ -30,13 +30,15 @@ class Record:
     """The very ids of a recorded generation, its ending token included; they precede the text."""
     max_new_tokens: int | None = None
     """The limit that the recorded generation ran under, if it is known."""
+    lone: bool = False
+    """Whether its id, however it ends, is that of no conversation's turn."""
     reference: str | None = None
     """What its publisher counts as a right answer; for scores only."""
 
     @property
     def conversation(self) -> str:
         """What the turns of one conversation have in common."""
-        return self.id.removesuffix(f"/{self.turn}")
+        return self.id if self.lone else self.id.removesuffix(f"/{self.turn}")
 
     @property
     def answered(self) -> bool:
@@ -55,6 +57,9 @@ class Record:
 
 class Wrong(Exception):
     """One line or item of a file cannot be used; the message says why."""
+
+
+_TOOLS = "its model could call tools, and a record holds texts only"
 
 
 def conversation(turns: Sequence[str], **fields: Any) -> list[Record]:
@@ -82,7 +87,12 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
         "reference": _typed(item, "reference", str),
         "max_new_tokens": _typed(item, "max_new_tokens", int),
     }
+    if common["max_new_tokens"] is not None and common["max_new_tokens"] < 0:
+        raise Wrong(f"'max_new_tokens' is {common['max_new_tokens']}; give at least 0")
+    if item.get("tools"):
+        raise Wrong(_TOOLS)
     identity = str(item.get("id", f"{suite}/{number}"))
+    lone = "id" not in item or "turn" not in item
     output = _typed(item, "output", str)
     if output is None:
         output = _typed(item, "completion", str)
@@ -93,13 +103,14 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
         if not prompt and common["prompt_ids"] is None:
             raise Wrong("neither 'messages' nor 'prompt' nor 'prompt_ids' says what was asked")
         turn = _typed(item, "turn", int) or 1
-        return [Record(identity, turn=turn, prompt=prompt, output=output, **common)]
+        return [Record(identity, turn=turn, prompt=prompt, output=output, lone=lone, **common)]
     chat = _messages(given)
     if output is None and common["output_ids"] is None and chat[-1]["role"] == "assistant":
         return _logged_chat(identity, chat, common)
     asked = sum(message["role"] == "user" for message in chat)
     turn = _typed(item, "turn", int) or max(1, asked)
-    return [Record(identity, turn=turn, messages=tuple(chat), output=output, **common)]
+    messages = tuple(chat)
+    return [Record(identity, turn=turn, messages=messages, output=output, lone=lone, **common)]
 
 
 def _logged_chat(identity: str, chat: list[Message], common: dict[str, Any]) -> list[Record]:
@@ -112,6 +123,7 @@ def _logged_chat(identity: str, chat: list[Message], common: dict[str, Any]) -> 
             turn=turn,
             messages=tuple(chat[:end]),
             output=chat[end]["content"],
+            lone=len(ends) == 1,
             **common,
         )
         for turn, end in enumerate(ends, 1)
@@ -125,6 +137,8 @@ def _messages(given: Any) -> list[Message]:
     for message in given:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise Wrong("a message has no 'role'")
+        if message.get("tool_calls"):
+            raise Wrong(_TOOLS)
         chat.append({"role": message["role"], "content": _content(message.get("content"))})
     return chat
 
