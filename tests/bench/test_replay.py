@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import tiny
 from draftsmith import builtin
 from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.encoding import _load as loaded
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.bench.rows import ReplaySum, summarize
@@ -22,6 +23,7 @@ from draftsmith.bench.templates import TEMPLATES
 from draftsmith.cli import app
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
+from draftsmith.corpus.index import write_index
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import end_ids
@@ -257,6 +259,31 @@ def test_other_settings_do_not_reuse_a_journal(folder: Path, tmp_path: Path) -> 
     rows(log, "-d", "auto", "--resume", journal)
     cut = counts(rows(log, "-d", "auto", "--resume", journal, "--max-tokens", 3))
     assert max(row["tokens"] / row["records"] for row in cut) == 3
+
+
+def test_a_journal_is_of_one_version_tokenizer_and_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Record("x", "x", prompt="the quick", output="the quick brown fox", tokenizer="tiny")
+    notes, folder = Finished(), tmp_path / "corpus"
+
+    def again(spec: str) -> bool:
+        """Whether anything had to be replayed."""
+        loaded.cache_clear()  # as in a new process
+        before = len(notes._known)
+        sweep([record], [parse(spec)], Replayer(Encoding((tmp_path,))), 1, notes)
+        return len(notes._known) > before
+
+    tiny.tokenizer().save_pretrained(tmp_path / "tiny")
+    assert [again("copyspec"), again("copyspec")] == [True, False]
+    tiny.tokenizer(300).save_pretrained(tmp_path / "tiny")
+    assert [again("copyspec"), again("copyspec")] == [True, False]
+    monkeypatch.setattr("draftsmith.bench.sweep.__version__", "99")
+    assert [again("copyspec"), again("copyspec")] == [True, False]
+    for documents in ([[1, 2, 3]], [[1, 2, 4]]):
+        write_index(folder, documents, vocabulary="v", examples=1, model="toy")
+        for spec in (f"retrieval(corpus='{folder}')", f"copyspec+retrieval(corpus='{folder}')"):
+            assert [again(spec), again(spec)] == [True, False]
 
 
 def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:

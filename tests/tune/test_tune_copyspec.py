@@ -73,6 +73,18 @@ def test_later_turns_are_asked_with_the_models_own_answers(
         asked(Engine.from_pretrained(build("mamba"), drafter="none"), turns)
 
 
+def test_other_weights_of_the_same_name_answer_anew(tmp_path: Path) -> None:
+    model, path = tiny.model(), tmp_path / "begun.jsonl"
+    record = Record("a", "s", prompt_ids=(3, 4, 5))
+    found = []
+    for _ in range(2):
+        engine = Engine.from_pretrained(model, tokenizer=tiny.tokenizer(), drafter="none")
+        found.append(answers(engine, [record], 8, Finished(path), lambda _: None).texts)
+        with torch.no_grad():
+            model.get_input_embeddings().weight.copy_(torch.randn(model.config.vocab_size, 64))
+    assert found[0] != found[1]
+
+
 def test_the_similarity_is_that_of_the_average_and_the_next_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

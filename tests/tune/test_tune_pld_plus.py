@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import tiny
@@ -124,6 +125,18 @@ def test_a_calibration_that_was_interrupted_goes_on(
     assert not path.exists()
     assert whole.prompts == 2
     assert set(whole.accepted) >= {"layer", "hidden"}
+
+
+def test_what_is_remembered_of_an_answer_is_of_its_very_weights(engine: Engine) -> None:
+    plan = CalibrationPlan(engine, PROMPTS)
+    before, parameter = plan.key, next(engine.model.model.parameters())
+    try:
+        with torch.no_grad():
+            parameter.neg_()
+        assert CalibrationPlan(engine, PROMPTS).key != before
+    finally:
+        with torch.no_grad():
+            parameter.neg_()
 
 
 def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from draftsmith.bench.records import Message, Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
 from draftsmith.text.tokenizer import encode, read_bare, render_chat
+from draftsmith.text.vocab import fingerprint
 
 _CHECKED = 20
 """Records whose answers are tokenized and back, to notice a wrong tokenizer."""
@@ -39,6 +40,8 @@ class Encoder:
     end: Sequence[Piece]
     """What ends an answer."""
     vocab_size: int
+    vocabulary: str
+    """Its fingerprint."""
 
     def prompt(self, record: Record) -> tuple[int, ...]:
         """Ids of what was asked."""
@@ -82,6 +85,11 @@ class Encoding:
                 f" has {vocab_size} ids: it is not the one that the record was made with"
             )
         return Encoded(prompt, answer, vocab_size)
+
+    def vocabulary(self, record: Record) -> str | None:
+        """The fingerprint of the record's tokenizer; None if it needs none."""
+        encoder = self._encoder(record)
+        return None if encoder is None else encoder.vocabulary
 
     def check(self, records: Iterable[Record]) -> None:
         """Raise OptionError if most answers do not survive being tokenized.
@@ -164,6 +172,7 @@ def _bare(folder: Path, template: Template | None) -> Encoder:
         chat=no_chat if template is None else template.render,
         end=[] if template is None else [template.end],
         vocab_size=vocab_size if template is None else max(vocab_size, template.vocab_size),
+        vocabulary=fingerprint(tokenizer),
     )
 
 
@@ -180,4 +189,5 @@ def _own(source: str, template: Template | None) -> Encoder:
         chat=partial(render_chat, tokenizer) if template is None else template.render,
         end=[] if end is None else [end],
         vocab_size=len(tokenizer),
+        vocabulary=fingerprint(tokenizer),
     )

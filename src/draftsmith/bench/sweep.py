@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import torch
 
+from draftsmith import __version__
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.records import Record
 from draftsmith.bench.replay import Replay, ReplayBudget, check, replay
 from draftsmith.bench.suites import OnError
 from draftsmith.core.drafter import Drafter
+from draftsmith.corpus.files import Header
 from draftsmith.errors import LoadError, PromptError
 from draftsmith.storage import Finished, digest
 
@@ -54,11 +57,10 @@ class Replayer:
     max_tokens: int | None = None
     """Answers are cut after so many tokens."""
 
-    @property
-    def settings(self) -> str:
+    def settings(self, record: Record) -> str:
         """What the counts depend on besides record and drafter."""
-        names = self.encoding.tokenizer, self.encoding.template
-        return repr((names, self.budget, self.max_tokens))
+        names = self.encoding.tokenizer, self.encoding.template, self.encoding.vocabulary(record)
+        return repr((__version__, names, self.budget, self.max_tokens))
 
     def __call__(self, jobs: Sequence[Job]) -> list[tuple[int, dict[str, Replay] | str]]:
         """Of each job its number and its replays by drafter, or why there are none."""
@@ -102,11 +104,12 @@ def sweep(
         )
     replayer.encoding.check(answered)
     finished = finished or Finished()
-    keys = [digest([asdict(record), replayer.settings]) for record in answered]
+    keys = [digest([asdict(record), replayer.settings(record)]) for record in answered]
+    names = {str(drafter): [str(drafter), *_corpora(drafter)] for drafter in drafters}
     jobs = [
         (number, record, missing)
         for number, (record, key) in enumerate(zip(answered, keys, strict=True))
-        if (missing := tuple(d for d in drafters if (key, str(d)) not in finished))
+        if (missing := tuple(d for d in drafters if (key, names[str(d)]) not in finished))
     ]
     advance(len(answered) - len(jobs))
     result = Sweep()
@@ -117,17 +120,25 @@ def sweep(
             result.wrong.append(found)
         else:
             for name, one in found.items():
-                finished.add((keys[number], name), one.as_dict())
+                finished.add((keys[number], names[name]), one.as_dict())
         advance(1)
     result.done = [
-        Done(record, name, Replay.from_dict(finished[key, name]))
+        Done(record, name, Replay.from_dict(finished[key, known]))
         for record, key in zip(answered, keys, strict=True)
-        for name in map(str, drafters)
-        if (key, name) in finished
+        for name, known in names.items()
+        if (key, known) in finished
     ]
     if not result.done:
         raise LoadError(f"no record could be replayed; the first: {result.wrong[-1]}")
     return result
+
+
+def _corpora(drafter: Drafter) -> Iterator[dict[str, int]]:
+    """The checksums of the corpora that a drafter, or one within it, looks up."""
+    if (folder := getattr(drafter, "corpus", None)) is not None:
+        yield Header.load(Path(folder).expanduser()).sums
+    for part in getattr(drafter, "drafters", ()):
+        yield from _corpora(part)
 
 
 def _run(

@@ -24,6 +24,7 @@ from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, PromptError
+from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import Cost, Slope, pass_cost
 from draftsmith.storage import Finished
@@ -98,7 +99,7 @@ def answers(
     """Plain greedy answers, later turns asked with the earlier ones; raises LoadError if none."""
     model, found = engine.model, Answers()
     check(model)
-    written: dict[tuple[int, str], str] = {}
+    weights, written = fingerprint(model), dict[tuple[int, str], str]()
     for record in records:
         advance(1)
         try:
@@ -107,7 +108,7 @@ def answers(
             found.wrong.append(f"{record.id}: {error}")
             continue
         answer = finished.recall(
-            ["plain", model.facts.name, str(model.dtype), max_new_tokens, ids],
+            ["plain", model.facts.name, weights, str(model.dtype), max_new_tokens, ids],
             partial(_plain, engine, ids, max_new_tokens),
         )
         written[0, record.id] = decode(model.tokenizer, answer)

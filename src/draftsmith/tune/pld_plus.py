@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from draftsmith.drafters.ngrams import common_past
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import PassTaps
 from draftsmith.model.taps import check as check_needs
@@ -56,12 +57,12 @@ class CalibrationPlan:
         if not self.prompts:
             raise OptionError("there are no prompts to calibrate on")
 
-    @property
+    @cached_property
     def key(self) -> list[Any]:
         """What every result depends on beside its prompt."""
         model = self.engine.model
-        facts = model.facts
-        return [facts.name, facts.layers, facts.heads, str(model.dtype), self.max_new_tokens]
+        name, weights, dtype = model.facts.name, fingerprint(model), str(model.dtype)
+        return [name, weights, model.facts.layers, model.facts.heads, dtype, self.max_new_tokens]
 
     @property
     def attends(self) -> bool:
