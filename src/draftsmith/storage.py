@@ -7,6 +7,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -44,9 +45,15 @@ def cache_folder() -> Path:
         ) from error
 
 
-def open_text(path: Path) -> IO[str]:
-    """Open a text for reading, by its ending: plain, .gz or .xz."""
-    return cast(IO[str], PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8"))
+def open_text(path: Path, errors: str = "strict") -> IO[str]:
+    """Open a text for reading, by its ending: plain, .gz or .xz; a byte order mark is left out."""
+    opened = PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", errors=errors)
+    return cast(IO[str], opened)
+
+
+def no_utf8(text: str) -> re.Match[str] | None:
+    """The first byte that is no UTF-8 in what was read with errors="surrogateescape"."""
+    return re.search("[\udc80-\udcff]", text)
 
 
 @contextmanager
@@ -76,9 +83,11 @@ def _reason(error: Exception) -> object:
 def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
-    Raises ValueError for what is no JSON, for more nesting than Python follows, and for strings
-    with half a surrogate pair, which no tokenizer takes and no file can hold.
+    Raises ValueError for what is no JSON or no UTF-8 (`no_utf8`), for more nesting than Python
+    follows, and for strings with half a surrogate pair, which no tokenizer takes and no file holds.
     """
+    if wrong := no_utf8(text):
+        raise ValueError(f"not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
     try:
         value = json.loads(text)
         if "\\ud" in text.lower():

@@ -120,9 +120,11 @@ def test_ids_need_no_text(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named(tmp_path: Path, item: Any, reason: str) -> None:
     path = write(tmp_path / "log.jsonl", {"prompt": "x", "output": "y"}, item)
     with pytest.raises(LoadError, match="line 2") as error:
-        read(path)
+        read(path, "fail")
     assert reason in str(error.value)
     assert "--on-error skip" in str(error.value)
+    with pytest.raises(LoadError, match=r"; correct it$"):
+        read(path)  # by a command without that option
     reading = read(path, "skip")
     assert len(reading.records) == 1
     assert len(reading.wrong) == 1
@@ -157,8 +159,16 @@ def test_a_missing_or_broken_file(tmp_path: Path) -> None:
         with pytest.raises(LoadError, match=name):
             read(tmp_path / name)
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
-    with pytest.raises(LoadError, match="cannot be read"):
+    with pytest.raises(LoadError, match=r"latin\.jsonl, line 1: not UTF-8 \(byte 0xe9\)"):
         read(tmp_path / "latin.jsonl")
+
+
+def test_one_line_that_is_no_utf8_leaves_the_others_readable(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xe9"}\n{"prompt": "c"}\n')
+    found = read(path, "skip")
+    assert [record.prompt for record in found.records] == ["a", "c"]
+    assert found.wrong == [f"{path}, line 2: not UTF-8 (byte 0xe9)"]
 
 
 @pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".xz", lzma)])

@@ -56,11 +56,11 @@ def parts(records: Sequence[Any]) -> list[str]:
     return found
 
 
-def read(path: str | Path, on_error: OnError = "fail") -> Reading:
+def read(path: str | Path, on_error: OnError | None = None) -> Reading:
     """All records of a JSON or JSON-lines file, plain, .gz or .xz.
 
     Raises LoadError if the file cannot be read or has no records, or, unless `on_error` is `skip`,
-    at the first wrong line.
+    at the first wrong line. None: fail, for callers without that option, which is not advised.
     """
     path = Path(path)
     found = Reading()
@@ -70,10 +70,9 @@ def read(path: str | Path, on_error: OnError = "fail") -> Reading:
             item = parse_json(text) if isinstance(text, str) else text
             found.records += parse(item, suite, number)
         except (Wrong, ValueError) as error:
-            if on_error == "fail":
-                raise LoadError(
-                    f"{place}: {error}; correct it, or leave such lines out with --on-error skip"
-                ) from error
+            if on_error != "skip":
+                advice = ", or leave such lines out with --on-error skip" if on_error else ""
+                raise LoadError(f"{place}: {error}; correct it{advice}") from error
             found.wrong.append(f"{place}: {error}")
     if not found.records:
         skipped = f" ({len(found.wrong)} wrong lines)" if found.wrong else " (it is empty)"
@@ -110,7 +109,7 @@ def evenly(n: int, limit: int) -> list[int]:
 
 def _items(path: Path) -> Iterator[tuple[int, str, Any]]:
     """(number from 0, place to name in a message, a line's text or an item) of a file."""
-    with reading(path), open_text(path) as lines:
+    with reading(path), open_text(path, errors="surrogateescape") as lines:
         if _unpacked(path).endswith(".json"):
             places = ((f"item {n}", item) for n, item in enumerate(_array(path, lines.read()), 1))
         else:

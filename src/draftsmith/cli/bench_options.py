@@ -30,23 +30,27 @@ class FileOptions:
 
     panel: ClassVar = "Records"
 
-    spelt: ClassVar = {"files": "FILES"}
+    spelt: ClassVar = {"files": "FILES", "on_error": "--on-error skip|fail"}
 
     files: tuple[Path, ...] = ()
     """JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output."""
     limit: int | None = None
     """Conversations of each suite and Spec-Bench task, evenly spread. [all]"""
+    on_error: str = "fail"
+    """What a wrong line does."""
 
-    def read(self, on_error: OnError = "fail") -> Reading:
+    def read(self) -> Reading:
         """The records of all files, in their order."""
         from draftsmith.bench import suites
 
+        if self.on_error not in ("skip", "fail"):
+            raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
         if not self.files:
             raise OptionError("no records were named: give FILES, e.g. log.jsonl")
         whole = suites.Reading()
         with waiting("reading …"):
             for path in self.files:
-                part = suites.read(path, on_error)
+                part = suites.read(path, cast("OnError", self.on_error))
                 whole.records += part.records
                 whole.wrong += part.wrong
         whole.records = suites.sample(whole.records, self.limit)
@@ -57,11 +61,7 @@ class FileOptions:
 class AnswerOptions(FileOptions):
     """Which recorded answers are replayed, and how they become tokens."""
 
-    spelt: ClassVar = {
-        "drafter": "--drafter -d NAME",
-        "tokenizer": "--tokenizer -t NAME",
-        "on_error": "--on-error skip|fail",
-    }
+    spelt: ClassVar = {"drafter": "--drafter -d NAME", "tokenizer": "--tokenizer -t NAME"}
 
     drafter: tuple[str, ...] = DEFAULT_DRAFTERS
     """Who guesses, e.g. 'copyspec(gamma=3)'."""
@@ -72,8 +72,6 @@ class AnswerOptions(FileOptions):
     """Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
     max_tokens: int | None = None
     """Cut answers after N tokens. [whole answers]"""
-    on_error: str = "fail"
-    """What a wrong line does."""
     processes: int = 1
     """Replay in N processes."""
     resume: Path | None = None
@@ -99,11 +97,8 @@ class AnswerOptions(FileOptions):
         from draftsmith.bench.sweep import Replayer, sweep
         from draftsmith.storage import Finished
 
-        if self.on_error not in ("skip", "fail"):
-            raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
-        on_error = cast("OnError", self.on_error)
         drafters = self.drafters()
-        found = self.read(on_error)
+        found, on_error = self.read(), cast("OnError", self.on_error)
         # Beside the files, and one level above.
         places = [place for path in self.files for place in (path.parent, path.parent / "..")]
         folders = dict.fromkeys((place / "tokenizers").resolve() for place in places)

@@ -77,7 +77,7 @@ def run(
     if out.is_file() and out.stat().st_size and not chosen.resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
     check_writable(out)
-    records = prompts.read().records
+    found = prompts.read()
     loaded = load_model(machine)
     with waiting("preparing …"), quiet():
         from draftsmith.bench.run import RunPlan
@@ -87,7 +87,7 @@ def run(
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, recorded(costs) if costs else None)
         limit = chosen.max_new_tokens
-        plan = RunPlan(loaded, arms, records, sampling, chosen.runs, max_new_tokens=limit)
+        plan = RunPlan(loaded, arms, found.records, sampling, chosen.runs, max_new_tokens=limit)
     if warning := busy():
         note(f"note: {warning}")
     told = {}
@@ -95,6 +95,7 @@ def run(
         seconds = list(curve(costs).values())
         told["cost"] = [round(one / seconds[0], 4) for one in seconds]
     _measure(plan, out, told, json_)
+    tell(found.wrong)
 
 
 def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> None:

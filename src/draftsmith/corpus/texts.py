@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from draftsmith.errors import LoadError
-from draftsmith.storage import PACKED, open_text, parse_json, reading
+from draftsmith.storage import PACKED, no_utf8, open_text, parse_json, reading
 
 PLAIN, LINES = (".txt", ".md"), (".jsonl",)
 
@@ -56,11 +56,15 @@ def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
 
     Raises LoadError, naming file and line, for what cannot be read.
     """
-    with reading(path), open_text(path) as file:
+    with reading(path), open_text(path, errors="surrogateescape") as file:
         if _kind(path) in LINES:
             yield from _lines(path, file, fields)
-        else:
-            yield file.read()
+            return
+        text = file.read()
+    if wrong := no_utf8(text):
+        line = text.count("\n", 0, wrong.start()) + 1
+        raise LoadError(f"{path}, line {line} is not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
+    yield text
 
 
 def _lines(path: Path, file: IO[str], fields: Sequence[str]) -> Iterator[str]:
