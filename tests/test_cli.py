@@ -476,6 +476,16 @@ def start(*args: str, before: str = "") -> subprocess.Popen[bytes]:
     )
 
 
+def test_what_goes_into_a_pipe_is_not_damaged_for_the_locale(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    said, _ = start("drafters").communicate(timeout=120)
+    assert "(…)" in said.decode("utf-8")
+
+
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Arguments of an answer that takes far longer than any test."""

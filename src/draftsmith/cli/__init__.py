@@ -96,4 +96,8 @@ def main(args: list[str] | None = None) -> Any:
         # A character that nobody can read or show must not end a chat or an answer.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    # What goes into a file or a pipe is not damaged for a locale that lacks its characters.
+    with contextlib.suppress(AttributeError, ValueError):
+        if not sys.stdout.isatty() and "PYTHONIOENCODING" not in os.environ:
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     return app(args, prog_name="draftsmith")
