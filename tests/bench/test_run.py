@@ -453,6 +453,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
     assert more.exit_code == 0
     assert len(generations.read(out).entries) == 18
+    with prompts.open("ab") as file:
+        file.write(b'{"prompt": "\xe9"}\n')
+    wrong = CliRunner().invoke(app, [*base, *arms, "-o", str(tmp_path / "w")])
+    assert (wrong.exit_code, "out with --on-error skip" in wrong.stderr) == (2, True)
+    left = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2",
+                                    "--on-error", "skip"])  # fmt: skip
+    assert (left.exit_code, "line 4: not UTF-8" in left.stderr) == (0, True)
     bad = CliRunner().invoke(app, [*base, "-a", "copyspek", "-o", str(tmp_path / "x")])
     assert (bad.exit_code, "Did you mean 'copyspec'" in bad.stderr) == (2, True)
 
