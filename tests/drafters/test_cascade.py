@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 import tiny
-from draftsmith.core.budget import LADDER, CostCurve, FixedBudget
+from draftsmith.core.budget import LADDER, CostCurve, FixedBudget, OpenBudget
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.loop import propose, start, step
@@ -234,6 +234,42 @@ def test_each_member_has_an_automatic_budget_of_its_own() -> None:
     assert session.context.cost is cost
     fixed = sessions(drafter, [1, 2])[0]
     assert fixed.context.cost is None
+
+
+class Weighing(Scripted):
+    """Says itself how much it wants, as `auto` does."""
+
+    def auto_budget(self, cost: CostCurve) -> OpenBudget:
+        return OpenBudget(cost, 8, self)
+
+
+def test_a_member_pays_for_the_nodes_of_its_drafts() -> None:
+    """Whose drafts cost more than the token that they bring pauses, also inside a cascade."""
+    target, cost = ToyTarget(11), CostCurve()
+    answer = plain(target, [1, 2], 60)
+
+    def one_right(ctx: Context) -> Draft:
+        right = answer[len(ctx.ids) - 2 :][:1]
+        return Draft.chain([*right, *[11] * (ctx.budget - len(right))], "costly")
+
+    member = Weighing(one_right)
+    for _ in range(2):
+        cost.record_draft(member, 8, 0.1)
+        for width in (0, *LADDER):
+            cost.record(width, 1 + 0.2 * width)
+    # Nothing is learnt from these passes, so that the machine's speed decides nothing.
+    cost.record = cost.record_draft = lambda *_: None  # type: ignore[method-assign]
+    drafter = Cascade((member, SILENT))
+    session = Session(
+        [1, 2], drafter=drafter, budget=drafter.auto_budget(cost),
+        distribution=Distribution((), greedy=True),
+        sampler=TorchSampler.seeded(0), vocab_size=12, limit=60,
+    )  # fmt: skip
+    start(session, target)
+    while not session.finished:
+        step([session], target)
+    assert session.ids[2:] == answer
+    assert 0 < session.stats.attempts < 15
 
 
 class Untimed(CostCurve):

@@ -166,7 +166,7 @@ class _Members(DrafterState):
         speaker, self.speaker = self.speaker, None
         draft = outcome.draft
         if speaker is not None and self.budgets and len(draft):
-            self.budgets[speaker].record(draft.depth, len(outcome.verdict.path))
+            self.budgets[speaker].record(draft.depth, len(outcome.verdict.path), len(draft))
         for number, state in enumerate(self.states):
             state.observe(ctx, outcome if number == speaker else unheard(outcome))
 
