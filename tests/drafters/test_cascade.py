@@ -139,8 +139,33 @@ def test_the_first_with_something_to_say_drafts() -> None:
     assert first.told[-1] == second.told[-1] == 1  # type: ignore[attr-defined]
 
 
+def test_probes_alone_are_sent_where_nobody_speaks() -> None:
+    asking, copied = Draft((1,), (-1,), ("ask",), probes=1), Draft.chain([2], "copy")
+    first, second, third = Recording(asking), Recording(asking), Recording(copied, EMPTY)
+    target = ToyTarget(11)
+    running = sessions(Cascade((SILENT, first, second, third)), [3, 3], [3, 3, 3])
+    for session in running:
+        start(session, target)
+    step(running, target)
+    told = [[outcome.draft for outcome in one.told] for one in (first, second, third)]  # type: ignore[attr-defined]
+    assert told == [[EMPTY, asking], [EMPTY, EMPTY], [copied, EMPTY]]
+    assert first.told[1].output.logits.shape == (2, 11), "what the probes have asked"  # type: ignore[attr-defined]
+
+
+PROBING = Scripted(
+    lambda ctx: Draft((1,) * ctx.budget, (-1,) * ctx.budget, ("p",) * ctx.budget, probes=ctx.budget)
+)
+
+
 @pytest.mark.parametrize(
-    "members", [(COPY, Sampling()), (Sampling(), COPY), (Sampling(), Sampling())]
+    "members",
+    [
+        (COPY, Sampling()),
+        (Sampling(), COPY),
+        (Sampling(), Sampling()),
+        (PROBING, Sampling()),
+        (Sampling(), PROBING, COPY),
+    ],
 )
 def test_the_distribution_is_the_targets(members: tuple[Drafter, ...]) -> None:
     drafter = Cascade(members)

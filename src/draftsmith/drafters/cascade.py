@@ -30,9 +30,10 @@ class Cascade(Drafter):
     guess rule and a sampled draft by Leviathan's, side by side in the pass of a batch. Who has
     drawn nothing (⊥) from a distribution that allows it *has* spoken: its distribution must be
     judged, and to let the next drafter replace the draw for its value would change the output's
-    distribution. Members that stayed silent are told which tokens were emitted, as after an empty
-    draft of their own. The automatic budget is one for each: a member whose drafts do not pay
-    pauses alone.
+    distribution. Probes alone, which only ask the target, are sent where nobody has anything to
+    say; nothing drawn decides about them. Members that stayed silent are told which tokens were
+    emitted, as after an empty draft of their own. The automatic budget is one for each: a member
+    whose drafts do not pay pauses alone.
     """
 
     drafters: tuple[Drafter, ...]
@@ -115,6 +116,8 @@ class Cascade(Drafter):
             for i, draft in zip(asked, made, strict=True):
                 if speaks(draft):
                     silent.pop(i).speaker, drafts[i] = number, draft
+                elif draft.probes and silent[i].speaker is None:
+                    silent[i].speaker, drafts[i] = number, draft
         return drafts
 
     def __str__(self) -> str:
@@ -124,8 +127,8 @@ class Cascade(Drafter):
 
 
 def speaks(draft: Draft) -> bool:
-    """Whether a draft says anything: nodes, or that a draw gave nothing."""
-    return bool(draft.tokens or draft.proposals)
+    """Whether a draft says anything: nodes that can be accepted, or that a draw gave nothing."""
+    return bool(draft.size or draft.proposals)
 
 
 class _Members(DrafterState):
