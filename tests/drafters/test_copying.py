@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from draftsmith.core.drafter import Context, Drafter, sync
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.stats import PREDICTION
+from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.ngrams import NgramIndex
 from draftsmith.drafters.registry import parse
+from draftsmith.errors import OptionError
 from work import lines, peak_bytes
 
 
@@ -39,6 +41,20 @@ def test_copyspec_copies_the_first_occurrence() -> None:
     assert drafted("copyspec(block=2)", ids) == (10, 11)
     assert drafted("copyspec(block=2, match=last)", ids) == (20, 21)
     assert drafted("copyspec(gamma=4)", ids) == ()
+
+
+@pytest.mark.parametrize("value", ["false", "False", "FALSE", "'false'"])
+def test_an_option_that_is_typed_false_is_off(value: str) -> None:
+    assert parse(f"copyspec(overlap={value})") == CopySpec(overlap=False)
+    assert parse("copyspec(overlap=true)") == CopySpec(overlap=True)
+
+
+@pytest.mark.parametrize("spec", ["auto(logits=off)", "spectra(forward=no)", "copyspec(overlap=1)"])
+def test_an_option_that_is_on_or_off_takes_nothing_else(spec: str) -> None:
+    with pytest.raises(OptionError, match=r"(logits='off'|forward='no'|=1) .* True or False"):
+        parse(spec)
+    with pytest.raises(OptionError, match="overlap='false' cannot work"):
+        CopySpec(overlap="false")  # type: ignore[arg-type]
 
 
 def test_copyspec_ignores_matches_that_overlap_the_query() -> None:

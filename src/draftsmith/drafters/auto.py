@@ -48,6 +48,7 @@ from draftsmith.drafters.mixture.memory import MEMORY, Answers
 from draftsmith.drafters.mixture.prior import copied, prior
 from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
 from draftsmith.drafters.ngrams import find
+from draftsmith.drafters.options import switches
 from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
@@ -92,6 +93,9 @@ class Auto(Drafter):
     grammar: bool = True
     """Whether it drafts what the answer's grammar leaves hardly a choice about, and nothing that it
     forbids."""
+
+    def __post_init__(self) -> None:
+        switches(self)
 
     def bind(self, model: ModelFacts) -> Drafter:
         """It drafts the best chain for a model that verifies nothing else."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.drafters.ngrams import Copier
-from draftsmith.drafters.options import at_least, one_of
+from draftsmith.drafters.options import at_least, one_of, switches
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,6 +32,7 @@ class CopySpec(Drafter):
 
     def __post_init__(self) -> None:
         at_least(self, "gamma", 1)
+        switches(self)
         at_least(self, "block", 0)
         one_of(self, "match", ("first", "last"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from draftsmith.core.drafter import Drafter
 from draftsmith.errors import OptionError
@@ -23,3 +24,13 @@ def one_of(drafter: Drafter, option: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         listed = " or ".join(map(repr, allowed))
         raise OptionError(f"{drafter.name}: {option}={value!r} is unknown; give {listed}")
+
+
+def switches(drafter: Drafter) -> None:
+    """Raise OptionError unless each option that is a bool is True or False."""
+    for field in fields(drafter):
+        value = getattr(drafter, field.name)
+        if field.type in (bool, "bool") and not isinstance(value, bool):
+            raise OptionError(
+                f"{drafter.name}: {field.name}={value!r} cannot work; give True or False"
+            )

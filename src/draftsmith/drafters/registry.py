@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from draftsmith.core.drafter import Drafter
+from draftsmith.drafters.options import switches
 from draftsmith.errors import LoadError, OptionError, UnknownName
 
 GROUP = "draftsmith.drafters"
@@ -109,10 +110,16 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
         if "drafters" in options:
             raise OptionError(f"drafter {spec!r}: {name}'s drafters are there twice; {_LIKE}")
         options["drafters"] = tuple(_drafter(part, spec) for part in positional)
+    for field in fields(cls):  # so that `false`, a text, does not count as true
+        value = options.get(field.name)
+        if field.type in (bool, "bool") and str(value).lower() in ("true", "false"):
+            options[field.name] = str(value).lower() == "true"
     try:
-        return cls(**options)
+        made = cls(**options)
     except TypeError as error:
         raise OptionError(f"{spec!r}: {error}") from error
+    switches(made)
+    return made
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:
