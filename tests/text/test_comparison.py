@@ -17,6 +17,7 @@ from benchmarks.vocabularies import (
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import tiny
+from draftsmith.drafters.draft_model.slem import beyond
 from draftsmith.text.comparison import PIECE, Comparison, Usage, count
 from draftsmith.text.vocab import Vocabulary, intersect
 from work import calls
@@ -56,6 +57,15 @@ def test_shares_count_different_tokens() -> None:
     # " a", " b", " ", "c" of the target; " ", "a", " b", " c" of the drafter
     assert found.of_target_text == found.of_drafter_text == 3 / 4
     assert found.target.tokens_per_character == 9 / 12
+
+
+def test_tokens_that_the_model_lacks_are_none_of_the_text() -> None:
+    """A tokenizer may know more ids than its model has logits for."""
+    whole = letters("a b")
+    small = Vocabulary.of(whole.tokenizer, 257)
+    assert whole.encode(" b") == [257]
+    assert compare(small, whole, " a b c").of_target_text == 1
+    assert beyond(small, b" a", b" b c") == whole.encode(" b c")
 
 
 def test_padding_is_no_token() -> None:

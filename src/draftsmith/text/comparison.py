@@ -30,8 +30,8 @@ class Usage:
 
     @cached_property
     def ids(self) -> list[int]:
-        """The text in tokens."""
-        return self.vocabulary.encode(self.text)
+        """The text in tokens, without those that the model lacks."""
+        return self.vocabulary.encode_known(self.text)
 
     @property
     def tokens_per_character(self) -> float:

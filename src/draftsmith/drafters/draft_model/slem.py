@@ -110,7 +110,7 @@ def beyond(vocabulary: Vocabulary, text: bytes, more: bytes) -> list[int]:
     if not whole.startswith(written):
         overlap = longest_overlap(old, new)
         return new[overlap:] if overlap else vocabulary.encode(more)
-    stops = accumulate((len(vocabulary.tokens[i] or b"") for i in new), initial=0)
+    stops = accumulate((len(vocabulary.bytes_of([i])) for i in new), initial=0)
     j, stop = next((j, stop) for j, stop in enumerate(stops) if stop >= len(written))
     return vocabulary.encode(whole[len(written) : stop]) + new[j:]
 
