@@ -20,7 +20,7 @@ import tiny
 from architectures import ALL, build
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import ROOT, Draft
-from draftsmith.core.drafter import Drafter
+from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
@@ -190,6 +190,15 @@ def test_diverse_tokens_are_asked_in_order(tmp_path: Path) -> None:
     assert first.tokens == (2, 5)
     with pytest.raises(OptionError, match=r"k=3, but .* L=3: k must be smaller"):
         bound("sdsat(k=3)", str(tmp_path))
+
+
+def test_no_adaptive_token_is_drafted(tmp_path: Path) -> None:
+    """Of diverse ones neither those that this k does not ask with."""
+    AdaptiveTokens(tokens=(7, 8, 9), L=3, objective="improved").save(tmp_path)
+    ctx = Context([0], 1, 10, SamplingParams(), Enumerated([]), budget=4, depth=4)
+    state: Any = bound("sdsat(k=1)", str(tmp_path)).open(ctx)
+    state.answers, state.length = torch.arange(10.0)[None], 1
+    assert state.draft(ctx).tokens == (6,)
 
 
 def test_a_tree_has_the_likeliest_nodes(folder: str) -> None:

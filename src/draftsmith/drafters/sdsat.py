@@ -140,6 +140,7 @@ class _Questions(DrafterState):
     def __init__(self, config: SDSAT, taught: AdaptiveTokens) -> None:
         self.config = config
         self.a = taught.ask(config.k)
+        self.taught = taught.tokens
         self.answers: Tensor | None = None
         """(≤k, V) logits at them; row i is the distribution of the token at `length` + i."""
         self.length = 0
@@ -157,7 +158,7 @@ class _Questions(DrafterState):
     def _guess(self, answers: Tensor, ctx: Context) -> Draft:
         """The draft y': at each depth the best token, or a tree of the best."""
         c, name = self.config, self.config.name
-        distributions = without(answers[: ctx.depth], self.a)
+        distributions = without(answers[: ctx.depth], self.taught)
         if c.tree is None:
             return Draft.chain(argmax(distributions[: ctx.budget]).tolist(), name)
         widths = c.widths()
