@@ -283,7 +283,7 @@ def test_a_member_pays_for_the_nodes_of_its_drafts() -> None:
         for width in (0, *LADDER):
             cost.record(width, 1 + 0.2 * width)
     # Nothing is learnt from these passes, so that the machine's speed decides nothing.
-    cost.record = cost.record_draft = lambda *_: None  # type: ignore[method-assign]
+    cost.record = cost.record_draft = lambda *_: None  # type: ignore
     drafter = Cascade((member, SILENT))
     session = Session(
         [1, 2], drafter=drafter, budget=drafter.auto_budget(cost),
