@@ -57,6 +57,12 @@ def test_an_option_that_is_on_or_off_takes_nothing_else(spec: str) -> None:
         CopySpec(overlap="false")  # type: ignore[arg-type]
 
 
+def test_a_block_of_none_is_still_looked_up() -> None:
+    drafter = parse("copyspec(block=0)")
+    assert drafter.preferred_width() == 1
+    assert drafted(drafter, [1, 2, 3, 4, 1, 2, 3]) == ()
+
+
 def test_copyspec_ignores_matches_that_overlap_the_query() -> None:
     assert drafted("copyspec", [7] * 5) == ()
     assert drafted("copyspec", [7] * 6) == (7, 7, 7)

@@ -37,7 +37,8 @@ class CopySpec(Drafter):
         one_of(self, "match", ("first", "last"))
 
     def preferred_width(self) -> int:
-        return self.block
+        """At least one: with block=0 it is asked in vain, which is what a look-up costs."""
+        return max(1, self.block)
 
     def open(self, ctx: Context) -> DrafterState:
         sizes = (self.gamma,)
