@@ -20,7 +20,7 @@ class PromptLookup(Drafter):
     """Copy `tokens` ids after a match of the last n ids, trying n = `max` down to `min`.
 
     max=3 is the original's setting, max=2 transformers' default. The first match in the text is
-    copied, as both do; `match="last"` takes the most recent one.
+    copied, as transformers does; `match="last"` takes the most recent one.
     """
 
     max: int = 3
