@@ -43,6 +43,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import architectures
+import tiny
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.drafters.calibration import Calibration
@@ -57,6 +58,7 @@ from draftsmith.integrations.transformers import (
 )
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.testing import Scripted
 
 IDS = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NAMED = ("none", "copyspec(gamma=2)", "prompt_lookup", "auto")
@@ -1096,3 +1098,15 @@ def test_padding_that_shifts_nothing_is_accelerated(name: str) -> None:
     with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
         same(model.generate(**options), expected)
         assert handle.last_notice is None
+
+
+@pytest.mark.parametrize("min_p", [0.2, 1.0])
+def test_drafters_are_told_what_tokens_are_drawn_from(min_p: float) -> None:
+    """A draft model draws from what the processors leave of its own distribution."""
+    told = []
+    drafter = Scripted(lambda ctx: told.append(ctx.sampling) or Draft())  # type: ignore[func-returns-value]
+    options: dict[str, Any] = {"top_k": 7, "top_p": 0.9, "temperature": 0.5, "min_p": min_p}
+    model = copy.deepcopy(tiny.model())
+    with accelerate(model, drafter, budget=2):
+        model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=True, **options)
+    assert {name: getattr(told[0], name) for name in options} == pytest.approx(options)

@@ -575,14 +575,14 @@ def test_targets_that_verify_one_branch_decode_plainly() -> None:
 def test_dictionaries_live_on_in_a_chat(engine: Engine) -> None:
     chat = engine.chat(drafter="spectra", max_new_tokens=12)
     chat.send("hello world")
-    state = chat._last and chat._last.state
+    state = chat._last and chat._last.session.state
     assert isinstance(state, _Pool)
     learnt = {key for key, entries in state.ngrams._behind.items() if entries}
     assert len(learnt) > 20
     history = [*chat.messages, {"role": "user", "content": "this is a test"}]
     stream = chat.stream("this is a test")
     next(stream)
-    assert (chat._last and chat._last.state) is state or state.ngrams._behind
+    assert (chat._last and chat._last.session.state) is state or state.ngrams._behind
     assert all(state.ngrams._behind.get(key) for key in learnt)
     for _ in stream:
         pass

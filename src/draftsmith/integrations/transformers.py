@@ -14,6 +14,7 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from math import nextafter
 from typing import Any
 
 import torch
@@ -400,6 +401,7 @@ def _sampling(config: Any) -> SamplingParams:
         temperature=1.0 if config.temperature is None else config.temperature,
         top_k=config.top_k or 0,
         top_p=min(config.top_p or 1.0, 1.0),
+        min_p=min(config.min_p or 0.0, nextafter(1.0, 0.0)),  # 1 may be given here
     )
 
 
