@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +86,13 @@ def build(
     if plan.keep is not None and model is None:
         raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
     vocabulary_print = vocab.fingerprint(tokenizer)
-    skipped: list[Path] = []
-
-    @cache
-    def inputs() -> tuple[tuple[Path, ...], str]:
-        """The files, and what tells them and who scores them apart from others."""
-        found = tuple(find(plan.texts, skip=skipped.append))
-        return found, _key(plan, found, tokenizer, model)
-
-    done = _finished(folder, plan, vocabulary_print, name, lambda: inputs()[1])
+    done = _finished(folder, plan, vocabulary_print, name)
     if done is not None:
         return done
-    found, key = inputs()
+    skipped: list[Path] = []
+    found = tuple(find(plan.texts, skip=skipped.append))
     workshop = folder / files.BUILDING
-    _begin(workshop, key)
+    _begin(plan, workshop, found, tokenizer, model)
     with show("reading texts", len(found)) as advance:
         pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
     chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
@@ -118,7 +110,7 @@ def build(
             vocabulary=vocabulary_print,
             examples=len(chosen),
             model=name,
-            settings=plan.settings() | {"read": read, "pieces": len(pieces), "key": key},
+            settings=plan.settings() | {"read": read, "pieces": len(pieces)},
             perplexity=facts,
         )
         advance(1)
@@ -126,18 +118,22 @@ def build(
     return header
 
 
-def _key(plan: CorpusPlan, texts: Sequence[Path], tokenizer: Any, model: LoadedModel | None) -> str:
-    """What changes when the texts do, how they are read or scored."""
+def _begin(
+    plan: CorpusPlan,
+    workshop: Path,
+    texts: Sequence[Path],
+    tokenizer: Any,
+    model: LoadedModel | None,
+) -> None:
+    """Note in `workshop` whose it is: what changes when the texts do, how they are read or scored.
+
+    Raises OptionError if another build began there.
+    """
     stats = [(str(path), path.stat()) for path in texts]
     sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     scored = model and [fingerprint(model), str(model.dtype), model.device.type, opening(tokenizer)]
     whole = json.dumps([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
-    return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def _begin(workshop: Path, key: str) -> None:
-    """Note in `workshop` whose it is; raises OptionError if another build began there."""
-    note = workshop / "key"
+    key, note = hashlib.sha256(whole.encode()).hexdigest(), workshop / "key"
     if note.is_file() and note.read_text(encoding="utf-8") != key:
         raise OptionError(
             f"{workshop} holds the beginning of another build, or the scores of another model: the "
@@ -162,9 +158,7 @@ def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], di
     return chosen, facts
 
 
-def _finished(
-    folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str, key: Callable[[], str]
-) -> Header | None:
+def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) -> Header | None:
     """The header if this very corpus is there already; None if the folder is free for it."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
@@ -182,11 +176,6 @@ def _finished(
         raise OptionError(
             f"{folder} holds a corpus of {header.model} already, built with {header.settings}; "
             "give another folder, or delete this one"
-        )
-    if "key" in header.settings and header.settings["key"] != key():  # older ones have none
-        raise OptionError(
-            f"{folder} holds a corpus already that was built from other texts, or ranked by other "
-            "weights or in another dtype; give another folder, or delete this one"
         )
     if (folder / files.BUILDING).exists():  # Killed while tidying up.
         shutil.rmtree(folder / files.BUILDING)
