@@ -486,6 +486,14 @@ def test_what_goes_into_a_pipe_is_not_damaged_for_the_locale(
     assert "(…)" in said.decode("utf-8")
 
 
+def test_what_no_encoding_can_say_ends_nothing() -> None:
+    """A file's name may be no text at all."""
+    code = "import sys; sys.argv[1:] = ['--version']; from draftsmith.cli import main\n"
+    code += "try:\n    main()\nfinally:\n    print('caf\\udce9')"
+    run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert run.stdout.splitlines()[-1] == b"caf?"
+
+
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Arguments of an answer that takes far longer than any test."""

@@ -382,6 +382,27 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_its_next_piece() 
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
 
 
+def test_who_reads_while_another_thread_closes_comes_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    chat, abort, more = engine.chat(max_new_tokens=20), Scheduler.abort, list[Any]()
+    stream = chat.stream("hello world")
+    next(stream)
+
+    def amid(*args: Any) -> None:
+        more.append(list(stream))
+        with pytest.raises(OptionError, match="let it end first"):
+            chat.send("and now")
+        monkeypatch.setattr(Scheduler, "abort", abort)
+        abort(*args)
+
+    monkeypatch.setattr(Scheduler, "abort", amid)
+    stream.close()
+    assert more == [[]]
+    assert stream.closed
+
+
 @pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
 def test_a_row_that_the_model_cannot_compute_fails_alone(drafter: str) -> None:
     """Its logits are not finite: nothing can be drawn from them."""
@@ -483,7 +504,11 @@ def test_ctrl_c_loses_nothing_of_a_token_that_is_being_emitted(when: int, place:
     assert asked == list(range(1, 6)), "the rule behind the one that ended it was not asked"
 
 
-@pytest.mark.parametrize("place", range(44))
+LINES = 47
+"""At least as many as run between the first Ctrl-C and the end of its caller's call."""
+
+
+@pytest.mark.parametrize("place", range(LINES + 1))
 def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
     """It strikes while the first one's caller tidies up, at each of the lines that this runs."""
     engine = engine_of("llama")
@@ -524,6 +549,7 @@ def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
     assert answers == [engine_of("llama").generate([5, 6, 7], max_new_tokens=9).tokens]
     assert engine.generate([5, 6, 7], max_new_tokens=9).tokens == answers[0]
     assert not engine.scheduler._jobs or not job.aborted
+    assert place < LINES or left[0] >= 0, "there are more lines than places"
 
 
 @pytest.mark.parametrize("chat", [False, True])

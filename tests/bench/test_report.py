@@ -261,7 +261,7 @@ def test_markdown() -> None:
     assert "| arm | tokens/s | speed-up |" in text
     assert "copyspec@8 is 2." in text
     assert "times [2." in text
-    assert "as fast as hf:generate, with the same answer on 5 of 5 answers." in text
+    assert "as fast as hf:generate, with the same tokens in 5 of 5 answers." in text
     assert "2.00× [2.00, 2.00]" in text
 
 

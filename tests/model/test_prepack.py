@@ -292,6 +292,23 @@ def test_weights_that_were_given_up_are_not_replaced_unheeded(made: Any, assign:
         packed.weight = nn.Parameter(torch.zeros_like(packed.dense()))
 
 
+def test_what_is_loaded_beside_weights_that_were_given_up_is_taken() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).requires_grad_(False)
+    packed_or_skip(model, keep=False)
+    norm, bias = torch.rand(64), torch.rand(64)
+    model.load_state_dict({"1.weight": norm, "0.bias": bias}, strict=False)
+    assert torch.equal(model[1].weight, norm)
+    torch.testing.assert_close(model[0](torch.zeros(1, 64))[0], bias)
+
+
+def test_a_layer_that_is_laid_out_keeps_its_bias_or_goes_without() -> None:
+    for bias in (True, False):
+        model = nn.Sequential(nn.Linear(64, 64, bias=bias)).requires_grad_(False)
+        packed_or_skip(model)
+        with pytest.raises(UnsupportedError, match="bias"):
+            model[0].bias = None if bias else nn.Parameter(torch.zeros(64))
+
+
 def test_a_neighbour_that_differs_leaves_the_others_alone() -> None:
     model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
     model.v_proj.register_forward_hook(lambda *_: None)

@@ -157,6 +157,20 @@ def test_a_copied_prefix_has_the_angles_of_its_new_row(made: Any) -> None:
         check_logits(made(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
 
 
+def test_growing_angles_are_a_passs_own_also_where_the_one_before_it_failed() -> None:
+    live = dynamic()
+    runner = Runner(load(live))
+    for length in (BOUNDARY + 60, BOUNDARY + 30, 12):
+        row, ids = runner.open(prompt(length)), prompt(length)
+        if length == BOUNDARY + 30:
+            hook = live.get_input_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                runner.forward([row], [EMPTY])
+            hook.remove()
+        else:
+            check_logits(dynamic(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+
+
 def test_growing_angles_are_those_of_a_rows_own_pass() -> None:
     """Whatever longer row the model computed before it."""
     runner = Runner(load(dynamic()))

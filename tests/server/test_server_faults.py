@@ -491,7 +491,7 @@ def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Any) -> None:
     (tmp_path / "empty").write_text("# nobody\n", encoding="utf-8")
     with pytest.raises(LoadError, match="holds no API key"):
         Keys.read(tmp_path / "empty", {})
-    for nothing in (",", " "):  # a secret that came out empty must not open the server
+    for nothing in ("", ",", " "):  # a secret that came out empty must not open the server
         with pytest.raises(LoadError, match="holds no API key"):
             Keys.read(None, {"DRAFTSMITH_API_KEYS": nothing})
     (tmp_path / "windows").write_text("five\n", encoding="utf-8-sig")

@@ -12,6 +12,7 @@ from draftsmith import builtin
 from draftsmith.bench.records import Message, Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+from draftsmith.storage import digest
 from draftsmith.text.tokenizer import encode, read_bare, render_chat
 from draftsmith.text.vocab import fingerprint
 
@@ -41,7 +42,7 @@ class Encoder:
     """What ends an answer."""
     vocab_size: int
     vocabulary: str
-    """Its fingerprint."""
+    """A fingerprint of the tokenizer, and of its template."""
 
     def prompt(self, record: Record) -> tuple[int, ...]:
         """Ids of what was asked."""
@@ -172,7 +173,7 @@ def _bare(folder: Path, template: Template | None) -> Encoder:
         chat=no_chat if template is None else template.render,
         end=[] if template is None else [template.end],
         vocab_size=vocab_size if template is None else max(vocab_size, template.vocab_size),
-        vocabulary=fingerprint(tokenizer),
+        vocabulary=digest([tokenizer.to_str()]),
     )
 
 
@@ -182,12 +183,18 @@ def _own(source: str, template: Template | None) -> Encoder:
     from draftsmith.model.load import read_tokenizer
 
     tokenizer = read_tokenizer(source, {})
-    end = tokenizer.eos_token_id
+    end, backend = tokenizer.eos_token_id, getattr(tokenizer, "backend_tokenizer", None)
     return Encoder(
         encode=lambda content, special: encode(tokenizer, content, special=special),
         decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
         chat=partial(render_chat, tokenizer) if template is None else template.render,
         end=[] if end is None else [end],
         vocab_size=len(tokenizer),
-        vocabulary=fingerprint(tokenizer),
+        vocabulary=digest(
+            [
+                fingerprint(tokenizer) if backend is None else backend.to_str(),
+                str(tokenizer.chat_template),
+                end,
+            ]
+        ),
     )

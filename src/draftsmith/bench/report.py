@@ -142,7 +142,7 @@ def headline(section: Section) -> str:
         if both:
             said += f" and {interval(both, speed_ratio).shown(' times')} as fast as {peer}"
     if best.compared:
-        said += f", with the same answer on {best.identical} of {best.compared} answers"
+        said += f", with the same tokens in {best.identical} of {best.compared} answers"
     return said + "."
 
 

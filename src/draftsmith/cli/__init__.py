@@ -99,5 +99,5 @@ def main(args: list[str] | None = None) -> Any:
     # What goes into a file or a pipe is not damaged for a locale that lacks its characters.
     with contextlib.suppress(AttributeError, ValueError):
         if not sys.stdout.isatty() and "PYTHONIOENCODING" not in os.environ:
-            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     return app(args, prog_name="draftsmith")

@@ -78,6 +78,7 @@ def run(
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
     check_writable(out)
     found = prompts.read()
+    tell(found.wrong)
     loaded = load_model(machine)
     with waiting("preparing …"), quiet():
         from draftsmith.bench.run import RunPlan
@@ -95,7 +96,6 @@ def run(
         seconds = list(curve(costs).values())
         told["cost"] = [round(one / seconds[0], 4) for one in seconds]
     _measure(plan, out, told, json_)
-    tell(found.wrong)
 
 
 def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> None:

@@ -14,7 +14,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from draftsmith.core.drafter import Drafter
-from draftsmith.drafters.options import switches
 from draftsmith.errors import LoadError, OptionError, UnknownName
 
 GROUP = "draftsmith.drafters"
@@ -118,7 +117,6 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
         made = cls(**options)
     except TypeError as error:
         raise OptionError(f"{spec!r}: {error}") from error
-    switches(made)
     return made
 
 

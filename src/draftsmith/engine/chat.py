@@ -83,14 +83,14 @@ class Chat:
         stream = self._open()
         if stream is not None:
             stream.close()
-            if stream.waiting:
+            if not stream.closed:
                 raise OptionError("another thread reads this chat's answer: let it end first")
 
     def _left(self, job: Job) -> bool:
         """Whether a turn's drafter state is ours, after a wait for who computes it in his pass.
 
-        From within that pass it is not: the pass then closes it. This is no part of ending a turn,
-        which a collection of garbage may do while its thread has what that pass waits for.
+        From within that pass it is not: the pass then closes it. A turn that is closed does not
+        ask: a collection of garbage may close it while its thread has what that pass waits for.
         """
         job.keeps_drafter = self._scheduler.leave(job)
         return job.keeps_drafter

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
@@ -71,10 +73,10 @@ class Engine:
         own = self._bound(parse(drafter))
         self.drafter = own.drafter
         self._own = {parse(drafter): own, self.drafter: own}
-        self._called: dict[Drafter, Drafting] = {}
+        self._called: OrderedDict[Drafter, Drafting] = OrderedDict()
         """Drafters of calls, the latest last."""
         self._binding = threading.RLock()
-        """For `_called`: callers of the same new drafter wait for one, which may load a model."""
+        """Callers of a new drafter wait for the one who binds it, which may load a model."""
         if max_batch < 1:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
         for name, value in (("memory", memory), ("prefixes", prefixes)):
@@ -208,14 +210,20 @@ class Engine:
         if drafter is None or (config := parse(drafter)) in self._own:
             made = self._own[self.drafter]
         else:
-            with self._binding:
-                made = self._called.get(config) or self._bound(config)
-                self._called.pop(config, made)
-                self._called[config] = made
-                for oldest in list(self._called)[:-_CALLED]:
-                    old = self._called.pop(oldest).drafter
-                    self.cost.forget((old, *getattr(old, "drafters", ())))
+            made = self._called.get(config) or self._new(config)
+            with suppress(KeyError):  # it may have been forgotten meanwhile
+                self._called.move_to_end(config)
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
+
+    def _new(self, config: Drafter) -> Drafting:
+        """Bind a call's drafter, unless another thread has just done so; forget the oldest one."""
+        with self._binding:
+            made = self._called.get(config) or self._bound(config)
+            self._called[config] = made
+            if len(self._called) > _CALLED:
+                old = self._called.popitem(last=False)[1].drafter
+                self.cost.forget((old, *getattr(old, "drafters", ())))
+        return made
 
     def _bound(self, config: Drafter) -> Drafting:
         made = Drafting.of(self.model, config, self.budget, self.cost)

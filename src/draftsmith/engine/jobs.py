@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from inspect import GEN_RUNNING, getgeneratorstate
+from inspect import GEN_CLOSED, getgeneratorstate
 from time import perf_counter
 from typing import Any
 
@@ -171,7 +171,12 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         self._pieces = _pieces(job, steps)
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        try:
+            return next(self._pieces)
+        except ValueError:  # of a generator in which another thread is, to close it
+            if not self._job.aborted:
+                raise
+            raise StopIteration from None
 
     @property
     def result(self) -> GenerationResult:
@@ -188,9 +193,9 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
             self._pieces.close()
 
     @property
-    def waiting(self) -> bool:
-        """Whether somebody waits for a piece."""
-        return getgeneratorstate(self._pieces) == GEN_RUNNING
+    def closed(self) -> bool:
+        """Whether nothing of it is under way any more."""
+        return getgeneratorstate(self._pieces) == GEN_CLOSED
 
     def __exit__(self, *_: object) -> None:
         self.close()

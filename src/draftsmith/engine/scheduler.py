@@ -66,7 +66,7 @@ class Scheduler:
         self._jobs: list[Job] = []
         """In the order of arrival; those admitted have a row."""
         self._lock = threading.RLock()
-        """For `_jobs` and `_turn`; nobody waits while he has it, and it is taken only once."""
+        """For `_jobs` and `_turn`; nobody waits while he has it. Never nested: `abort` asks."""
         self._turn = _Turn()
         """The last that began."""
         self._passes = 0
@@ -136,7 +136,8 @@ class Scheduler:
         for job in jobs:
             job.aborted = True
         if self._lock._is_owned():  # type: ignore[attr-defined]
-            return  # abandoned ones, ended by a collection of garbage amid this: who is there does
+            # A collection of garbage closes a stream amid this thread's own step, which ends it.
+            return
         mine = _Turn()
         with mine.ended, mine.going:
             if self._begin(mine) is None:

@@ -46,6 +46,7 @@ from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
 
@@ -107,6 +108,7 @@ def accelerate(
         packed.undo()  # whoever gets an error has the model as it was
         raise
     own.generate = handle
+    end_team()  # the self-test has computed, and other threads may call it
     if reason is not None:
         handle.notice(reason)
     if why:

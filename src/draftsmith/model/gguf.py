@@ -278,12 +278,10 @@ def _read(path: Path, header: Header) -> tuple[Any, Any]:
             f"transformers {transformers.__version__} cannot read {path.name} (architecture "
             f"{header.architecture or 'not named'}): {first_line(error)}"
         ) from error
-    mismatched = (name for name, *_ in told["mismatched_keys"])
-    lacking = sorted([*told["missing_keys"], *mismatched])
-    if lacking:  # transformers would fill them at random
+    if lacking := sorted(told["missing_keys"]):  # transformers has filled them at random
         raise LoadError(
-            f"{path.name} lacks {len(lacking)} of the model's tensors, {lacking[0]} first, or has "
-            "them in another shape; download it again, or merge its parts first"
+            f"{path.name} lacks {len(lacking)} of the model's tensors, {lacking[0]} first; "
+            "download it again, or merge its parts first"
         )
     return model, tokenizer
 

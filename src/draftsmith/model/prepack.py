@@ -67,15 +67,22 @@ class PackedLinear(nn.Module):
         return self._product.dense(self._place)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "weight" and "_product" in vars(self) and not self._product.keeps:
+        made = "_product" in vars(self)
+        if made and name == "weight" and not self._product.keeps:
             raise UnsupportedError(_GIVEN_UP)
+        if made and name == "bias" and (value is None) != (self.bias is None):
+            raise UnsupportedError(
+                "a layer that is laid out for the CPU keeps its bias, or goes without one: give it "
+                "its own linear layer back first (restore, or prepack=False)"
+            )
         super().__setattr__(name, value)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        if not self._product.keeps:  # what stands for the weight would be written to, unheeded
+        # What stands for a weight that was given up would be written to, unheeded.
+        if not self._product.keeps and f"{prefix}weight" in state_dict:
             error_msgs.append(f"{prefix}weight: {_GIVEN_UP}")
             return
         super()._load_from_state_dict(
@@ -330,7 +337,7 @@ def _bias(biases: Sequence[Tensor | None]) -> Tensor | None:
 
 def _state(tensor: Tensor) -> tuple[int, int]:
     """What changes when somebody writes to a tensor, but through `.data`."""
-    return tensor.data_ptr(), tensor._version
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
 def _lay_out(weight: Tensor) -> Tensor:

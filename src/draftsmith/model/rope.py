@@ -81,11 +81,12 @@ def forget(rotary: list[tuple[Any, str]], length: int) -> None:
     """Let a pass up to `length` positions have its own angles, whatever was computed before it.
 
     The module keeps those of its longest pass until one is shorter than the original length, and
-    computes new ones for a pass that is longer than the longest so far.
+    computes new ones for a pass that is longer than the longest so far. Which it believes to be a
+    longer or a shorter one than it was, so that it does either.
     """
     for module, longest in rotary:
-        if length >= module.original_max_seq_len:
-            setattr(module, longest, module.original_max_seq_len - 1)
+        original = module.original_max_seq_len
+        setattr(module, longest, original - 1 if length >= original else original + 1)
 
 
 def scaled_by_slot(config: Any) -> int | None:

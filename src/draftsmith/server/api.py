@@ -211,6 +211,8 @@ class Api:
         None: no log-probabilities.
         """
         self.check_model(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise Refusal(400, "stream_options needs stream=true", param="stream_options")
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")

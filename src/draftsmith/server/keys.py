@@ -24,9 +24,9 @@ class Keys:
     @classmethod
     def read(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
         """Those of a file and of the environment; raises LoadError, also for a file without any."""
-        said = environment.get(VARIABLE, "")
-        found = [key for key in map(str.strip, said.split(",")) if key]
-        if said and not found:
+        said = environment.get(VARIABLE)
+        found = [key for key in map(str.strip, (said or "").split(",")) if key]
+        if said is not None and not found:
             raise LoadError(f"{VARIABLE}={said!r} holds no API key; unset it to serve everybody")
         if file is not None:
             try:

@@ -80,15 +80,21 @@ class Draining(uvicorn.Server):
 
 def check_address(settings: Settings) -> None:
     """Raise OptionError where nobody can listen: better said before a model is loaded."""
-    host, port = settings.host, settings.port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host, port, why = settings.host, settings.port, "it has no address"
     try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        raise OptionError(
-            f"cannot listen at {host} port {port}: {first_line(error)}; choose another --port or "
-            "--host"
-        ) from error
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        found, why = [], first_line(error)
+    for family, _, _, _, address in found:
+        try:
+            socket.create_server(address[:2], family=family).close()
+        except OSError as error:
+            why = first_line(error)
+        else:
+            return
+    raise OptionError(
+        f"cannot listen at {host} port {port}: {why}; choose another --port or --host"
+    )
 
 
 def server(api: Api) -> Draining:

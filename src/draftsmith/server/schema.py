@@ -7,7 +7,7 @@ nothing to one model on one machine are tolerated (`IGNORED`).
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -185,13 +185,6 @@ class Sampling(Body):
     return_sources: bool = False
     return_drafts: bool = False
     return_stats: bool = False
-
-    @model_validator(mode="after")
-    def streamed(self) -> Self:
-        """Refuses options of a stream that was not asked for."""
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream=true")
-        return self
 
     @property
     def longest(self) -> str:
