@@ -114,10 +114,9 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
         if field.type in (bool, "bool") and str(value).lower() in ("true", "false"):
             options[field.name] = str(value).lower() == "true"
     try:
-        made = cls(**options)
+        return cls(**options)
     except TypeError as error:
         raise OptionError(f"{spec!r}: {error}") from error
-    return made
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:
