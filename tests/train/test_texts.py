@@ -56,19 +56,6 @@ def test_only_code_is_rearranged(folder: Path, tokenizer: Any) -> None:
     assert tokenizer.decode(plain[3]) == "def f3(x):\n    return x\n"
 
 
-@pytest.mark.parametrize("infill", [0.0, 1.0])
-def test_special_tokens_that_code_spells_out_stay_text(
-    folder: Path, tokenizer: Any, infill: float
-) -> None:
-    path = folder / "ends.py"
-    path.write_text('end = "<|endoftext|>"')
-    texts = Texts(paths=[path], held_out=[path])
-    assert texts.held_out_stream(tokenizer).tolist().count(END) == 2  # before and behind
-    ids = Texts(paths=[path]).stream(tokenizer, infill, seed=0).tolist()
-    assert ids.count(END) == 2
-    assert infill or tokenizer.decode(ids[1:-1]) == 'end = "<|endoftext|>"'
-
-
 def test_a_stream_depends_on_the_seed_alone(folder: Path, tokenizer: Any) -> None:
     texts = Texts(paths=[folder / "src"])
     one, again = (texts.stream(tokenizer, 0.5, seed=3) for _ in range(2))

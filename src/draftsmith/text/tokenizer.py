@@ -90,15 +90,11 @@ def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> l
     )
 
 
-def encode(tokenizer: Any, text: str, *, special: bool = False, literal: bool = False) -> list[int]:
-    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>.
-
-    `literal`: special tokens that are written in the text stay text.
-    """
+def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
+    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>."""
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="text cannot be turned into tokens"))
-    kept = {"split_special_tokens": True} if literal else {}
-    ids: list[int] = tokenizer(text, add_special_tokens=special, **kept)["input_ids"]
+    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     return ids
 
 

@@ -35,8 +35,7 @@ class Texts:
     paths: Sequence[Path]
     """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files.
 
-    Those that end in .txt or .md are prose, all others code. Special tokens that prose spells out
-    are such, as the marks of a chat are; in code they are text.
+    Those that end in .txt or .md are prose, all others code.
     """
     prose: Sequence[Path] = ()
     """Files and folders of other texts, such as chats: never rearranged for infilling."""
@@ -78,10 +77,10 @@ class Texts:
             for text, code in self.read(paths, show)
             for piece in banned.remove(text)
         )  # fmt: skip
+        write = partial(encode, tokenizer)
         for number, (text, code) in enumerate(pieces):
             rng = np.random.default_rng([seed, _INFILL, number])
             share = infill if code else 0.0
-            write = partial(encode, tokenizer, literal=code)
             ids.extend((*before, *infilled(text, share, markers, write, rng), *after))
         return np.array(ids, dtype=np.int32)
 
@@ -89,8 +88,8 @@ class Texts:
         """(n,) ids of the held-out texts as they are, a separator after each."""
         before, after = opening(tokenizer), separator(tokenizer)
         ids = array("i")
-        for text, code in self.read(self.held_out):
-            ids.extend((*before, *encode(tokenizer, text, literal=code), *after))
+        for text, _ in self.read(self.held_out):
+            ids.extend((*before, *encode(tokenizer, text), *after))
         return np.array(ids, dtype=np.int32)
 
 
