@@ -1,7 +1,7 @@
 """Prompts for a live run: edits of files that the built-in model was not trained on.
 
     python -m benchmarks.live_prompts ../shared/data -o prompts.jsonl
-    draftsmith bench run prompts.jsonl --dtype bfloat16 --threads 2
+    draftsmith bench run prompts.jsonl -m edit-7m --dtype bfloat16 --threads 2
     draftsmith bench report results.jsonl -o report/
 
 The commits of pallets/flask and TheAlgorithms/Python with the lowest hashes whose prompt and real

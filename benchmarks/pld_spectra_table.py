@@ -1,8 +1,8 @@
 """Tokens per pass, nodes per pass and tokens per second of PLD+, SPECTRA, and all they compare to.
 
     draftsmith tune pld-plus edit-7m ../shared/data/prompts/humaneval.jsonl.gz   # its heads
-    draftsmith corpus build --no-filter --texts ... -o all.corpus                # REST
-    draftsmith corpus build --keep 2000 --texts ... -o best.corpus               # RETRIEVAL
+    draftsmith corpus build -m edit-7m --no-filter --texts ... -o all.corpus     # REST
+    draftsmith corpus build -m edit-7m --keep 2000 --texts ... -o best.corpus    # RETRIEVAL
     python -m benchmarks.pld_spectra_table ../shared/data --rest all.corpus --corpus best.corpus
 
 Two suites: held-out edits (see live_prompts.py), and Spec-Bench's question answering, with and

@@ -1,9 +1,9 @@
 """Do sampled answers follow the target's distribution? Draws from two tiny models against the exact
 distribution.
 
-    python -m benchmarks.sampled_distributions                      # ours, about five minutes on
-    two cores python -m benchmarks.sampled_distributions --transformers       # transformers' own
-    assisted generation python -m benchmarks.sampled_distributions --draws 2000
+    python -m benchmarks.sampled_distributions                   # ours, five minutes on two cores
+    python -m benchmarks.sampled_distributions --transformers    # its own assisted generation
+    python -m benchmarks.sampled_distributions --draws 2000
 
 Three tokenizers trained on the spot (9, 7 and 5 tokens over the letters a, b, c and the space) and
 random Llamas for them. The distribution of the first two tokens is computed from the target alone;

@@ -3,9 +3,10 @@
     python -m benchmarks.smollm2_ablations ANSWERS.jsonl
     python -m benchmarks.smollm2_ablations ANSWERS.jsonl --corpus FOLDER --each 2 --tokens 64
 
-ANSWERS are plain greedy answers of `draftsmith bench run -m smollm2 --dtype float32 -d none`. How
-far a copy of PLD+ would have held follows from one pass over prompt and answer. SPECTRA's pool is
-asked in the passes themselves, so with --corpus the answers are given again, `each` of every task.
+ANSWERS are plain greedy answers, of `draftsmith bench run PROMPTS.jsonl -m smollm2 --dtype float32
+-a none -o ANSWERS.jsonl`. How far a copy of PLD+ would have held follows from one pass over prompt
+and answer. SPECTRA's pool is asked in the passes themselves, so with --corpus the answers are given
+again, `each` of every task.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 
 from draftsmith import builtin
-from draftsmith.cli.demo import LIMIT, Messages, warm_up
+from draftsmith.cli.demo import LIMIT, WARM_UP, Messages
 from draftsmith.cli.loading import load_engine
 from draftsmith.cli.options import ModelOptions
 from draftsmith.cli.render import plural
@@ -118,7 +118,10 @@ def main() -> None:
         asked: Messages = []
         for title, message in talk:
             asked.append({"role": "user", "content": message})
-            warm_up(engine, asked)
+            for lane in lanes:
+                engine.generate(
+                    asked, drafter=lane.drafter, max_new_tokens=WARM_UP, temperature=0.0
+                )
             (text, tokens), (_, again) = (lane.answer(engine, title, asked) for lane in lanes)
             same = same and tokens == again
             asked.append({"role": "assistant", "content": text})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import shlex
 import sys
 import textwrap
@@ -84,6 +85,10 @@ def source_of(path: Path, qualified: str) -> str:
         node = next(n for n in ast.iter_child_nodes(node) if getattr(n, "name", None) == name)
     lines = (ast.get_source_segment(text, node, padded=True) or "").splitlines()
     return textwrap.dedent("\n".join(re.sub(r"  # noqa: \w+$", "", line) for line in lines))
+
+
+def test_the_script_of_the_recording_can_be_imported() -> None:
+    runpy.run_path(str(DOCS / "record_demo.py"))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Record what SmolLM2's logits say: python recipes/auto/passes.py ANSWERS.jsonl -o passes.npz
 
-ANSWERS are plain greedy answers of `draftsmith bench run -m smollm2 --dtype float32 -d none`. The
-model is made to give each of them again, in passes with the trees that `auto` drafts from ids
-alone, and of every node the row is kept that `auto` would keep.
+ANSWERS are plain greedy answers, of `draftsmith bench run PROMPTS.jsonl -m smollm2 --dtype float32
+-a none -o ANSWERS.jsonl`. The model is made to give each of them again, in passes with the trees
+that `auto` drafts from ids alone, and of every node the row is kept that `auto` would keep.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def build(
     there = (output / HEADER).exists()
     try:
         with quiet():
-            header = make(plan, output, tokenizer, loaded, machine.model or builtin.DEFAULT, bar)
+            header = make(plan, output, tokenizer, loaded, machine.model or builtin.default(), bar)
     except KeyboardInterrupt:
         note("give the same command again to go on where it stopped")
         raise

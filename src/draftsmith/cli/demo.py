@@ -30,7 +30,7 @@ Messages = list[dict[str, str]]
 FILE = "shop.py"
 LIMIT = 160
 """Most tokens of an answer; the edited file may be as long as it must."""
-_WARM_UP = 24
+WARM_UP = 24
 """Tokens of an answer that is begun in both ways, so that neither is timed on a cold machine."""
 _REFRESH_SECONDS = 0.08
 _COPIED = "bold green"
@@ -128,7 +128,7 @@ def race(
     lanes = [Lane("plain decoding", "none"), Lane(f"with {label(engine.drafter)}", None)]
     with waiting("warming up …"):
         for lane in lanes:
-            engine.generate(asked, drafter=lane.drafter, max_new_tokens=_WARM_UP, temperature=0.0)
+            engine.generate(asked, drafter=lane.drafter, max_new_tokens=WARM_UP, temperature=0.0)
     results = []
     # Refreshed between steps by hand: drawing must not steal time from a pass, and is not
     # part of the times shown.

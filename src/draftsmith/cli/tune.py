@@ -36,7 +36,7 @@ class TuneOptions(MachineOptions):
     prompts: Path
     """A file of prompts, as for `draftsmith bench run`."""
     limit: int = 20
-    """Prompts that are used."""
+    """Prompts that are used; by `tune copyspec`, conversations of each suite and task."""
     max_new_tokens: int = 128
     """Longest answer, in tokens."""
 

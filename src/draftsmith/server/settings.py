@@ -34,7 +34,7 @@ class Settings:
     max_context: int | None = None
     """Most tokens of a prompt. [the model's context]"""
     max_output: int = 4096
-    """Most tokens of an answer, and how many it may have where the request does not say."""
+    """Most tokens of an answer, and how many a chat's may have where the request does not say."""
     max_body: int = 4_000_000
     """Most bytes of a request."""
     timeout: float = 600.0
