@@ -110,7 +110,7 @@ def test_texts_come_from_files_of_all_kinds(tmp_path: Path) -> None:
         ("a.jsonl", b'\n{"code": "x"}', "line 2 has no text in 'text'; .* .here: code."),
         ("a.jsonl", b"[]", "line 1 is no JSON object"),
         ("a.jsonl", b"{", "line 1 is not JSON"),
-        ("a.txt", b"\xff", "cannot be read: 'utf-8' codec"),
+        ("a.txt", b"\xff", "line 1 is not UTF-8"),
         ("a.txt.xz", b"nothing packed", "cannot be read"),
         ("a.txt.gz", b"nothing packed", "cannot be read"),
         ("a.txt.gz", gzip.compress(b"cut" * 99, mtime=0)[:-9], "cannot be read"),
