@@ -51,9 +51,10 @@ def open_text(path: Path, errors: str = "strict") -> IO[str]:
     return cast(IO[str], opened)
 
 
-def no_utf8(text: str) -> re.Match[str] | None:
-    """The first byte that is no UTF-8 in what was read with errors="surrogateescape"."""
-    return re.search("[\udc80-\udcff]", text)
+def no_utf8(text: str) -> tuple[int, str] | None:
+    """Where what was read with errors="surrogateescape" is no UTF-8 first, and how to say so."""
+    wrong = re.search("[\udc80-\udcff]", text)
+    return wrong and (wrong.start(), f"not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
 
 
 @contextmanager
@@ -87,7 +88,7 @@ def parse_json(text: str) -> Any:
     follows, and for strings with half a surrogate pair, which no tokenizer takes and no file holds.
     """
     if wrong := no_utf8(text):
-        raise ValueError(f"not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
+        raise ValueError(wrong[1])
     try:
         value = json.loads(text)
         if "\\ud" in text.lower():

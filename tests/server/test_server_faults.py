@@ -25,7 +25,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
 from draftsmith.server import worker as working
-from draftsmith.server.api import Events
+from draftsmith.server.api import Api, Events
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.settings import Settings
@@ -81,6 +81,14 @@ def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, strea
     assert ticket.job.session.generated <= before + 1
 
 
+async def begun(api: Api, **options: Any) -> Call:
+    """A call whose answer is in line."""
+    call = api.worker.call(1, 300)
+    jobs = api.engine.prepare(options).jobs([ASK["messages"]], streaming=True)
+    await call.start(jobs, [None])
+    return call
+
+
 def test_who_does_not_read_is_paused_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "MOST_WAITING", 4)
     api = api_of(engine("none"))
@@ -89,14 +97,7 @@ def test_who_does_not_read_is_paused_and_holds_nobody_up(monkeypatch: pytest.Mon
 
     async def scenario() -> None:
         api.worker.start()
-
-        async def begin() -> Call:
-            call = api.worker.call(1, 300)
-            jobs = api.engine.prepare(options).jobs([ASK["messages"]], streaming=True)
-            await call.start(jobs, [None])
-            return call
-
-        slow, other = await begin(), await begin()
+        slow, other = await begun(api, **options), await begun(api, **options)
         job = slow._tickets[0].job
         chunks = [chunk async for chunk in other.chunks()]
         assert chunks[-1].result is not None
@@ -119,9 +120,7 @@ def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
 
     async def scenario() -> None:
         api.worker.start()
-        call = api.worker.call(1, 300)
-        jobs = api.engine.prepare({"max_new_tokens": 9}).jobs([ASK["messages"]], streaming=True)
-        await call.start(jobs, [None])
+        call = await begun(api, max_new_tokens=9)
         while not call._waiting:
             await asyncio.sleep(0.001)
         call._deadline = 0.0
@@ -139,9 +138,7 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
 
     async def scenario() -> None:
         api.worker.start()
-        call = api.worker.call(1, 300)
-        jobs = api.engine.prepare({"max_new_tokens": 3}).jobs([ASK["messages"]], streaming=True)
-        await call.start(jobs, [None])
+        call = await begun(api, max_new_tokens=3)
         async for chunk in call.chunks():
             assert api.worker.open == (chunk.result is None)
         await api.worker.stop()

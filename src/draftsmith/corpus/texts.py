@@ -62,8 +62,9 @@ def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
             return
         text = file.read()
     if wrong := no_utf8(text):
-        line = text.count("\n", 0, wrong.start()) + 1
-        raise LoadError(f"{path}, line {line} is not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
+        place, why = wrong
+        line = text.count("\n", 0, place) + 1
+        raise LoadError(f"{path}, line {line} is {why}")
     yield text
 
 
