@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 from draftsmith.bench.summary import bootstrap
+
+T = TypeVar("T")
+Clock = Callable[[float], float]
+"""A moment of `perf_counter` → seconds that a process had been awake until then."""
+
+AWAKE = 2.0
+"""Seconds until it is another process's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +57,37 @@ def in_turn(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) ->
             arms[index]()
             seconds[index].append(perf_counter() - begin)
     return seconds
+
+
+def side_by_side(tasks: Mapping[int, Callable[[], T]]) -> dict[int, tuple[T, Clock]]:
+    """What each task gave, on which the process of that id works, and the process's clock.
+
+    Only one process is awake at a time, for two seconds: all meet the same machine, however it
+    drifts. They are asleep (`sleep`) before and after.
+    """
+    awake: dict[int, list[tuple[float, float]]] = {process: [] for process in tasks}
+    with ThreadPoolExecutor(max(1, len(tasks))) as threads:
+        working = {process: threads.submit(task) for process, task in tasks.items()}
+        while not all(task.done() for task in working.values()):
+            for process, task in working.items():
+                if not task.done():
+                    begin = perf_counter()
+                    _tell(process, signal.SIGCONT)
+                    wait([task], AWAKE)
+                    sleep(process)
+                    awake[process].append((begin, perf_counter()))
+
+    def clock(process: int) -> Clock:
+        return lambda at: sum(min(at, end) - begin for begin, end in awake[process] if at > begin)
+
+    return {process: (task.result(), clock(process)) for process, task in working.items()}
+
+
+def sleep(process: int) -> None:
+    """Let a process compute nothing until it is its turn."""
+    _tell(process, signal.SIGSTOP)
+
+
+def _tell(process: int, what: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended, as whoever works with it finds out
+        os.kill(process, what)

@@ -4,10 +4,11 @@
     python -m benchmarks.server_load --clients 1 2 --rounds 2 --tokens 16 -o /tmp/try
 
 In a round, so many clients ask for streamed chats, greedily, each the next when it has an answer,
-twice; all servers answer the same round in turn. They are processes started by their own commands,
+twice; all servers answer the same round side by side, two seconds each in turn
+(`paired.side_by_side`). They are processes started by their own commands,
 in float32, with room for all clients: `draftsmith serve` with the drafters `none` and `auto`,
 `transformers serve` with continuous batching, and llama.cpp's `llama-server` with the GGUF file as
-it is, so with 4-bit weights; it cannot take a built-in model. Who is not asked sleeps (SIGSTOP).
+it is, so with 4-bit weights; it cannot take a built-in model.
 Every chat begins with a number of its own, so that nobody has it in a cache of prefixes, and ends
 where the model ends it. Times are the clients'. The same command goes on after an interruption,
 round by round. The exit code is 1 where `auto` is slower than plain.
@@ -20,21 +21,22 @@ import json
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
-from typing import NamedTuple
+from time import monotonic, perf_counter
+from time import sleep as wait
 
 import numpy as np
 import torch
 
+from benchmarks.paired import side_by_side, sleep
 from benchmarks.shared import setup, table
 from benchmarks.under_load import (
     AUTO,
@@ -42,11 +44,14 @@ from benchmarks.under_load import (
     LEAST_LOW,
     LONGEST,
     PLAIN,
+    Answers,
     Found,
     Talk,
+    Told,
     lines,
     over,
     plot,
+    summed,
     talks,
 )
 from draftsmith import builtin
@@ -65,17 +70,6 @@ PATIENCE = 300
 
 class Refused(Exception):
     """A server that cannot be asked, or that did not answer, and why."""
-
-
-class Told(NamedTuple):
-    """An answer, and when it was asked for, began, said its last, and was complete."""
-
-    text: str
-    tokens: int
-    asked: float
-    first: float
-    last: float
-    end: float
 
 
 def command(arm: str, model: str, port: int, args: argparse.Namespace) -> list[str]:
@@ -113,7 +107,6 @@ class Server:
             self._port = free.getsockname()[1]
         words = command(arm, model, self._port, args)
         self._model = folder_of(model) if arm == TRANSFORMERS else last_part(model)
-        self._tokens = args.tokens
         threads = {"OMP_NUM_THREADS": str(args.threads)}
         with log.open("wb") as said:
             self._process = subprocess.Popen(
@@ -124,7 +117,13 @@ class Server:
             if self._process.poll() is not None or monotonic() > end:
                 self.close()
                 raise Refused(f"it did not start; {log.name} says why")
-            sleep(0.1)
+            wait(0.1)
+        sleep(self.process)
+
+    @property
+    def process(self) -> int:
+        """Its id."""
+        return self._process.pid
 
     def _healthy(self) -> bool:
         with suppress(OSError), closing(HTTPConnection("127.0.0.1", self._port, 5)) as connection:
@@ -132,25 +131,13 @@ class Server:
             return connection.getresponse().status == 200
         return False
 
-    def ask(self, chats: Sequence[Talk], clients: int, tokens: int | None = None) -> Found:
-        """What so many clients got for these chats, of so many tokens at most; raises Refused."""
-        most = tokens or self._tokens
-        self._process.send_signal(signal.SIGCONT)
+    def ask(self, chats: Sequence[Talk], clients: int, tokens: int) -> Answers:
+        """What so many clients got for these chats, of so many tokens at most."""
         try:
-            begin = perf_counter()
             with ThreadPoolExecutor(clients) as threads:
-                answers = list(threads.map(self._chat, chats, [most] * len(chats)))
-        except OSError as error:
-            raise Refused(f"{type(error).__name__}: {error}") from error
-        finally:
-            self._process.send_signal(signal.SIGSTOP)
-        return {
-            "tokens": sum(told.tokens for told in answers),
-            "seconds": max(told.end for told in answers) - begin,
-            "first": [told.first - told.asked for told in answers],
-            "each": [(told.last - told.first) / max(1, told.tokens - 1) for told in answers],
-            "answers": [digest(told.text) for told in answers],
-        }
+                return list(threads.map(self._chat, chats, [tokens] * len(chats)))
+        except (Refused, OSError) as error:
+            return f"{type(error).__name__}: {error}"
 
     def _chat(self, chat: Talk, tokens: int) -> Told:
         body = {
@@ -182,7 +169,7 @@ class Server:
         if not count:
             raise Refused("an answer without tokens")
         end = perf_counter()
-        return Told(text, count, asked, first or end, last or end, end)
+        return Told(text, count, 0, asked, first or end, last or end)
 
     def close(self) -> None:
         """End it."""
@@ -199,8 +186,7 @@ class Load:
         chats = talks(name, read_tokenizer(folder_of(name), {}), args.data, args.prompts)
         self._chats = random.Random(0).sample(chats, len(chats))
         self._mark = "/" if builtin.is_ours(builtin.resolve(name)) else ". "
-        self._servers: dict[str, Server | Refused] = {}
-        self._warm: set[tuple[str, int]] = set()
+        self._servers: dict[str, Server | str] = {}
         self._open = ExitStack()
 
     def __enter__(self) -> Load:
@@ -228,47 +214,57 @@ class Load:
 
     def measured(self, clients: int) -> list[dict[str, Found]]:
         """By round, what every server made of it."""
-        found = []
+        found, warm = [], set[str]()
         for number, arms in self.rounds(clients):
-            asked, made = self.round(clients, number), {}
-            for arm in arms:
-                facts = {"model": self.title, "clients": clients, "round": number, "arm": arm}
-                key = [*facts.values(), self.args.tokens, self.args.threads, digest(asked)]
-                if key not in self.done:
-                    answered = self._ask(arm, asked, clients)
-                    if "refused" in answered:  # perhaps not the next time
-                        made[arm] = answered
-                        continue
-                    self.done.add(key, facts | answered)
-                made[arm] = self.done[key]
-            found.append(made)
+            asked, made = self.round(clients, number), dict[str, Found]()
+            facts = {"model": self.title, "clients": clients, "round": number}
+            rest = [self.args.tokens, self.args.threads, digest(asked)]
+            keys = {arm: [*facts.values(), arm, *rest] for arm in arms}
+            missing = [arm for arm in arms if keys[arm] not in self.done]
+            # A server learns what passes of so many rows cost.
+            cold, again = [arm for arm in missing if arm not in warm], self.round(clients, -1)
+            warm |= self._ask(cold, again[:clients], clients, min(16, self.args.tokens)).keys()
+            for arm, one in self._ask(missing, asked, clients, self.args.tokens).items():
+                made[arm] = facts | {"arm": arm} | one
+                if "refused" not in one:  # perhaps not the next time
+                    self.done.add(keys[arm], made[arm])
+            found.append({arm: made.get(arm) or self.done[key] for arm, key in keys.items()})
         return found
 
-    def _ask(self, arm: str, asked: list[Talk], clients: int) -> Found:
-        try:
+    def _ask(
+        self, arms: Sequence[str], asked: Sequence[Talk], clients: int, tokens: int
+    ) -> dict[str, Found]:
+        """What servers say to the same chats, side by side."""
+        found, asking = dict[str, Found](), dict[int, str]()
+        tasks: dict[int, Callable[[], Answers]] = {}
+        for arm in arms:
             server = self._server(arm)
-            if (arm, clients) not in self._warm:  # it learns what passes of so many rows cost
-                again = self.round(clients, -1)[:clients]
-                server.ask(again, clients, min(16, self.args.tokens))
-                self._warm.add((arm, clients))
-            return server.ask(asked, clients)
-        except Refused as refused:
-            if arm in (PLAIN, AUTO):
-                raise
-            self._servers[arm] = refused  # the others need not wait for it once more
-            return {"refused": str(refused)}
+            if isinstance(server, str):
+                found[arm] = {"refused": server}
+            else:
+                asking[server.process] = arm
+                tasks[server.process] = partial(server.ask, asked, clients, tokens)
+        for process, answered in side_by_side(tasks).items():
+            arm = asking[process]
+            found[arm] = one = summed(*answered)
+            if "refused" in one:
+                if arm in (PLAIN, AUTO):
+                    raise Refused(f"{arm}: {one['refused']}")
+                self._servers[arm] = one["refused"]  # the others need not wait for it once more
+        return found
 
-    def _server(self, arm: str) -> Server:
-        found = self._servers.get(arm)
-        if isinstance(found, Refused):
-            raise found
-        if found is None:
+    def _server(self, arm: str) -> Server | str:
+        """It, or why it cannot be asked."""
+        if arm not in self._servers:
             print(f"{self.title}: starting {arm}", flush=True)
             log = self.args.output / f"server_load.{last_part(self.name)}.{arm.split()[0]}.log"
-            found = self._servers[arm] = Server(arm, self.name, self.args, log)
-            self._open.callback(found.close)
-            found.ask(self.round(1, -2), 1)
-        return found
+            try:
+                found = self._servers[arm] = Server(arm, self.name, self.args, log)
+            except Refused as refused:
+                self._servers[arm] = str(refused)
+            else:
+                self._open.callback(found.close)
+        return self._servers[arm]
 
 
 HEADS = ("clients", "server", "tokens/s", "over plain, by round", "rounds", "first token, ms",

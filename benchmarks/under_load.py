@@ -5,37 +5,41 @@
 
 1, 2, 4, 8, 16 callers, each of which asks its next prompt when it has an answer, four in a round:
 held-out edits for a built-in model, Spec-Bench, MT-Redundant, HumanEval and edits for any other.
-The arms answer every round in turn, greedily, on one model whose linear layers are laid out once;
-each has an engine of its own, which keeps no prefixes and learns as it goes. A pair is a round; the
-peer answers the first ones only. The same command goes on after an interruption; another folder
-begins anew. The exit code is 1 where `auto` is slower than plain.
+Every arm is a process with a model, whose linear layers are laid out, and an engine, which keeps no
+prefixes and learns as it goes. All answer a round side by side, greedily, two seconds each in turn
+(`paired.side_by_side`). A pair is a round; the peer answers the first ones only. The same command
+goes on after an interruption; another folder begins anew. The exit code is 1 where `auto` is slower
+than plain.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import multiprocessing
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle, islice
+from contextlib import suppress
+from itertools import cycle, islice, product
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.live_smollm2 import FILES
-from benchmarks.paired import Ratio, ratio
+from benchmarks.paired import Clock, Ratio, ratio, side_by_side
 from benchmarks.shared import held_out, picture, setup, table
 from draftsmith import Engine, builtin
 from draftsmith.bench.plots import draw_lines
 from draftsmith.bench.suites import evenly, read, sample
-from draftsmith.engine.request import encode, end_ids
-from draftsmith.model.load import load
+from draftsmith.engine.request import end_ids
+from draftsmith.model.load import load, read_tokenizer
 from draftsmith.model.loaded import LoadedModel, last_part
 from draftsmith.model.openmp import end_team
 from draftsmith.storage import Finished, digest, write_text
@@ -57,7 +61,22 @@ Talk = list[dict[str, str]]
 Found = dict[str, Any]
 """What an arm made of a round: numbers of `tokens` and `passes`, `seconds` until the last token, by
 request those until the `first` and of `each` later one, and what tells its `answers` apart."""
-Arm = Callable[[Sequence[Ids], int, int], Found]
+
+
+class Told(NamedTuple):
+    """An answer, the passes it took, and when it was asked for, began, and said its last."""
+
+    answer: Ids | str
+    tokens: int
+    passes: int
+    asked: float
+    first: float
+    last: float
+
+
+Answers = list[Told] | str
+"""What was answered, or why nothing was."""
+Arm = Callable[[Sequence[Ids], int, int], Answers]
 """Answers prompts for so many callers with so many tokens each."""
 
 
@@ -83,17 +102,16 @@ def drafting(model: LoadedModel, drafter: str) -> Arm:
     """An engine's answers to callers in threads."""
     engine = Engine(model, drafter=drafter, prefixes=0)
 
-    def one(ids: Ids, tokens: int) -> tuple[Ids, int, float, float]:
-        begin = perf_counter()
+    def one(ids: Ids, tokens: int) -> Told:
+        asked = perf_counter()
         result = engine.generate(ids, max_new_tokens=tokens, temperature=0)
         stats = result.stats
-        return result.tokens, stats.passes, stats.first_token_seconds, perf_counter() - begin
+        first = asked + stats.first_token_seconds
+        return Told(result.tokens, len(result.tokens), stats.passes, asked, first, perf_counter())
 
-    def ask(asked: Sequence[Ids], callers: int, tokens: int) -> Found:
-        begin = perf_counter()
+    def ask(asked: Sequence[Ids], callers: int, tokens: int) -> Answers:
         with ThreadPoolExecutor(callers) as threads:
-            found = list(threads.map(one, asked, [tokens] * len(asked)))
-        return summed(found, perf_counter() - begin)
+            return list(threads.map(one, asked, [tokens] * len(asked)))
 
     return ask
 
@@ -114,7 +132,7 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
     )
     greedy = GenerationConfig(do_sample=False, eos_token_id=end_ids(model) or -1)
 
-    def ask(asked: Sequence[Ids], callers: int, tokens: int) -> Found:
+    def ask(asked: Sequence[Ids], callers: int, tokens: int) -> Answers:
         with model.model.continuous_batching_context_manager(
             generation_config=greedy,
             continuous_batching_config=settings,
@@ -130,37 +148,53 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
                     key = manager.add_request(ids, None, tokens, record_timestamps=True)
                     begins[key] = asked_at
 
-            begin = perf_counter()
             add(callers)
             while len(found) < len(begins):
                 one = manager.get_result(timeout=1)
                 if one is None and not manager.is_running():
-                    return {"refused": "it ended before it had answered"}
+                    return "it ended before it had answered"
                 if one is not None and one.error:
-                    return {"refused": one.error}
+                    return str(one.error)
                 if one is not None and one.is_finished():
                     found[one.request_id] = one
                     add(1)
-            seconds = perf_counter() - begin
         answers = []
         for key, asked_at in begins.items():
-            at = [moment - asked_at for moment in found[key].timestamps]
-            answers.append((found[key].generated_tokens, len(at), at[0], at[-1]))
-        return summed(answers, seconds)
+            ids, at = found[key].generated_tokens, found[key].timestamps
+            answers.append(Told(ids, len(ids), len(at), asked_at, at[0], at[-1]))
+        return answers
 
     return ask
 
 
-def summed(answers: Sequence[tuple[Ids, int, float, float]], seconds: float) -> Found:
-    """Of tokens, passes, seconds until the first token and until the last, by request."""
-    tokens, passes, first, _ = zip(*answers, strict=True)
+def answering(pipe: Connection, arm: str, name: str, dtype: str, most: int, length: int) -> None:
+    """A process: an arm that loads a model, and answers what comes through the pipe."""
+    with pipe, suppress(EOFError):  # until nobody asks any more
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
+        torch.set_num_threads(pipe.recv())
+        model = load(name, dtype=dtype, prepack=True)
+        ask = peer(model, most, length) if arm == PEER else drafting(model, arm)
+        while True:
+            try:
+                pipe.send(ask(*pipe.recv()))
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
+
+
+def summed(answers: Answers, clock: Clock) -> Found:
+    """Of the answers of a round, by the clock of the process that gave them."""
+    if isinstance(answers, str):
+        return {"refused": answers}
+    said, tokens, passes, *times = zip(*answers, strict=True)
+    asked, first, last = (list(map(clock, at)) for at in times)
+    each = zip(first, last, tokens, strict=True)
     return {
-        "tokens": sum(map(len, tokens)),
+        "tokens": sum(tokens),
         "passes": sum(passes),
-        "seconds": seconds,
-        "first": first,
-        "each": [(b - a) / max(1, len(t) - 1) for t, _, a, b in answers],
-        "answers": [digest(ids) for ids in tokens],
+        "seconds": max(last) - min(asked),
+        "first": [b - a for a, b in zip(asked, first, strict=True)],
+        "each": [(b - a) / max(1, count - 1) for a, b, count in each],
+        "answers": [digest(answer) for answer in said],
     }
 
 
@@ -169,12 +203,21 @@ class Load:
 
     def __init__(self, name: str, dtype: str, args: argparse.Namespace, done: Finished) -> None:
         self.args, self.done, self.title = args, done, f"{last_part(name)}, {dtype}"
-        model = load(name, dtype=dtype, prepack=True)
-        chats = talks(name, model.tokenizer, args.data, args.prompts)
-        self.prompts = [encode(model, chat) for chat in chats]
-        self.arms = {arm: drafting(model, arm) for arm in (PLAIN, AUTO)}
+        tokenizer = read_tokenizer(name, {})
+        chats = talks(name, tokenizer, args.data, args.prompts)
+        self.prompts = [render_chat(tokenizer, chat) for chat in chats]
         length = max(map(len, self.prompts)) + args.tokens
-        self.arms[PEER] = peer(model, max(args.concurrency), length)
+        self._how = name, dtype, max(args.concurrency), length
+        self._arms: dict[str, tuple[Any, Connection]] = {}
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, pipe in self._arms.values():
+            pipe.close()
+            process.kill()
+            process.join()
 
     def rounds(self, callers: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
         """Number, prompts and arms of every round."""
@@ -183,39 +226,53 @@ class Load:
             arms = ARMS if number < PEERS else (PLAIN, AUTO)
             yield number, list(islice(order, TURNS * callers)), arms[:: 1 if number % 2 else -1]
 
-    def expected_seconds(self) -> float:
-        """How long all takes: as if every arm were plain, from the fewest and the most callers."""
-        sizes = self.args.concurrency
-        ends = [min(sizes), max(sizes)]
-        a, b = (self._ask(PLAIN, list(islice(cycle(self.prompts), n)), n)["seconds"] for n in ends)
-        slope = (b - a) / max(1, ends[1] - ends[0])
-        turns = {n: 3 + TURNS * sum(len(arms) for *_, arms in self.rounds(n)) for n in sizes}
-        return sum(count * (a + slope * (n - ends[0])) for n, count in turns.items())
-
     def measured(self, callers: int) -> list[dict[str, Found]]:
         """By round, what every arm made of it."""
-        asked, found, cold = list(self.rounds(callers)), [], True
-        for number, prompts, arms in asked:
+        found, warm = [], set[str]()
+        for number, prompts, arms in self.rounds(callers):
             facts = {"model": self.title, "at_once": callers, "round": number}
             rest = [self.args.tokens, self.args.threads, digest(prompts)]
             keys = {arm: [*facts.values(), arm, *rest] for arm in arms}
-            if cold and any(key not in self.done for key in keys.values()):
-                for arm in ARMS:  # an engine learns what passes of so many rows cost
-                    self._ask(arm, prompts[:callers], callers)
-                cold = False
-            for arm, key in keys.items():
-                if key not in self.done:
-                    self.done.add(key, facts | {"arm": arm} | self._ask(arm, prompts, callers))
+            missing = [arm for arm in arms if keys[arm] not in self.done]
+            # An engine learns what passes of so many rows cost.
+            cold = [arm for arm in missing if arm not in warm]
+            warm |= self._ask(cold, prompts[:callers], callers).keys()
+            for arm, one in self._ask(missing, prompts, callers).items():
+                self.done.add(keys[arm], facts | {"arm": arm} | one)
             found.append({arm: self.done[key] for arm, key in keys.items()})
         return found
 
-    def _ask(self, arm: str, prompts: Sequence[Ids], callers: int) -> Found:
-        try:
-            return self.arms[arm](prompts, callers, self.args.tokens)
-        except Exception as error:
-            if arm != PEER:
-                raise
-            return {"refused": f"{type(error).__name__}: {error}"}
+    def _ask(self, arms: Sequence[str], prompts: Sequence[Ids], callers: int) -> dict[str, Found]:
+        """What arms say to the same prompts, side by side."""
+        tasks = {}
+        for arm in arms:
+            process, pipe = self._started(arm)
+
+            def task(pipe: Connection = pipe) -> Answers:
+                pipe.send((prompts, callers, self.args.tokens))
+                answers: Answers = pipe.recv()
+                return answers
+
+            tasks[process.pid] = task
+        found = {
+            arm: summed(*one) for arm, one in zip(arms, side_by_side(tasks).values(), strict=True)
+        }
+        for arm, one in found.items():
+            if arm != PEER and "refused" in one:
+                raise RuntimeError(f"{arm}: {one['refused']}")
+        return found
+
+    def _started(self, arm: str) -> tuple[Any, Connection]:
+        if arm not in self._arms:
+            ours, theirs = multiprocessing.Pipe()
+            spawned = multiprocessing.get_context("spawn")
+            process = spawned.Process(target=answering, args=(theirs, arm, *self._how), daemon=True)
+            process.start()
+            theirs.close()
+            ours.send(self.args.threads)
+            self._arms[arm] = process, ours
+            self._ask([arm], self.prompts[:1], 1)  # until it has loaded
+        return self._arms[arm]
 
 
 def over(rounds: Sequence[dict[str, Found]], arm: str) -> Ratio:
@@ -293,21 +350,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.quick:
         args.prompts, args.concurrency, args.tokens, args.rounds = 4, [1, 4], 32, 3
     torch.set_num_threads(args.threads)
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
     done = Finished(args.output / "under_load.jsonl")
-    loads = [Load(name, dtype, args, done) for name in args.models for dtype in args.dtypes]
-    minutes = (f"{one.title} {one.expected_seconds() / 60:.1f}" for one in loads)
-    print("minutes if nothing is known yet:", *minutes, flush=True)
     said, slower = [f"{setup()}. At most {args.tokens} tokens an answer.\n"], False
-    for one in loads:
+    for name, dtype in product(args.models, args.dtypes):
         found = {}
-        for callers in args.concurrency:
-            found[callers] = one.measured(callers)
-            speed = over(found[callers], AUTO)
-            bad = speed.median < LEAST or speed.low < LEAST_LOW
-            slower |= bad
-            slow = " SLOWER" * bad
-            print(f"{one.title}, {callers} at once: auto / plain {speed}{slow}", flush=True)
+        with Load(name, dtype, args, done) as one:
+            for callers in args.concurrency:
+                found[callers] = one.measured(callers)
+                speed = over(found[callers], AUTO)
+                bad = speed.median < LEAST or speed.low < LEAST_LOW
+                slower |= bad
+                slow = " SLOWER" * bad
+                print(f"{one.title}, {callers} at once: auto / plain {speed}{slow}", flush=True)
         rows = [line for own in found.items() for line in lines(*own, ARMS, HEADS, medians)]
         said += [f"## {one.title}\n", table(HEADS, rows)]
         write_text(args.output / f"under_load.{one.title.replace(', ', '.')}.svg", plot(found))
