@@ -72,7 +72,7 @@ def side_by_side(tasks: Mapping[int, Callable[[], T]]) -> dict[int, tuple[T, Clo
             for process, task in working.items():
                 if not task.done():
                     begin = perf_counter()
-                    _tell(process, signal.SIGCONT)
+                    wake(process)
                     wait([task], AWAKE)
                     sleep(process)
                     awake[process].append((begin, perf_counter()))
@@ -86,6 +86,11 @@ def side_by_side(tasks: Mapping[int, Callable[[], T]]) -> dict[int, tuple[T, Clo
 def sleep(process: int) -> None:
     """Let a process compute nothing until it is its turn."""
     _tell(process, signal.SIGSTOP)
+
+
+def wake(process: int) -> None:
+    """Let it go on."""
+    _tell(process, signal.SIGCONT)
 
 
 def _tell(process: int, what: signal.Signals) -> None:

@@ -33,7 +33,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.live_smollm2 import FILES
-from benchmarks.paired import Clock, Ratio, ratio, side_by_side
+from benchmarks.paired import Clock, Ratio, ratio, side_by_side, wake
 from benchmarks.shared import held_out, picture, setup, table
 from draftsmith import Engine, builtin
 from draftsmith.bench.plots import draw_lines
@@ -216,7 +216,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         for process, pipe in self._arms.values():
             pipe.close()
-            process.kill()
+            wake(process.pid)  # it ends by itself
             process.join()
 
     def rounds(self, callers: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
