@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from transformers.utils import logging
 
 from draftsmith import builtin
 from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
+
+# As the command sees to by the environment, before transformers is imported.
+logging.disable_progress_bar()
+logging.set_verbosity_error()
 
 # The same examples everywhere, however slow the machine is at the moment.
 settings.register_profile(

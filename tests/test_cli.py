@@ -476,6 +476,13 @@ def start(*args: str, before: str = "") -> subprocess.Popen[bytes]:
     )
 
 
+def test_libraries_say_nothing(model: str) -> None:
+    """Neither how loading goes on, nor what is for programmers."""
+    few = ("--max-new-tokens", "2", "--threads", "1")
+    _, errors = start("run", "-m", model, "hello", *few).communicate(timeout=3000)
+    assert errors.decode() == "note: cut after 2 tokens; --max-new-tokens sets this\n"
+
+
 def test_what_goes_into_a_pipe_is_not_damaged_for_the_locale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from draftsmith.cli.bench_options import FileOptions, tell
 from draftsmith.cli.bench_report import show_sections
-from draftsmith.cli.loading import bar, busy, load_model, quiet, waiting
+from draftsmith.cli.loading import bar, busy, load_model, waiting
 from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
@@ -80,7 +80,7 @@ def run(
     found = prompts.read()
     tell(found.wrong)
     loaded = load_model(machine)
-    with waiting("preparing …"), quiet():
+    with waiting("preparing …"):
         from draftsmith.bench.run import RunPlan
         from draftsmith.engine.request import sampling as filtered
 
@@ -116,8 +116,7 @@ def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> Non
     file = ResultFile(out, common)
     with bar("answering", plan.size) as advance:
         try:
-            with quiet():
-                wrong = measure(plan, file, common, advance)
+            wrong = measure(plan, file, common, advance)
         except BaseException:
             if file.rows:
                 note(f"{len(file.rows)} of {plan.size} answers are in {out}; go on with --resume")

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import bar, load_model, load_tokenizer, quiet
+from draftsmith.cli.loading import bar, load_model, load_tokenizer
 from draftsmith.cli.options import Fields, Given, Json, MachineOptions, NewFolder
 from draftsmith.cli.render import facts_table, plain_table, plural, visible
 from draftsmith.cli.report import note, print_json, stdout
@@ -60,8 +60,7 @@ def build(
     tokenizer = load_tokenizer(machine.model) if loaded is None else loaded.tokenizer
     there = (output / HEADER).exists()
     try:
-        with quiet():
-            header = make(plan, output, tokenizer, loaded, machine.model or builtin.default(), bar)
+        header = make(plan, output, tokenizer, loaded, machine.model or builtin.default(), bar)
     except KeyboardInterrupt:
         note("give the same command again to go on where it stopped")
         raise

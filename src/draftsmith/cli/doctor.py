@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, idle, load_model, quiet, set_threads, waiting
+from draftsmith.cli.loading import busy, idle, load_model, set_threads, waiting
 from draftsmith.cli.options import Json, MachineOptions, PlaceOptions
 from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import print_json, stdout
@@ -46,7 +46,7 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     options = asdict(chosen)
     loaded = load_model(named=options.pop("named"), machine=MachineOptions(**options))
     set_threads(idle())
-    with waiting("measuring …"), quiet():
+    with waiting("measuring …"):
         record = examine(loaded)
     if as_json:
         print_json(record)

@@ -1,4 +1,4 @@
-"""From the command's options to texts, a model or an engine, checked before and quietly."""
+"""From the command's options to texts, a model or an engine, checked before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +41,7 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
     `others` are handed to `Engine.from_pretrained`.
     """
     source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
-    with waiting(f"loading {short(source)} …"), quiet():
+    with waiting(f"loading {short(source)} …"):
         from draftsmith.core.sampling import SamplingParams
         from draftsmith.engine.engine import Engine
 
@@ -63,7 +62,7 @@ def load_model(machine: MachineOptions, named: str | None = None) -> LoadedModel
     if named is not None and machine.model is not None:
         raise OptionError("MODEL and --model were both given: choose one")
     source = resolve(named or machine.model)
-    with waiting(f"loading {short(source)} …"), quiet():
+    with waiting(f"loading {short(source)} …"):
         from draftsmith.model.load import load
 
         set_threads(machine.threads)
@@ -73,7 +72,7 @@ def load_model(machine: MachineOptions, named: str | None = None) -> LoadedModel
 def load_tokenizer(model: str | None) -> Any:
     """The tokenizer of the model that `--model` means."""
     source = resolve(model)
-    with waiting(f"reading the tokenizer of {short(source)} …"), quiet():
+    with waiting(f"reading the tokenizer of {short(source)} …"):
         from draftsmith.model.load import read_tokenizer
 
         return read_tokenizer(source, {})
@@ -157,24 +156,6 @@ def waiting(what: str) -> Iterator[None]:
     console = stderr()
     with console.status(what) if console.is_terminal else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings, which speak to programmers."""
-    from transformers.utils import logging
-
-    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if shown:
-            logging.enable_progress_bar()
 
 
 def progress(*, transient: bool = False) -> Progress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftsmith import builtin
-from draftsmith.cli.loading import bar, progress, quiet, resolve, set_threads
+from draftsmith.cli.loading import bar, progress, resolve, set_threads
 from draftsmith.cli.options import Fields, Given, Json, NewFolder
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
@@ -75,29 +75,28 @@ def sdsat(
     from draftsmith.train.recipe import Recipe
 
     plan = Recipe(**recipe)
-    with quiet():
-        from draftsmith.train.sdsat import Options
-        from draftsmith.train.sdsat import train as run
-        from draftsmith.train.texts import Texts
+    from draftsmith.train.sdsat import Options
+    from draftsmith.train.sdsat import train as run
+    from draftsmith.train.texts import Texts
 
-        set_threads(threads)
-        how = Options(**options)
-        try:
-            with following(plan.steps, how.save_every) as follow:
-                trained = run(resolve(model), plan, Texts(**texts), output, how, bar, follow)
-        except KeyboardInterrupt:
-            note("give the same command again to go on from the newest checkpoint")
-            raise
-        from accelerate import PartialState
+    set_threads(threads)
+    how = Options(**options)
+    try:
+        with following(plan.steps, how.save_every) as follow:
+            trained = run(resolve(model), plan, Texts(**texts), output, how, bar, follow)
+    except KeyboardInterrupt:
+        note("give the same command again to go on from the newest checkpoint")
+        raise
+    from accelerate import PartialState
 
-        from draftsmith.model.load import read_tokenizer
+    from draftsmith.model.load import read_tokenizer
 
-        if not PartialState().is_main_process:
-            return
-        names = read_tokenizer(str(output), {}).convert_ids_to_tokens(list(trained.tokens))
-        tokens = ", ".join(
-            f"{i} {name or ''}".rstrip() for i, name in zip(trained.tokens, names, strict=True)
-        )
+    if not PartialState().is_main_process:
+        return
+    names = read_tokenizer(str(output), {}).convert_ids_to_tokens(list(trained.tokens))
+    tokens = ", ".join(
+        f"{i} {name or ''}".rstrip() for i, name in zip(trained.tokens, names, strict=True)
+    )
     if json_:
         print_json(asdict(trained) | {"folder": str(output)})
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_tokenizer, quiet, read_text, resolve, short, waiting
+from draftsmith.cli.loading import load_tokenizer, read_text, resolve, short, waiting
 from draftsmith.cli.options import Json
 from draftsmith.cli.render import plain_table, plural, visible
 from draftsmith.cli.report import print_json, stdout
@@ -77,7 +77,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
     usages = {}
     for name in (target, drafter, *chosen.also):
         vocabulary = _vocabulary(name)
-        with waiting(f"reading {short(name)} …"), quiet():
+        with waiting(f"reading {short(name)} …"):
             usages[name] = Usage(vocabulary, sample)
     pairs = permutations(usages, 2) if chosen.also else [(target, drafter)]
     tokenizers = {name: _facts(usage) for name, usage in usages.items()}
