@@ -119,7 +119,7 @@ def draw_bars(label: str, bars: Sequence[Bar], **axis: Any) -> str:
                 axes.barh(y, length, 0.25, left=left, color=colour)
         axes.set(**axis)
         if axis.get("xlim") == _SHARE:
-            axes.xaxis.set_major_formatter(_percent)
+            axes.xaxis.set_major_formatter("{x:.0%}")
 
     return draw_rows(label, [(name, said) for name, said, _ in bars], paint)
 
@@ -141,13 +141,9 @@ def draw_lines(label: str, lines: Sequence[Line], **axis: Any) -> str:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         if axis.get("ylim") == _SHARE:
-            axes.yaxis.set_major_formatter(_percent)
+            axes.yaxis.set_major_formatter("{x:.0%}")
 
     return draw(label, paint)
-
-
-def _percent(share: float, _: object) -> str:
-    return f"{share:.0%}"
 
 
 class Plots:
