@@ -117,7 +117,7 @@ def short(part: str | None) -> str:
 
 def live(section: Section, predicted: dict[str | None, Estimate]) -> Iterator[list[str]]:
     """A line per part: speeds over plain decoding, and what was predicted for `auto`."""
-    for part, summaries in section.tables():
+    for part, summaries in section.tables.items():
         plain, generate, lookup, auto = sorted(summaries, key=lambda s: ARMS.index(s.arm))
         yield [
             short(part),

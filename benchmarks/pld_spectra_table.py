@@ -109,15 +109,16 @@ def specs(args: argparse.Namespace) -> dict[str, str]:
     return chosen
 
 
-def table(summaries: list[Summary], names: dict[str, str]) -> Iterator[str]:
-    """Lines of Markdown, one row for each arm."""
-    suites_ = list(dict.fromkeys(s.suite for s in summaries))
+def table(tables: dict[str | None, list[Summary]], names: dict[str, str]) -> Iterator[str]:
+    """Lines of Markdown, one row for each arm; the sums only where there is one suite."""
+    suites_ = list(tables)[1:] or [None]
     head = "".join(f" {s or 'all'}: tokens per pass | nodes per pass | tokens/s |" for s in suites_)
     yield f"| |{head}"
     yield "|---" + 3 * len(suites_) * "|---" + "|"
     by_arm: dict[str, dict[str | None, Summary]] = {}
-    for summary in summaries:
-        by_arm.setdefault(summary.arm, {})[summary.suite] = summary
+    for suite in suites_:
+        for summary in tables[suite]:
+            by_arm.setdefault(summary.arm, {})[suite] = summary
     for arm, found in by_arm.items():
         cells = []
         for suite in suites_:
@@ -164,7 +165,7 @@ def main() -> None:
     suites_ = Counter({row.id: row.suite for row in rows}.values())
     counts = ", ".join(f"{number} {suite}" for suite, number in suites_.items())
     print(f"{section.title}; {counts}, at most {args.tokens} tokens each\n")
-    print(*table(section.suites or section.whole, names), sep="\n")
+    print(*table(section.tables, names), sep="\n")
 
 
 if __name__ == "__main__":

@@ -169,8 +169,9 @@ def test_suites_are_summed_and_shown() -> None:
     for one in others:
         one.id = one.id.replace("s/", "o/")
     made = section(rows() + others)
-    assert [(s.suite, s.arm) for s in made.suites[:1]] == [("s", "none")]
-    assert len(made.suites) == 8
+    assert list(made.tables) == [None, "s", "other"]
+    assert [(s.suite, s.arm) for s in made.tables["s"][:1]] == [("s", "none")]
+    assert len(made.tables["s"] + made.tables["other"]) == 8
     assert 2 < made.whole[2].speedup.value < 4
 
 

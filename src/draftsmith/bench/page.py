@@ -49,7 +49,7 @@ def _section(section: Section, cost: CostTable | None) -> str:
     arms = [(s.arm, plots.colour[s.arm], not s.ours) for s in section.whole]
     tables = [
         (f"<h3>{escape(suite)}</h3>" if suite is not None else "") + _table(section, summaries)
-        for suite, summaries in section.tables()
+        for suite, summaries in section.tables.items()
     ]
     rows = "".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in facts(section))
     return "\n".join(

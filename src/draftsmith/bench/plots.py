@@ -164,16 +164,14 @@ class Plots:
         """Speed-up over the baseline, by suite."""
         rows: list[Label] = []
         marks: dict[int, Summary] = {}
-        title = None
-        for summary in (*self.section.whole, *self.section.suites):
-            found = summary.speedup
-            if summary.arm == self.section.baseline or math.isnan(found.value):
-                continue
-            if self.section.suites and (summary.suite or "all suites") != title:
-                title = summary.suite or "all suites"
-                rows.append((title, ""))
-            marks[len(rows)] = summary
-            rows.append((summary.arm, found.shown("×")))
+        for suite, summaries in self.section.tables.items():
+            shown = [s for s in summaries if s.arm != self.section.baseline]
+            shown = [s for s in shown if not math.isnan(s.speedup.value)]
+            if shown and len(self.section.tables) > 1:
+                rows.append((suite or "all suites", ""))
+            for summary in shown:
+                marks[len(rows)] = summary
+                rows.append((summary.arm, summary.speedup.shown("×")))
         if not marks:
             return ""
 

@@ -156,7 +156,7 @@ def markdown(report: Report) -> str:
     for section in report.sections:
         parts += [f"## {_cell(section.title)}", _cell(headline(section))]
         parts.append("\n".join(f"- {name}: {_cell(value)}" for name, value in facts(section)))
-        for suite, summaries in section.tables():
+        for suite, summaries in section.tables.items():
             parts.append(f"### {_cell(suite)}" if suite is not None else "")
             parts.append(_table(HEADS, [cells(s, section.baseline) for s in summaries]))
         parts.append(_cell(NOTE.format(baseline=section.baseline)) + ".")

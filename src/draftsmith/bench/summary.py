@@ -92,10 +92,8 @@ class Section:
     settings: dict[str, Any]
     baseline: str
     rows: list[Generation]
-    whole: list[Summary]
-    """Every arm over all suites."""
-    suites: list[Summary]
-    """Every arm on every part (`suites.parts`); empty if there is one only."""
+    tables: dict[str | None, list[Summary]]
+    """Every arm over all suites (None), then on each part (`suites.parts`) if there are several."""
 
     @property
     def title(self) -> str:
@@ -109,15 +107,12 @@ class Section:
             parts.append(f"temperature {known['temperature']}")
         return ", ".join(str(part) for part in parts if part)
 
-    def tables(self) -> list[tuple[str | None, list[Summary]]]:
-        """What belongs into one table: the sums over all suites (None), then every suite."""
-        found: dict[str | None, list[Summary]] = {}
-        for summary in (*self.whole, *self.suites):
-            found.setdefault(summary.suite, []).append(summary)
-        return list(found.items())
+    @property
+    def whole(self) -> list[Summary]:
+        return self.tables[None]
 
     def as_dict(self) -> dict[str, Any]:
-        rows = [summary.as_dict() for summary in (*self.whole, *self.suites)]
+        rows = [summary.as_dict() for table in self.tables.values() for summary in table]
         return {"settings": self.settings, "baseline": self.baseline, "rows": rows}
 
 
@@ -154,29 +149,16 @@ def _section(rows: list[Generation]) -> Section:
     arms = [*(a for a in arms if a in drafters), *(a for a in drafters if a not in arms)]
     plain = [arm for name in PLAIN for arm in arms if drafters[arm] == name]
     baseline = next(iter(plain), arms[0])
-    suites: dict[str, list[Generation]] = {}
-    for row, part in zip(rows, parts(rows), strict=True):
-        suites.setdefault(part, []).append(row)
-    return Section(
-        settings=rows[0].settings,
-        baseline=baseline,
-        rows=rows,
-        whole=summaries(rows, arms, baseline, None),
-        suites=[
-            summary
-            for suite, of in (suites.items() if len(suites) > 1 else [])
-            for summary in summaries(of, arms, baseline, suite)
-        ],
-    )
-
-
-def summaries(
-    rows: Sequence[Generation], arms: Iterable[str], baseline: str, suite: str | None
-) -> list[Summary]:
-    """One summary for every arm that answered."""
-    by_arm = {arm: [row for row in rows if row.arm == arm] for arm in arms}
-    base = paces(by_arm.get(baseline, []))
-    return [_summary(found, base, suite) for found in by_arm.values() if found]
+    suites: dict[str | None, list[Generation]] = {None: rows}
+    if len(set(named := parts(rows))) > 1:
+        for row, part in zip(rows, named, strict=True):
+            suites.setdefault(part, []).append(row)
+    tables = {}
+    for suite, of in suites.items():
+        by_arm = {arm: [row for row in of if row.arm == arm] for arm in arms}
+        base = paces(by_arm[baseline])
+        tables[suite] = [_summary(found, base, suite) for found in by_arm.values() if found]
+    return Section(rows[0].settings, baseline, rows, tables)
 
 
 def paces(rows: Iterable[Generation]) -> dict[str, Pace]:

@@ -115,7 +115,7 @@ def show_sections(found: Sequence[Section]) -> None:
     console = stdout()
     for section in found:
         console.print(Text(section.title, "bold"))
-        for suite, summaries in section.tables():
+        for suite, summaries in section.tables.items():
             if suite is not None:
                 console.print(Text(f"\n{suite}", "bold"))
             rows = [cells(s, section.baseline) for s in summaries]
