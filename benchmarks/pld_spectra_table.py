@@ -149,12 +149,11 @@ def main() -> None:
     names, records = specs(args), prompts(args)
     arms = build(model, [parse_arm(spec) for spec in names])
     plan = RunPlan(model, arms, records, SamplingParams(), warmup=0)
-    common = settings(model, arms, records)
-    file = ResultFile(args.output, common)
+    file = ResultFile(args.output, settings(model, arms, records))
     with Progress() as progress:
         task = progress.add_task("answering", total=plan.size)
         try:
-            measure(plan, file, common, lambda by: progress.advance(task, by))
+            measure(plan, file, lambda by: progress.advance(task, by))
         except KeyboardInterrupt:
             print("interrupted; the same command goes on", file=sys.stderr)
     answers = Counter(row.id for row in file.rows)

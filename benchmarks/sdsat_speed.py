@@ -91,7 +91,7 @@ def answered(
 
     done = [0]
     file = ResultFile(path, common)
-    for line in measure(plan, file, common, advance):
+    for line in measure(plan, file, advance):
         print(f"\n{line}", file=sys.stderr)
     print(file=sys.stderr)
     return sections([file.rows])[0]

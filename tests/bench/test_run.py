@@ -67,7 +67,7 @@ def common(plan: RunPlan) -> dict[str, Any]:
 
 def go(plan: RunPlan, path: Path | None = None) -> list[Generation]:
     file = ResultFile(path, common(plan))
-    measure(plan, file, common(plan))
+    measure(plan, file)
     return file.rows
 
 
@@ -280,8 +280,8 @@ def test_the_context_limits_the_answer(model: LoadedModel) -> None:
     long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
     over = Record("over", "t", prompt_ids=(5,) * 600)
     plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
-    file = ResultFile(None)
-    wrong = measure(plan, file, common(plan))
+    file = ResultFile(None, common(plan))
+    wrong = measure(plan, file)
     assert {row.max_new_tokens for row in file.rows} == {12}
     assert {len(row.output_ids) for row in file.rows} == {12}
     assert wrong == ["over: the prompt has 600 tokens, but this model's context is 512, answer "

@@ -132,19 +132,20 @@ def read(path: str | Path) -> Lines[Generation]:
 class ResultFile:
     """Rows that are on disk as soon as they are measured; a killed run can go on."""
 
-    def __init__(self, path: Path | None, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
         """Go on with the rows at `path`, in memory only without one.
 
         Raises OptionError for rows of other settings, LoadError or WriteError as `JsonLines`.
         """
         self.rows: list[Generation] = []
+        self.settings = settings
         self._lines: JsonLines[Generation] | None = None
         if path is None:
             return
         self._lines = JsonLines(path, **_FILE)
         self.rows = self._lines.entries
-        for row in self.rows if settings is not None else ():
-            if found := differences(row.settings, settings or {}):
+        for row in self.rows:
+            if found := differences(row.settings, settings):
                 raise OptionError(
                     f"{path} was measured with other settings ({'; '.join(found)}); give the same, "
                     "or another --out"

@@ -64,10 +64,7 @@ class RunPlan:
 
 
 def measure(
-    plan: RunPlan,
-    file: ResultFile,
-    settings: dict[str, Any],
-    advance: Callable[[int], None] = lambda _: None,
+    plan: RunPlan, file: ResultFile, advance: Callable[[int], None] = lambda _: None
 ) -> list[str]:
     """Answer what `file` does not have yet; a line about each prompt that cannot be used.
 
@@ -96,8 +93,8 @@ def measure(
                 peak.reset()
                 began, load = datetime.now(UTC), load_per_core()
                 answer = answered(arm, ask)
-                row = _row(plan, record, run, arm, ask, answer, settings)
-                row.peak_bytes = peak.read()
+                row = _row(plan, record, run, arm, ask, answer)
+                row.settings, row.peak_bytes = file.settings, peak.read()
                 row.began, row.load = began.isoformat(timespec="seconds"), load
                 file.add(row)
                 if arm is plan.baseline:
@@ -176,15 +173,7 @@ RECORDED = ("attempts", "drafted", "probes", "accepted", "drafted_by_depth", "ac
 """What a row keeps of the loop's own record."""
 
 
-def _row(
-    plan: RunPlan,
-    record: Record,
-    run: int,
-    arm: Arm,
-    ask: Ask,
-    answer: Answer,
-    settings: dict[str, Any],
-) -> Generation:
+def _row(plan: RunPlan, record: Record, run: int, arm: Arm, ask: Ask, answer: Answer) -> Generation:
     tokenizer = plan.model.tokenizer
     stats = answer.stats.as_dict() if answer.stats is not None else {}
     recorded = {name: stats[name] for name in RECORDED if name in stats}
@@ -209,7 +198,6 @@ def _row(
         peak_bytes=None,
         passes=answer.passes,
         reference=record.reference if record.reference is not None else record.output,
-        settings=settings,
         phases=stats.get("seconds"),
         **recorded,
     )

@@ -112,11 +112,10 @@ def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> Non
         "budgets": [arm.budget for arm in plan.arms],
         **told,
     }
-    common = settings(plan.model, plan.arms, plan.records, **chosen)
-    file = ResultFile(out, common)
+    file = ResultFile(out, settings(plan.model, plan.arms, plan.records, **chosen))
     with bar("answering", plan.size) as advance:
         try:
-            wrong = measure(plan, file, common, advance)
+            wrong = measure(plan, file, advance)
         except BaseException:
             if file.rows:
                 note(f"{len(file.rows)} of {plan.size} answers are in {out}; go on with --resume")
