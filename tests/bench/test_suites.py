@@ -12,6 +12,7 @@ import pytest
 from benchmarks.named_suites import NAMED, prompts, recorded
 
 from draftsmith.bench.records import Record
+from draftsmith.bench.run import filled
 from draftsmith.bench.suites import TASKS, evenly, parts, read, sample, task
 from draftsmith.errors import LoadError, UnknownName
 
@@ -207,8 +208,12 @@ def test_earlier_answers_are_put_in_their_places() -> None:
         {"role": "assistant", "content": None},
         {"role": "user", "content": "b"},
     )
-    filled = Record("x/2", "x", turn=2, messages=messages).with_answers(["one"])
-    assert [m["content"] for m in filled.messages] == ["a", "one", "b"]
+    first = Record("x/1", "x", messages=messages[:1])
+    second = Record("x/2", "x", turn=2, messages=messages)
+    both = [first, second]
+    assert filled(second, 0, {}, both) == second
+    asked = filled(second, 0, {(0, "x/1"): "one"}, both)
+    assert [m["content"] for m in asked.messages] == ["a", "one", "b"]
 
 
 COUNTS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -44,15 +44,6 @@ class Record:
     def answered(self) -> bool:
         """Whether there is an answer to replay."""
         return self.output is not None or self.output_ids is not None
-
-    def with_answers(self, answers: Sequence[str]) -> Record:
-        """Put the answers of the earlier turns in their places."""
-        waiting = iter(answers)
-        filled = tuple(
-            m if m["content"] is not None else {**m, "content": next(waiting)}
-            for m in self.messages
-        )
-        return replace(self, messages=filled)
 
 
 class Wrong(Exception):

@@ -143,7 +143,11 @@ def filled(
         return record
     before = [r for r in records if r.conversation == record.conversation and r.turn < record.turn]
     answers = [written[run, r.id] for r in before if (run, r.id) in written]
-    return record.with_answers(answers) if len(answers) == len(before) else record
+    if len(answers) < len(before):
+        return record
+    waiting, messages = iter(answers), map(dict, record.messages)
+    chat = (m if m["content"] is not None else m | {"content": next(waiting)} for m in messages)
+    return replace(record, messages=tuple(chat))
 
 
 def asked(plan: RunPlan, record: Record, run: int) -> Ask:
