@@ -149,7 +149,8 @@ def _run(
             yield from replayer([job])
         return
     # Spawned, not forked: torch's threads do not survive a fork.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread)
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (1,))
     try:
         chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
         with _deaf_to_interrupts():
@@ -171,7 +172,3 @@ def _deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
