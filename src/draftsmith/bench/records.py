@@ -71,15 +71,13 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
 
     Where messages end with an answer, every answer among them is one to replay.
     """
-    common: dict[str, Any] = {
-        "suite": _typed(item, "suite", str) or suite,
-        "category": _typed(item, "category", str),
-        "tokenizer": _typed(item, "tokenizer", str),
-        "reference": _typed(item, "reference", str),
-        "max_new_tokens": _typed(item, "max_new_tokens", int),
-    }
-    if common["max_new_tokens"] is not None and common["max_new_tokens"] < 0:
-        raise Wrong(f"'max_new_tokens' is {common['max_new_tokens']}; give at least 0")
+    texts = ("suite", "category", "tokenizer", "reference")
+    common: dict[str, Any] = {name: _typed(item, name, str) for name in texts}
+    common |= {name: _ids(item, name) for name in ("prompt_ids", "output_ids")}
+    common["suite"] = common["suite"] or suite
+    common["max_new_tokens"] = limit = _typed(item, "max_new_tokens", int)
+    if limit is not None and limit < 0:
+        raise Wrong(f"'max_new_tokens' is {limit}; give at least 0")
     if item.get("tools"):
         raise Wrong(_TOOLS)
     identity = str(item.get("id", f"{suite}/{number}"))
@@ -87,20 +85,15 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
     output = _typed(item, "output", str)
     if output is None:
         output = _typed(item, "completion", str)
-    common |= {name: _ids(item, name) for name in ("prompt_ids", "output_ids")}
-    given = item.get("messages")
-    if given is None:
-        prompt = _typed(item, "prompt", str)
-        if not prompt and common["prompt_ids"] is None:
+    chat = _messages(item["messages"]) if item.get("messages") is not None else []
+    if not chat:
+        common["prompt"] = _typed(item, "prompt", str)
+        if not common["prompt"] and common["prompt_ids"] is None:
             raise Wrong("neither 'messages' nor 'prompt' nor 'prompt_ids' says what was asked")
-        turn = _typed(item, "turn", int) or 1
-        return [Record(identity, turn=turn, prompt=prompt, output=output, lone=lone, **common)]
-    chat = _messages(given)
-    if output is None and common["output_ids"] is None and chat[-1]["role"] == "assistant":
+    elif output is None and common["output_ids"] is None and chat[-1]["role"] == "assistant":
         return _logged_chat(identity, chat, common)
     asked = sum(message["role"] == "user" for message in chat)
-    turn = _typed(item, "turn", int) or max(1, asked)
-    messages = tuple(chat)
+    turn, messages = _typed(item, "turn", int) or max(1, asked), tuple(chat)
     return [Record(identity, turn=turn, messages=messages, output=output, lone=lone, **common)]
 
 
