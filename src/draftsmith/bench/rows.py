@@ -61,16 +61,7 @@ def summarize(done: Sequence[Done]) -> list[ReplaySum]:
                 place = (record.suite, category, turn, one.drafter)
                 groups.setdefault(place, []).append(one.replay.stats)
     # Sums first; else in the order of the records and of the drafters.
-    suites, categories, _, drafters = (
-        list(dict.fromkeys(place[i] for place in groups)) for i in range(4)
-    )
-    rows = [ReplaySum(*place, len(parts), total(parts)) for place, parts in groups.items()]
-    return sorted(
-        rows,
-        key=lambda row: (
-            suites.index(row.suite),
-            categories.index(row.category),
-            row.turn or 0,
-            drafters.index(row.drafter),
-        ),
-    )
+    seen = dict.fromkeys(part for place in groups for part in enumerate(place))
+    order = {part: number for number, part in enumerate(seen)}
+    places = sorted(groups, key=lambda place: [order[part] for part in enumerate(place)])
+    return [ReplaySum(*place, len(groups[place]), total(groups[place])) for place in places]
