@@ -12,29 +12,24 @@ import torch
 _RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
-class PeakMemory:
-    """A high-water mark that can be put back: of the GPU, or of this process's resident memory."""
+def reset_peak(device: torch.device) -> None:
+    """Let the high-water mark of memory start anew from what is in use now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with contextlib.suppress(OSError):  # Only Linux can; elsewhere there is no figure.
+        _RESET.write_text("5")
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
-    def reset(self) -> None:
-        """Start anew from what is in use now."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            return
-        with contextlib.suppress(OSError):  # Only Linux can; elsewhere there is no figure.
-            _RESET.write_text("5")
-
-    def read(self) -> int | None:
-        """Bytes since the reset; None where the system does not tell."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        try:
-            found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"))
-        except OSError:
-            return None
-        return int(found[1]) * 1024 if found else None
+def peak_bytes(device: torch.device) -> int | None:
+    """Most memory since the reset, a GPU's or resident; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None
 
 
 def load_per_core() -> float | None:

@@ -13,7 +13,7 @@ import torch
 from draftsmith.bench.answer import Answer, Ask
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.generations import Generation, ResultFile
-from draftsmith.bench.machine import PeakMemory, load_per_core
+from draftsmith.bench.machine import load_per_core, peak_bytes, reset_peak
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.request import encode
@@ -71,7 +71,7 @@ def measure(
     Raises LoadError if no prompt can be used, and whatever an arm raises; `file` keeps what was
     measured until then.
     """
-    known, peak = {row.key for row in file.rows}, PeakMemory(plan.model.device)
+    known, device = {row.key for row in file.rows}, plan.model.device
     written = {(r.run, r.id): r.text for r in file.rows if r.arm == plan.baseline.name}
     wrong: list[str] = []
     missing = plan.size - len(known)
@@ -90,11 +90,11 @@ def measure(
             for arm in in_turn(plan.arms, run + number):
                 if (run, record.id, arm.name) in known:
                     continue
-                peak.reset()
+                reset_peak(device)
                 began, load = datetime.now(UTC), load_per_core()
                 answer = answered(arm, ask)
                 row = _row(plan, record, run, arm, ask, answer)
-                row.settings, row.peak_bytes = file.settings, peak.read()
+                row.settings, row.peak_bytes = file.settings, peak_bytes(device)
                 row.began, row.load = began.isoformat(timespec="seconds"), load
                 file.add(row)
                 if arm is plan.baseline:
