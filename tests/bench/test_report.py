@@ -19,7 +19,7 @@ from draftsmith.bench import generations
 from draftsmith.bench.generations import Generation
 from draftsmith.bench.page import page
 from draftsmith.bench.plots import Plots
-from draftsmith.bench.report import Report, facts, markdown
+from draftsmith.bench.report import facts, markdown
 from draftsmith.bench.summary import Section, bootstrap, paces, sections
 from draftsmith.bench.versus import compare_files
 from draftsmith.cli import app
@@ -225,7 +225,7 @@ def cost() -> CostTable:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    html = page(Report([section()]), cost())
+    html = page([section()], cost=cost())
     found = checked(html)
     assert found.loaded == []
     assert not re.search(r"@import|url\((?!#)|<script|https?://", html)
@@ -234,7 +234,7 @@ def test_the_page_needs_nothing_else() -> None:
                    "2.00×", "5 of 5"):  # fmt: skip
         assert wanted in found.text
     assert html.count("<svg viewBox") == html.count('role="img" aria-label=') == 7
-    assert html == page(Report([section()]), cost())
+    assert html == page([section()], cost=cost())
     assert "prefers-color-scheme: dark" in html
     assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", html)
 
@@ -245,20 +245,20 @@ def test_names_cannot_break_the_page() -> None:
     for one in found:
         one.suite = bad
         one.id = bad + one.id
-    html = page(Report([section(found)]))
+    html = page([section(found)])
     assert checked(html).loaded == []
     assert "<script" not in html
-    assert "<script" not in markdown(Report([section(found)]))
+    assert "<script" not in markdown([section(found)])
 
 
 def test_a_lone_arm_has_a_page_too() -> None:
-    html = page(Report([section([row("hf:generate", 0, 1.0)])]))
+    html = page([section([row("hf:generate", 0, 1.0)])])
     checked(html)
-    checked(page(Report([section([row("none", 0, 1.0)])])))
+    checked(page([section([row("none", 0, 1.0)])]))
 
 
 def test_markdown() -> None:
-    text = markdown(Report([section()]))
+    text = markdown([section()])
     assert "| arm | tokens/s | speed-up |" in text
     assert "copyspec@8 is 2." in text
     assert "times [2." in text
@@ -275,7 +275,7 @@ def test_two_files_beside_each_other() -> None:
     assert by_arm["copyspec@8"].ratio.value > 1.3
     assert (by_arm["copyspec@4"].identical, by_arm["copyspec@8"].identical) == (4, 5)
     assert found.changed == ["threads: 2 there, 1 now", "commit: abc there, def now"]
-    html = page(Report([], found))
+    html = page([], found)
     assert "threads: 2 in A, 1 in B" in checked(html).text
     others = [row("none", 99, 1.0)]
     with pytest.raises(OptionError, match="have no arm and prompt in common"):
@@ -343,11 +343,11 @@ def test_when_and_where_it_was_measured() -> None:
     weights = SETTINGS | {"weights": "7998720 (5c26cf6c)"}
     found = rows(settings=weights, began="2026-11-22T08:18:05+00:00", load=0.5)
     found[-1].began, found[-1].load = "2026-11-22T09:01:00+00:00", 1.5
-    said = markdown(Report([section(found)]))
+    said = markdown([section(found)])
     assert "- Model: m: 7,998,720 parameters, checksum 5c26cf6c" in said
     assert "- Measured: 2026-11-22 08:18 to 2026-11-22 09:01 UTC" in said
     assert "- Machine load: 0.50 to 1.50 per core, median 0.50" in said
-    assert "Measured:" not in markdown(Report([section()]))  # by a version that did not note it
+    assert "Measured:" not in markdown([section()])  # by a version that did not note it
 
 
 def test_peers_are_among_the_tokens_per_pass() -> None:
@@ -434,6 +434,6 @@ def test_ties_are_called_ties() -> None:
     found = rows()
     found[3].divergence, found[3].gap = 2, 0.0
     found[2].divergence, found[2].gap = 2, 0.0625
-    said = markdown(Report([section(found)]))
+    said = markdown([section(found)])
     assert "4 of 5 (exact ties)" in said
     assert "4 of 5 (gap ≤ 0.062)" in said

@@ -12,7 +12,6 @@ from draftsmith.bench.report import (
     HEADS,
     NOTE,
     VERSUS_HEADS,
-    Report,
     cells,
     differing,
     facts,
@@ -27,17 +26,21 @@ _LONG = 12
 """Characters from which a figure takes a phone's whole width."""
 
 
-def page(report: Report, cost: CostTable | None = None) -> str:
+def page(
+    sections: Sequence[Section],
+    comparison: Comparison | None = None,
+    cost: CostTable | None = None,
+) -> str:
     """The whole page; raises OptionError if matplotlib is not installed."""
     title = "Decoding speed"
-    if len(report.sections) == 1:
-        title += f": {report.sections[0].title}"
+    if len(sections) == 1:
+        title += f": {sections[0].title}"
     parts: list[str] = []
-    for section in report.sections:
-        heading = f"<h2>{escape(section.title)}</h2>" if len(report.sections) > 1 else ""
+    for section in sections:
+        heading = f"<h2>{escape(section.title)}</h2>" if len(sections) > 1 else ""
         parts.append(heading + _section(section, cost if not parts else None))
-    if report.comparison is not None:
-        parts.append(_comparison(report.comparison))
+    if comparison is not None:
+        parts.append(_comparison(comparison))
     body = f"<h1>{escape(title)}</h1>\n" + "\n".join(parts)
     return html.page(f"draftsmith bench: {title}", body, _STYLE + STYLE)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from statistics import median
 
@@ -21,14 +20,6 @@ NOTE = (
     "same answer: answers with exactly the tokens of {baseline}; memory: peak, of the process on "
     "a CPU"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that one report shows."""
-
-    sections: Sequence[Section]
-    comparison: Comparison | None = None
 
 
 def cells(summary: Summary, baseline: str) -> list[str]:
@@ -150,19 +141,20 @@ def _fastest(summaries: Sequence[Summary]) -> Summary:
     return max(summaries, key=lambda summary: summary.speedup.value)
 
 
-def markdown(report: Report) -> str:
+def markdown(sections: Sequence[Section], comparison: Comparison | None = None) -> str:
     """The report without its plots."""
     parts = ["# draftsmith bench"]
-    for section in report.sections:
+    for section in sections:
         parts += [f"## {_cell(section.title)}", _cell(headline(section))]
         parts.append("\n".join(f"- {name}: {_cell(value)}" for name, value in facts(section)))
         for suite, summaries in section.tables.items():
             parts.append(f"### {_cell(suite)}" if suite is not None else "")
             parts.append(_table(HEADS, [cells(s, section.baseline) for s in summaries]))
         parts.append(_cell(NOTE.format(baseline=section.baseline)) + ".")
-    if (found := report.comparison) is not None:
-        parts += [_cell(f"## B ({found.b}) over A ({found.a})"), _cell(differing(found))]
-        parts.append(_table(VERSUS_HEADS, versus_cells(found)))
+    if comparison is not None:
+        parts.append(_cell(f"## B ({comparison.b}) over A ({comparison.a})"))
+        parts.append(_cell(differing(comparison)))
+        parts.append(_table(VERSUS_HEADS, versus_cells(comparison)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -17,11 +17,8 @@ from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from draftsmith.bench.generations import Generation
-    from draftsmith.bench.report import Report
     from draftsmith.bench.summary import Section
     from draftsmith.bench.versus import Comparison
-    from draftsmith.model.measure import CostTable
-
 
 _SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass", "tokens/pass",
           "prompts", "A tokens/pass", "B tokens/pass", "A tokens/s", "tokens/s")  # fmt: skip
@@ -57,10 +54,12 @@ def report(chosen: ReportOptions, json_: Json = False) -> None:
     if not chosen.files and chosen.compare is None:
         raise OptionError("nothing to report: give FILES of results, or --compare A B")
     from draftsmith.bench import plots
-    from draftsmith.bench.report import Report
+    from draftsmith.bench.page import page
+    from draftsmith.bench.report import markdown
     from draftsmith.bench.summary import sections
     from draftsmith.bench.versus import compare_files
     from draftsmith.model.measure import CostTable
+    from draftsmith.storage import write_text, writing
 
     if output is not None:
         plots.check()
@@ -70,16 +69,24 @@ def report(chosen: ReportOptions, json_: Json = False) -> None:
     if chosen.compare is not None:
         a, b = chosen.compare
         comparison = compare_files(_rows(a), _rows(b), (a.name, b.name))
-    found = Report(sections(rows) if rows else [], comparison)
+    found = sections(rows)
     if json_:
         shown = None if comparison is None else comparison.as_dict()
-        print_json({"sections": [s.as_dict() for s in found.sections], "compare": shown})
+        print_json({"sections": [s.as_dict() for s in found], "compare": shown})
     else:
-        show_sections(found.sections)
+        show_sections(found)
         if comparison is not None:
             _show_comparison(comparison)
     if output is not None:
-        _write(found, output, table)
+        texts = {
+            "report.html": page(found, comparison, table),
+            "report.md": markdown(found, comparison),
+        }
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_text(output / name, text)
+            note(f"wrote {output / name}")
 
 
 def _rows(path: Path) -> list[Generation]:
@@ -92,20 +99,6 @@ def _rows(path: Path) -> list[Generation]:
             "interrupted goes on with --resume"
         )
     return found.entries
-
-
-def _write(found: Report, folder: Path, cost: CostTable | None) -> None:
-    """The page and the Markdown."""
-    from draftsmith.bench.page import page
-    from draftsmith.bench.report import markdown
-    from draftsmith.storage import write_text, writing
-
-    texts = {"report.html": page(found, cost), "report.md": markdown(found)}
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        write_text(folder / name, text)
-        note(f"wrote {folder / name}")
 
 
 def show_sections(found: Sequence[Section]) -> None:
