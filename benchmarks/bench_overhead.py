@@ -47,8 +47,7 @@ def main() -> None:
 
     def with_bench() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            common = settings(model, plan.arms, records)
-            measure(plan, ResultFile(Path(folder) / "results.jsonl", common))
+            measure(plan, ResultFile(Path(folder) / "results.jsonl", settings(plan)))
 
     # From the same prompts: tokenizing them is no part of the bench's own share.
     prompts = [(record, ask.limit) for record, ask in asks(plan)]

@@ -149,7 +149,7 @@ def main() -> None:
     names, records = specs(args), prompts(args)
     arms = build(model, [parse_arm(spec) for spec in names])
     plan = RunPlan(model, arms, records, SamplingParams(), warmup=0)
-    file = ResultFile(args.output, settings(model, arms, records))
+    file = ResultFile(args.output, settings(plan))
     with Progress() as progress:
         task = progress.add_task("answering", total=plan.size)
         try:

@@ -80,10 +80,7 @@ def answered(
 ) -> Section:
     """Every prompt by every arm; what the file has is kept."""
     plan = RunPlan(model, build(model, specs), records, sampling, runs, max_new_tokens=tokens)
-    common = settings(
-        model, plan.arms, records, temperature=sampling.temperature, seed=sampling.seed,
-        top_k=sampling.top_k, top_p=sampling.top_p, max_new_tokens=tokens,
-    )  # fmt: skip
+    common = settings(plan, top_k=sampling.top_k, top_p=sampling.top_p)
 
     def advance(count: int) -> None:
         done[0] += count

@@ -22,11 +22,11 @@ from draftsmith.bench.answer import Answer, Ask
 from draftsmith.bench.arms import Arm, Ours, build, parse_arm
 from draftsmith.bench.encoding import Encoding
 from draftsmith.bench.estimate import automatic
-from draftsmith.bench.generations import Generation, ResultFile
+from draftsmith.bench.generations import Generation, ResultFile, differences
 from draftsmith.bench.records import Record, conversation
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.bench.run import RunPlan, in_turn, measure
-from draftsmith.bench.settings import differences, settings
+from draftsmith.bench.settings import settings
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
 from draftsmith.core.budget import RecordedCost
@@ -61,12 +61,8 @@ def plan_of(model: LoadedModel, *arms: str, **options: Any) -> RunPlan:
     return RunPlan(model, **({"arms": build(model, specs)} | given | options))
 
 
-def common(plan: RunPlan) -> dict[str, Any]:
-    return settings(plan.model, plan.arms, plan.records, limit=plan.max_new_tokens)
-
-
 def go(plan: RunPlan, path: Path | None = None) -> list[Generation]:
-    file = ResultFile(path, common(plan))
+    file = ResultFile(path, settings(plan))
     measure(plan, file)
     return file.rows
 
@@ -239,7 +235,7 @@ def test_a_run_goes_on_where_it_was_stopped(
 def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     go(plan_of(model, "none"), path)
-    with pytest.raises(OptionError, match=r"limit: 24 there, 25 now"):
+    with pytest.raises(OptionError, match=r"max_new_tokens: 24 there, 25 now"):
         go(plan_of(model, "none", max_new_tokens=25), path)
     with pytest.raises(OptionError, match=r"arms: none there, none, copyspec now"):
         go(plan_of(model, "none", "copyspec"), path)
@@ -280,7 +276,7 @@ def test_the_context_limits_the_answer(model: LoadedModel) -> None:
     long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
     over = Record("over", "t", prompt_ids=(5,) * 600)
     plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
-    file = ResultFile(None, common(plan))
+    file = ResultFile(None, settings(plan))
     wrong = measure(plan, file)
     assert {row.max_new_tokens for row in file.rows} == {12}
     assert {len(row.output_ids) for row in file.rows} == {12}
@@ -512,7 +508,8 @@ def test_runs_on_layers_laid_out_otherwise_are_not_put_together(tmp_path: Path) 
     tiny.model().save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
     plain, packed = (
-        settings(load(tmp_path, prepack=laid_out), [], []) for laid_out in (False, True)
+        settings(RunPlan(load(tmp_path, prepack=laid_out), [], [], SamplingParams()))
+        for laid_out in (False, True)
     )
     (said,) = differences(plain, packed)
     assert said.startswith("linear layers: as loaded there, ")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from draftsmith.bench.settings import differences
 from draftsmith.core.stats import Stats
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.storage import JsonLines, Lines, read_lines
@@ -127,6 +127,27 @@ def read(path: str | Path) -> Lines[Generation]:
     if not found.entries:
         raise LoadError(f"{path} is empty: it has no results")
     return found
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`threads: 1 there, 2 now` for every setting that is not the same.
+
+    The commit is left out: whoever works on a repository commits while a long run is paused.
+    """
+    names = [name for name in {**before, **now} if name != "commit"]
+    return [
+        f"{name}: {_shown(before.get(name))} there, {_shown(now.get(name))} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return str(value)
 
 
 class ResultFile:

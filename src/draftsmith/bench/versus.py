@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from draftsmith.bench.generations import Generation
-from draftsmith.bench.settings import differences
+from draftsmith.bench.generations import Generation, differences
 from draftsmith.bench.summary import Interval, interval, paces, rate, speed_ratio
 from draftsmith.errors import OptionError
 

@@ -104,15 +104,7 @@ def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> Non
     from draftsmith.bench.settings import settings
     from draftsmith.bench.summary import sections
 
-    chosen = {
-        "temperature": plan.sampling.temperature,
-        "seed": plan.sampling.seed,
-        "max_new_tokens": plan.max_new_tokens,
-        "warmup": plan.warmup,
-        "budgets": [arm.budget for arm in plan.arms],
-        **told,
-    }
-    file = ResultFile(out, settings(plan.model, plan.arms, plan.records, **chosen))
+    file = ResultFile(out, settings(plan, **told))
     with bar("answering", plan.size) as advance:
         try:
             wrong = measure(plan, file, advance)
