@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _SHOWN = 5
 """Wrong lines that are named; the rest is only counted."""
 
-DEFAULT_DRAFTERS = ("prompt_lookup", "copyspec", "longest_match", "auto")
-
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
@@ -63,7 +61,7 @@ class AnswerOptions(FileOptions):
 
     spelt: ClassVar = {"drafter": "--drafter -d NAME", "tokenizer": "--tokenizer -t NAME"}
 
-    drafter: tuple[str, ...] = DEFAULT_DRAFTERS
+    drafter: tuple[str, ...] = ("prompt_lookup", "copyspec", "longest_match", "auto")
     """Who guesses, e.g. 'copyspec(gamma=3)'."""
     tokenizer: str | None = None
     """The tokenizer of the model that answered, where the records do not name it: a model's folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from draftsmith.cli.bench_options import FileOptions, tell
 from draftsmith.cli.bench_report import show_sections
@@ -12,9 +12,6 @@ from draftsmith.cli.loading import bar, busy, load_model, waiting
 from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
-
-if TYPE_CHECKING:
-    from draftsmith.bench.run import RunPlan
 
 DEFAULT_ARMS = ("none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "copyspec", "auto")
 
@@ -77,33 +74,27 @@ def run(
     if out.is_file() and out.stat().st_size and not chosen.resume:
         raise OptionError(f"{out} exists; go on with --resume, or give another --out")
     check_writable(out)
-    found = prompts.read()
-    tell(found.wrong)
+    asked = prompts.read()
+    tell(asked.wrong)
     loaded = load_model(machine)
     with waiting("preparing …"):
-        from draftsmith.bench.run import RunPlan
+        from draftsmith.bench.generations import ResultFile
+        from draftsmith.bench.run import RunPlan, measure
+        from draftsmith.bench.settings import settings
+        from draftsmith.bench.summary import sections
         from draftsmith.engine.request import sampling as filtered
 
         # With the filters that the model's own generation_config sets, as the engine would.
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, recorded(costs) if costs else None)
         limit = chosen.max_new_tokens
-        plan = RunPlan(loaded, arms, found.records, sampling, chosen.runs, max_new_tokens=limit)
+        plan = RunPlan(loaded, arms, asked.records, sampling, chosen.runs, max_new_tokens=limit)
     if warning := busy():
         note(f"note: {warning}")
     told = {}
     if costs:
         seconds = list(curve(costs).values())
         told["cost"] = [round(one / seconds[0], 4) for one in seconds]
-    _measure(plan, out, told, json_)
-
-
-def _measure(plan: RunPlan, out: Path, told: dict[str, Any], json_: bool) -> None:
-    from draftsmith.bench.generations import ResultFile
-    from draftsmith.bench.run import measure
-    from draftsmith.bench.settings import settings
-    from draftsmith.bench.summary import sections
-
     file = ResultFile(out, settings(plan, **told))
     with bar("answering", plan.size) as advance:
         try:
