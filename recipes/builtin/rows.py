@@ -50,12 +50,6 @@ class Rows:
             part = slice(self.starts[part], self.starts[part + 1])
         return self.ids[part].astype(np.int64), np.array(self.classes[part])
 
-    def pick(self, rng: Random, low: int, high: int) -> Masked | None:
-        """A row with low <= tokens <= high, all equally likely."""
-        left = int(np.searchsorted(self.sorted_lengths, low, "left"))
-        right = int(np.searchsorted(self.sorted_lengths, high, "right"))
-        return self[int(self.order[rng.integers(left, right)])] if left < right else None
-
     def fill(self, rng: Random, length: int) -> Masked:
         """A row of about that length, filled up with further ones that still fit."""
         ids = np.full(length, ID[PAD], dtype=np.int64)
@@ -63,15 +57,17 @@ class Rows:
         at = 0
         low = length // 2  # the first row is at least this long, so that lengths keep their meaning
         while at < length - 32:
-            found = self.pick(rng, low, length - at)
-            if found is None:
-                if low == 0:
-                    break
+            # Those with low <= tokens <= length - at, all equally likely.
+            left, right = np.searchsorted(self.sorted_lengths, (low, length - at + 1))
+            if left < right:
+                found = self[int(self.order[rng.integers(left, right)])]
+                end = at + len(found[0])
+                ids[at:end], classes[at:end] = found
+                at, low = end, (length - end) // 2
+            elif low == 0:
+                break
+            else:
                 low = low // 2 if low > 16 else 0
-                continue
-            end = at + len(found[0])
-            ids[at:end], classes[at:end] = found
-            at, low = end, (length - end) // 2
         return ids, classes
 
     def crop(self, rng: Random, length: int) -> Masked:
