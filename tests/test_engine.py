@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,6 +269,55 @@ def test_streaming_gives_the_same_text(engine: Engine) -> None:
     assert [p.token for p in pieces] == whole.tokens
     assert [p.source for p in pieces] == whole.sources
     assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(pieces))
+
+
+@pytest.fixture(scope="module")
+def spaced() -> Engine:
+    """A tokenizer that drops the space before the first word of all."""
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.sentencepiece(), drafter="copyspec")
+
+
+def tale(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A distribution that says ` a time`, then ends."""
+    a, time, end = tiny.sentencepiece().convert_tokens_to_ids(["▁a", "▁time", "</s>"])
+    scores[:, {a: time, time: end}.get(int(ids[0, -1]), a)] = 1000.0
+    return scores
+
+
+def test_what_goes_on_a_text_keeps_its_first_space(spaced: Engine) -> None:
+    whole = spaced.generate("once upon", processors=tale)
+    assert whole.text == " a time"
+    stream = spaced.stream("once upon", processors=tale)
+    assert [piece.text for piece in stream] == [" a", " time", ""]
+    assert stream.result.text == whole.text
+    assert spaced.generate("once upon", processors=tale, stop="time").text == " a "
+    assert spaced.generate("once upon", processors=tale, stop=" a").text == ""
+    several = spaced.generate(["once upon", "a b"], n=2, seed=1, processors=tale)
+    assert [[one.text for one in each] for each in several] == [[" a time"] * 2] * 2
+
+
+def test_what_begins_a_text_has_no_space_before_it(spaced: Engine) -> None:
+    ids = tiny.sentencepiece()("once upon")["input_ids"]
+    messages = [{"role": "user", "content": "once upon"}]
+    for prompt in (ids, messages, "<s>"):
+        assert spaced.generate(prompt, processors=tale).text == "a time"
+        stream = spaced.stream(prompt, processors=tale)
+        assert [piece.text for piece in stream] == ["a", " time", ""]
+    chat = spaced.chat(processors=tale)
+    assert chat.send("once upon").text == "a time"
+    both = spaced.generate(["once upon", ids], processors=tale)
+    assert [one.text for one in both] == [" a time", "a time"]
+
+
+def test_a_real_model_goes_on_a_text(shared_data: Path) -> None:
+    engine = Engine.from_pretrained(shared_data / "weights" / "stories260K", dtype="float32")
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 40}
+    whole = engine.generate("Once upon", **options)
+    assert whole.text.startswith(" a time, there was a little girl")
+    stream = engine.stream("Once upon", **options)
+    assert "".join(piece.text for piece in stream) == whole.text
+    assert engine.generate(whole.prompt_tokens, **options).text == whole.text.removeprefix(" ")
+    assert engine.generate([1], **options).text.startswith("Once upon a time")
 
 
 def test_cancelling_leaves_what_there_is_and_a_usable_engine(engine: Engine) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = [
@@ -35,6 +35,30 @@ def tokenizer(vocab: int = 400) -> Any:
     bpe.train_from_iterator(TEXT, trainer)
     made = PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+@cache
+def sentencepiece(fallback: bool = True) -> Any:
+    """SentencePiece's kind, as of Llama 2: it drops the space before the first word of all.
+
+    Without `fallback`, T5's decoder, to which bytes are names.
+    """
+    special = ["<pad>", "<s>", "</s>"]
+    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz", "▁", "▁once", "▁upon", "▁a", "▁time"]
+    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
+    scored = [(piece, -5.0 if len(piece) == 1 else -1.0) for piece in pieces]
+    unigram = Tokenizer(models.Unigram(scored, unk_id=0, byte_fallback=True))
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    unigram.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    unigram.decoder = decoders.Metaspace()
+    if fallback:
+        whole = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+        unigram.decoder = decoders.Sequence([*whole, decoders.Strip(" ", 1, 0)])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=unigram, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
     )
     made.chat_template = TEMPLATE
     return made

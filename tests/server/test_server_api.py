@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from serving import api_of, client_of, engine, events, loaded, said
 from starlette.testclient import TestClient
 
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest
 from draftsmith.text.vocab import Vocabulary
@@ -112,6 +116,30 @@ def test_completions_take_texts_and_ids(client: TestClient) -> None:
     assert both["choices"][2]["text"] == other["choices"][0]["text"]
     prompts = complete(client)["usage"]["prompt_tokens"] + other["usage"]["prompt_tokens"]
     assert both["usage"]["prompt_tokens"] == prompts
+
+
+def test_a_completion_goes_on_its_text_with_the_space() -> None:
+    tokenizer = tiny.sentencepiece()
+    made = Engine(load(copy.deepcopy(tiny.model()), tokenizer))
+    says = {tokenizer.convert_tokens_to_ids("▁a"): 100}
+    asked = {"max_tokens": 2, "logit_bias": says, "temperature": 0}
+    ids = tokenizer("once upon")["input_ids"]
+    with client_of(api_of(made)) as client:
+        for prompt, text, offsets in (("once upon", " a a", [0, 2]), (ids, "a a", [0, 1])):
+            body = asked | {"prompt": prompt, "logprobs": 0}
+            told = client.post("/v1/completions", json=body).json()["choices"][0]
+            assert told["text"] == text
+            assert told["logprobs"]["tokens"] == [" a", " a"]
+            assert told["logprobs"]["text_offset"] == offsets
+            streamed = events(client.post("/v1/completions", json=body | {"stream": True}))
+            parts = [event["choices"][0] for event in streamed]
+            assert "".join(part["text"] for part in parts) == text
+            assert [at for part in parts for at in part["logprobs"]["text_offset"]] == offsets
+        both = client.post("/v1/completions", json=asked | {"prompt": ["once", "upon"], "n": 2})
+        assert [choice["text"] for choice in both.json()["choices"]] == [" a a"] * 4
+        messages = {"messages": ASK["messages"]}
+        chatted = client.post("/v1/chat/completions", json=asked | messages)
+        assert chatted.json()["choices"][0]["message"]["content"] == "a a"
 
 
 def test_text_goes_to_tokens_and_back(client: TestClient) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from draftsmith.text.tokenizer import (
     StreamDecoder,
     TextStream,
     decode,
+    last_written,
     opening,
     token_texts,
 )
@@ -155,3 +157,66 @@ def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
         assert stream(Session(), None) is None  # type: ignore[arg-type]
     assert "".join(stream.take()) == "\ufffd" * (100 - UNFINISHED)
     assert stream.held() == "\ufffd" * UNFINISHED
+
+
+# --- what goes on a text ----------------------------------------------------------------------
+
+
+def check_cuts(tokenizer: Any, text: str) -> None:
+    """Wherever no character is cut, what is decoded behind a text's beginning is its rest."""
+    ids = tokenizer(text)["input_ids"]
+    whole = decode(tokenizer, ids)
+    for cut in range(len(ids) + 1):
+        before, rest = ids[:cut], ids[cut:]
+        behind = last_written(tokenizer, before)
+        if "\ufffd" in decode(tokenizer, before) + decode(tokenizer, rest):
+            continue
+        told = decode(tokenizer, rest, behind=behind)
+        assert decode(tokenizer, before) + told == whole
+        assert "".join(token_texts(tokenizer, rest, behind=behind)) == told
+
+
+@given(st.text("onceat ▁🦊日\n", max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_a_text_and_what_goes_on_it_join(text: str) -> None:
+    check_cuts(tiny.sentencepiece(), "once" + text)
+    check_cuts(tiny.tokenizer(), "once" + text)
+
+
+def test_t5s_decoder_keeps_the_space_too() -> None:
+    check_cuts(tiny.sentencepiece(fallback=False), "once upon a time  nobody")
+
+
+def test_what_stands_before_is_found() -> None:
+    tokenizer = tiny.sentencepiece()
+    ids = dict(tokenizer.get_vocab())
+    word, space, bos = ids["▁once"], ids["▁"], ids["<s>"]
+    partial = [ids[f"<0x{byte:02X}>"] for byte in "🦊".encode()[:3]]
+    assert last_written(tokenizer, [bos, word, space, *partial, bos, bos]) == (word,)
+    assert last_written(tokenizer, [word, *partial * 6]) == (word,)
+    for nothing in ([], [bos], [bos, space], partial):
+        assert last_written(tokenizer, nothing) == ()
+
+
+STORY = "Once upon a time, \n\n  a 🦊 saw 日本 and ▁.\tThe end"
+
+
+@pytest.mark.parametrize(
+    "name", ["llama2", "mistral-v1", "gpt2", "qwen2", "llama3", "phi-2", "falcon"]
+)
+def test_real_tokenizers_keep_the_space(shared_data: Path, name: str) -> None:
+    path = shared_data / "tokenizers" / name / "tokenizer.json"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
+    check_cuts(tokenizer, STORY)
+    ids = tokenizer("Once upon a time")["input_ids"]
+    behind = last_written(tokenizer, ids[:-2])
+    assert decode(tokenizer, ids[-2:], behind=behind) == " a time"
+
+
+@given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=20), st.integers(0, 20))
+@settings(max_examples=200, deadline=None)
+def test_byte_level_text_is_the_same_behind_anything(chosen: list[int], cut: int) -> None:
+    tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
+    ids = [known[i] for i in chosen]
+    behind = last_written(tokenizer, ids[:cut])
+    assert decode(tokenizer, ids[cut:], behind=behind) == decode(tokenizer, ids[cut:])

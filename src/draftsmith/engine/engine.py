@@ -183,8 +183,7 @@ class Engine:
 
     def stream(self, prompt: Any, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
-        asked = self.prepare(options)
-        job = asked.job(asked.encode(prompt), streaming=True)
+        (job,) = self.prepare(options).jobs([prompt], streaming=True)
         return Stream(job, self.scheduler.here.drive([job]))
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:

@@ -42,6 +42,8 @@ class Job:
     """The caller's autocast mode."""
     salt: str = ""
     """Prefixes are shared with requests of the same salt only."""
+    behind: tuple[int, ...] = ()
+    """What its text is decoded behind."""
     rewinds: bool = False
     """Whether the next request is expected to begin in the middle of this one's row."""
     keeps_drafter: bool = False
@@ -108,7 +110,8 @@ class Job:
         if self.stream is not None:
             text = "".join(self.released[:booked]) + held
         else:
-            text = decode(self.tokenizer, tokens) if self.tokenizer is not None else ""
+            known = self.tokenizer is not None
+            text = decode(self.tokenizer, tokens, behind=self.behind) if known else ""
         notices, failed = self.notices, session.drafter_error
         if failed is not None:
             said = f"{type(failed).__name__}: {first_line(failed)}"
@@ -124,6 +127,7 @@ class Job:
             prompt_tokens=session.ids[: session.prompt_length],
             notices=notices,
             exact=self.exact,
+            behind=self.behind,
         )
 
 

@@ -170,15 +170,19 @@ class Request:
         encoded = []
         for index, prompt in enumerate(prompts):
             try:
-                encoded.append(self.encode(prompt))
+                ids = self.encode(prompt)
             except PromptError as error:
                 if len(prompts) == 1:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
+            # A text goes on; an answer to messages, and maybe to ids, begins one.
+            goes_on = isinstance(prompt, str)
+            tokenizer = self.drafting.model.tokenizer
+            encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
         if len(encoded) * n == 1:
-            return [self.job(encoded[0], streaming=streaming)]
+            return [self.job(*encoded[0], streaming=streaming)]
         return [
-            self._own(turn).job(ids, streaming=streaming) for ids in encoded for turn in range(n)
+            self._own(turn).job(*one, streaming=streaming) for one in encoded for turn in range(n)
         ]
 
     def _own(self, turn: int) -> Request:
@@ -187,12 +191,16 @@ class Request:
         processors = own(self.sampling.processors)
         return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
 
-    def job(self, ids: Sequence[int], *, streaming: bool = False) -> Job:
-        """A session ready to start, with its text."""
+    def job(
+        self, ids: Sequence[int], behind: tuple[int, ...] = (), *, streaming: bool = False
+    ) -> Job:
+        """A session ready to start, with its text, which is decoded `behind` some ids."""
         model, drafter, params = self.drafting.model, self.drafting.drafter, self.sampling
         settings = self.settings
         strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
-        stream = text.TextStream(model.tokenizer, strings) if streaming or strings else None
+        stream = None
+        if streaming or strings:
+            stream = text.TextStream(model.tokenizer, strings, behind=behind)
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
         grammar = None if self.grammar is None else self.grammar.state(len(ids))
@@ -231,7 +239,7 @@ class Request:
         why = self.drafting.needs.why
         told = notices(model, settings) + ((why,) if why else ())
         mode = Mode.of_this_thread(model.device)
-        return Job(session, model.tokenizer, stream, told, self.began, mode, self.salt)
+        return Job(session, model.tokenizer, stream, told, self.began, mode, self.salt, behind)
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:

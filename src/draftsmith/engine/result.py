@@ -33,6 +33,8 @@ class GenerationResult:
     """What could not be accelerated, and why."""
     exact: bool = False
     """Whether plain decoding would give it to the bit: whether its engine is `exact`."""
+    behind: tuple[int, ...] = ()
+    """The token of the prompt behind which its tokens are `text`; empty where they begin a text."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"

@@ -249,14 +249,13 @@ class Api:
             ) from None
 
     def _prepare(self, prompts: Sequence[Any], options: Mapping[str, Any], n: int) -> list[Job]:
-        asked = self.engine.prepare(options)
-        encoded = [asked.encode(prompt) for prompt in prompts]
-        most, longest = self.settings.max_context, max(map(len, encoded))
+        jobs = self.engine.prepare(options).jobs(prompts, n, streaming=True)
+        most, longest = self.settings.max_context, max(job.session.prompt_length for job in jobs)
         if most is not None and longest > most:
             raise PromptError(
                 f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
             )
-        return asked.jobs(encoded, n, streaming=True)
+        return jobs
 
     async def _reply(
         self, body: Sampling, call: Call, answer: Answer, request: Request

@@ -161,6 +161,9 @@ UNFINISHED = 3
 MOST_HELD = 16
 """Tokens held back where there seems to be no place between two of them that parts no character."""
 
+REACH = 64
+"""Tokens at a text's end among which there should be one that writes whole characters."""
+
 
 class StreamDecoder:
     """Text of a growing list of ids, piece by piece, holding back unfinished characters.
@@ -169,12 +172,15 @@ class StreamDecoder:
     become no character are U+FFFD, given out a few tokens later. `special` shows special tokens.
     """
 
-    def __init__(self, tokenizer: Any, *, special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Any, *, special: bool = False, behind: Sequence[int] = ()
+    ) -> None:
+        """`behind`: what the ids follow, as for `decode`."""
         if tokenizer is None:
             raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         self.tokenizer = tokenizer
         self.special = special
-        self._given: list[int] = []
+        self._given = list(behind)
         """The last ids whose text was given out: some ids are written otherwise at a beginning."""
         self._held: list[int] = []
         self._text = ""
@@ -211,30 +217,53 @@ class StreamDecoder:
 
     def _behind(self, ids: Sequence[int]) -> str:
         """What `ids` write behind those given out."""
-        return self._decode([*self._given, *ids])[len(self._decode(self._given)) :]
+        return decode(self.tokenizer, ids, special=self.special, behind=self._given)
 
     def _decode(self, ids: Sequence[int]) -> str:
         return decode(self.tokenizer, ids, special=self.special)
 
 
-def token_texts(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> list[str]:
+def token_texts(
+    tokenizer: Any, ids: Sequence[int], *, special: bool = False, behind: Sequence[int] = ()
+) -> list[str]:
     """The text that each id adds, "" for one that only begins a character; joined, the whole text.
 
-    `special` shows special tokens too. Raises LoadError without a tokenizer.
+    `special` shows special tokens too; `behind`: what the ids follow, as for `decode`. Raises
+    LoadError without a tokenizer.
     """
-    decoder = StreamDecoder(tokenizer, special=special)
+    decoder = StreamDecoder(tokenizer, special=special, behind=behind)
     texts = [decoder.push(token) for token in ids]
     if texts:
         texts[-1] += decoder.unfinished()
     return texts
 
 
-def decode(tokenizer: Any, ids: Sequence[int], *, special: bool = False) -> str:
-    """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`."""
+def decode(
+    tokenizer: Any, ids: Sequence[int], *, special: bool = False, behind: Sequence[int] = ()
+) -> str:
+    """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`.
+
+    `behind` stands before them and is no part of the text: SentencePiece's kind of tokenizer drops
+    the space before the first word of all.
+    """
     text: str = tokenizer.decode(
-        list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        [*behind, *ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
     )
-    return text
+    return text[len(decode(tokenizer, behind, special=special)) :] if behind else text
+
+
+def last_written(tokenizer: Any, ids: Sequence[int]) -> tuple[int, ...]:
+    """The last of some ids that writes whole characters by itself; empty if none does.
+
+    What goes on a text is decoded `behind` it.
+    """
+    for token in reversed(ids[-REACH:]):
+        # Bytes of a character would become one with the bytes that follow, special tokens show
+        # nothing, and a bare space would itself be dropped at the beginning.
+        text = decode(tokenizer, [token])
+        if text and "\ufffd" not in text:
+            return (token,)
+    return ()
 
 
 class TextStream:
@@ -243,8 +272,11 @@ class TextStream:
     Text that might turn out to be the beginning of a stop string is held back.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), *, behind: Sequence[int] = ()
+    ) -> None:
+        """`behind`: what the answer follows, as for `decode`."""
+        self._decoder = StreamDecoder(tokenizer, behind=behind)
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
