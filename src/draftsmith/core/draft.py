@@ -171,6 +171,8 @@ class Draft:
         Blind to what was drawn: a proposal beyond the cut goes even if it drew nothing, else
         "nothing" would be judged by another distribution than a token.
         """
+        if self.depths is None and not self.proposals and len(self) <= depth:
+            return self  # no tree is deeper than it has nodes
         depths = self.node_depths()
         cut = {n for n in self.proposals if (0 if n == ROOT else depths[n]) >= depth}
         if not cut and (not depths or max(depths) <= depth):

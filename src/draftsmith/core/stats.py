@@ -143,8 +143,8 @@ class Stats:
         self.attempts += 1
         self.drafted += size
         self.accepted += accepted
-        self.drafted_by_depth = _sum(self.drafted_by_depth, [1] * draft.depth)
-        self.accepted_by_depth = _sum(self.accepted_by_depth, [1] * accepted)
+        _tally(self.drafted_by_depth, draft.depth)
+        _tally(self.accepted_by_depth, accepted)
         sources = draft.source[:size]
         for source in dict.fromkeys(sources):
             entry = self.by_source.setdefault(source, SourceStats())
@@ -179,6 +179,13 @@ def total(parts: Sequence[Stats]) -> Stats:
     whole = reduce(_sum, parts, Stats())
     whole.first_token_seconds /= max(1, len(parts))
     return whole
+
+
+def _tally(by_depth: list[int], depth: int) -> None:
+    """Count one more draft that reached this depth."""
+    by_depth += [0] * (depth - len(by_depth))
+    for reached in range(depth):
+        by_depth[reached] += 1
 
 
 def _sum(a: Any, b: Any) -> Any:

@@ -172,7 +172,8 @@ class Mixture(DrafterState):
         self.work = new_work(banks_of(belief))
         self.tokens, self.cost = 1.6, 1.0
         """What a pass brings and costs at present."""
-        self.widths, self.costs = [0.0, LARGEST], [1.0, 1.0 + NODE_COST * LARGEST]
+        self.widths = floats([0.0, LARGEST])
+        self.costs = floats([1.0, 1.0 + NODE_COST * LARGEST])
         """Of a pass: nodes that each of its sequences drafts, and cost in plain passes."""
         self.drafts = 0
         self.begin()
@@ -261,17 +262,17 @@ class Mixture(DrafterState):
         self.keep()
         if ctx.cost is not None and self.drafts % CURVE_KEPT == 0:
             # The sequences of a pass are thought to draft alike.
-            self.widths = [0.0, *LADDER]
-            self.costs = [ctx.cost.relative(ctx.cost.rows * width) for width in (0, *LADDER)]
+            widths = (0, *LADDER)
+            self.widths = floats(widths)
+            self.costs = floats([ctx.cost.relative(ctx.cost.rows * width) for width in widths])
         self.drafts += 1
         scout = None
         if self.grammar and isinstance(ctx.grammar, GrammarState):
             scout = ctx.grammar.scout(ctx.ids)
         forced, few = ([], []) if scout is None else scout.onward()
         wanted = Wanted(
-            min(ctx.budget, LARGEST), ctx.depth, self.chain, floats(self.widths),
-            floats(self.costs), self.tokens / self.cost, scout is not None,
-            filled(forced), filled(few),
+            min(ctx.budget, LARGEST), ctx.depth, self.chain, self.widths, self.costs,
+            self.tokens / self.cost, scout is not None, filled(forced), filled(few),
         )  # fmt: skip
         n = self._advance(wanted, 0, self.offset, scout)
         if not n:
@@ -306,7 +307,7 @@ class Mixture(DrafterState):
             self.told = self.offset + len(ctx.ids) - count
         self.take(ctx)
         logits, tokens = outcome.output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
-        if self.logits and len(logits) > drafted and logits.shape[-1] >= BEST:
+        if self.logits and logits.shape[0] > drafted and logits.shape[1] >= BEST:
             path = [0, *(1 + node for node in outcome.verdict.path)]
             self.said = tokens[: 1 + drafted], logits[: 1 + drafted], path
         spent = float(np.interp(drafted, self.widths, self.costs)) if drafted else 1.0

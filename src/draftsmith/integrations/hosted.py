@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from draftsmith.core.budget import FixedBudget, RecordedCost
 from draftsmith.core.draft import EMPTY, Draft
@@ -195,14 +194,9 @@ class Host:
 
 def _settle(session: Session, draft: Draft, tokens: Sequence[int]) -> None:
     """Commit what a pass with `draft` emitted, and learn from it."""
-    end = len(session.ids) + len(tokens)
-
-    def emit(token: int, scores: Tensor | None) -> bool:
-        session.emit(token, scores)
-        return len(session.ids) == end
-
-    verdict = verify_greedy(draft, tokens, emit)
-    session.ids += tokens[len(verdict.tokens) :]
+    left = reversed(range(len(tokens)))
+    verdict = verify_greedy(draft, tokens, lambda *_: not next(left))
+    session.ids += tokens
     learn(session, draft, RowOutput(_NO_LOGITS, tokens), verdict)
 
 

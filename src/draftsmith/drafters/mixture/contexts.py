@@ -72,8 +72,6 @@ def put(bank: Bank, length: int, ids: Sequence[int], room: int) -> Bank:
     Where this fails or is interrupted, the old bank goes on; else it is to be used no more.
     """
     end, marks = length + len(ids), bank.marks
-    new_ids = ints(len(ids))
-    new_ids[:] = ids
     new = end - int(marks[LENGTH])
     nodes = int(marks[NODES]) + ORDERS * new
     bank = bank._replace(
@@ -86,7 +84,7 @@ def put(bank: Bank, length: int, ids: Sequence[int], room: int) -> Bank:
         bank = bank._replace(slots=ints(1 << (2 * nodes - 1).bit_length()), marks=ints(MARKS))
         bank.marks[:] = marks
         bank.marks[PLACED] = 0
-    bank.ids[length:end] = new_ids
+    bank.ids[length:end] = ids
     return bank
 
 
