@@ -10,7 +10,6 @@ from __future__ import annotations
 from math import exp, log
 from typing import NamedTuple
 
-from draftsmith.compiled import inner
 from draftsmith.drafters.mixture.candidates import (
     ABSENT,
     ALONE,
@@ -30,7 +29,7 @@ from draftsmith.drafters.mixture.candidates import (
     gather,
     look_up,
 )
-from draftsmith.drafters.mixture.compiled import Floats, no
+from draftsmith.drafters.mixture.compiled import Floats, inner, no
 from draftsmith.drafters.mixture.contexts import ORDERS, Bank
 from draftsmith.drafters.mixture.rows import compare, recall
 
@@ -77,23 +76,18 @@ def guess(own: Bank, earlier: Bank, belief: Belief, work: Work, end: int) -> int
 
     Those behind the indexed ones are a path. Returns the number of candidates.
     """
-    count, inputs = no(end), work.ints[BANKED]
-    bank = own
-    for first in range(0, inputs, ORDERS):
-        if first:
-            bank = earlier
-        look_up(bank, first, own, end, work)
+    count = first = no(end)
+    two = work.ints[BANKED] > ORDERS
+    look_up(own, first, own, end, work)
+    if two:
+        look_up(earlier, ORDERS + first, own, end, work)
     count = recall(work, own.ids[end - 1] if end else -1, count)
-    bank = own
-    for first in range(0, inputs, ORDERS):
-        if first:
-            bank = earlier
-        count = gather(bank, first, work, count)
-    bank = own
-    for first in range(0, inputs, ORDERS):
-        if first:
-            bank = earlier
-        examine(bank, first, work, count)
+    count = gather(own, first, work, count)
+    if two:
+        count = gather(earlier, ORDERS + first, work, count)
+    examine(own, first, work, count)
+    if two:
+        examine(earlier, ORDERS + first, work, count)
     compare(work, count)
     forget(work, count)
     weigh(belief, work, count)

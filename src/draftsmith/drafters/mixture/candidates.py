@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftsmith.compiled import inner
-from draftsmith.drafters.mixture.compiled import Floats, Ints, floats, ints
+from draftsmith.drafters.mixture.compiled import Floats, Ints, floats, inner, ints
 from draftsmith.drafters.mixture.contexts import (
     BEFORE,
     COUNT,

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import MutableSequence, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from draftsmith.compiled import COMPILED, inner
+from draftsmith import compiled
+from draftsmith.compiled import COMPILED
+
+inner = partial(compiled.inner, forceinline=True)
+"""A call passes every field of every array; none is left to be made."""
 
 Ints = MutableSequence[int]
 Floats = MutableSequence[float]

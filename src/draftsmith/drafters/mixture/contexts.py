@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from secrets import randbelow
 from typing import NamedTuple
 
-from draftsmith.compiled import inner
-from draftsmith.drafters.mixture.compiled import Ints, grown, ints
+from draftsmith.drafters.mixture.compiled import Ints, grown, inner, ints
 
 LENGTHS = (0, 1, 2, 8, 32)
 """How many last tokens each context has; where one is unknown, longer ones are."""

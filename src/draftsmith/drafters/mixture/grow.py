@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from draftsmith.compiled import compiled, inner
+from draftsmith.compiled import compiled
 from draftsmith.drafters.mixture.belief import Belief, guess, learn
 from draftsmith.drafters.mixture.candidates import (
     CANDIDATE,
@@ -31,7 +31,7 @@ from draftsmith.drafters.mixture.candidates import (
     WAITS,
     Work,
 )
-from draftsmith.drafters.mixture.compiled import Floats, Ints, floats, ints, no
+from draftsmith.drafters.mixture.compiled import Floats, Ints, floats, inner, ints, no
 from draftsmith.drafters.mixture.contexts import LENGTH, Bank, hash_on, index, rehash
 from draftsmith.drafters.mixture.rows import remember
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.compiled import inner
 from draftsmith.drafters.mixture.candidates import (
     ABSENT,
     BANKED,
@@ -28,6 +27,7 @@ from draftsmith.drafters.mixture.candidates import (
     nominate,
     slot_of,
 )
+from draftsmith.drafters.mixture.compiled import inner
 
 BEST = 8
 """Tokens of a row that are kept, the most probable first; all become candidates."""
