@@ -102,23 +102,20 @@ def new_work(banks: int) -> Work:
 @inner
 def size_class(n: int) -> int:
     """0; 1; 2; to 4; to 8; to 16; more."""
-    if n <= 2:
-        return n
-    return 3 if n <= 4 else 4 if n <= 8 else 5 if n <= 16 else 6
+    # A sum, no branches: these could not be foretold, and what they wait for comes from far.
+    return min(n, 2) + (n > 2) + (n > 4) + (n > 8) + (n > 16)
 
 
 @inner
 def age_class(n: int) -> int:
     """To 4, and so on fourfold to 4096; more."""
-    if n <= 64:
-        return 0 if n <= 4 else 1 if n <= 16 else 2
-    return 3 if n <= 256 else 4 if n <= 1024 else 5 if n <= 4096 else 6
+    return (n > 4) + (n > 16) + (n > 64) + (n > 256) + (n > 1024) + (n > 4096)
 
 
 @inner
 def absence(total: int, kinds: int) -> int:
     """The cell of a candidate that a context seen `total` times never saw."""
-    variety = 0 if kinds <= 1 else 1 if kinds == 2 else 2 if kinds <= 4 else 3
+    variety = (kinds > 1) + (kinds > 2) + (kinds > 4)
     return PRESENT + size_class(total) * 4 + variety
 
 
