@@ -147,8 +147,9 @@ def learn(
                 change *= c[cell + LOGIT]
                 cases, p = min(c[cell + CASES] + weight, memory), c[cell + CHANCE]
                 p = min(1.0 - RARE, max(RARE, p + (right - p) * weight / (cases + 1.5)))
-                c[cell + CASES], c[cell + CHANCE] = cases, p
-                c[cell + LOGIT] = log(p / (1.0 - p))
+                c[cell + CASES] = cases
+                if p != c[cell + CHANCE]:  # at a bound it stays the same, time and again
+                    c[cell + CHANCE], c[cell + LOGIT] = p, log(p / (1.0 - p))
             for place in (row + i, after + i):
                 new = belief.weights[place] + change
                 belief.weights[place] = min(HEAVY, max(-HEAVY, new))
