@@ -30,7 +30,6 @@ from draftsmith.drafters.mixture.contexts import (
     TOTAL,
     Bank,
     find,
-    hash_again,
     hash_of,
 )
 
@@ -123,7 +122,7 @@ def absence(total: int, kinds: int) -> int:
 def look_up(bank: Bank, first: int, text: Bank, end: int, work: Work) -> None:
     """Find the contexts that the first `end` ids of `text` end with.
 
-    `first`: the first of the bank's inputs; 0 for the bank that `text` is.
+    `first`: the first of the bank's inputs.
     """
     w = work.ints
     for i in range(first, first + ORDERS):
@@ -133,8 +132,7 @@ def look_up(bank: Bank, first: int, text: Bank, end: int, work: Work) -> None:
     for order in range(1, ORDERS):
         if LENGTHS[order] > end:
             break
-        key = hash_again(bank, order, text.ids, end) if first else hash_of(text, order, end)
-        node = find(bank, order, key, text.ids, end)
+        node = find(bank, order, hash_of(text, order, end), text.ids, end)
         if node < 0:
             break
         at = node * NODE

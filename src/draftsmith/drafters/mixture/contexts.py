@@ -2,8 +2,8 @@
 
 A bank keeps for every context of its texts which tokens followed it, the newest first, how often,
 and where last; and of every token how often it was there, and where. A context is found by a hash
-of its tokens, which are compared with the text before it counts. Hashes are drawn anew for every
-bank, so nobody can write a text whose contexts collide; no result depends on them.
+of its tokens, which are compared with the text before it counts. Hashes are drawn anew in every
+process, so nobody can write a text whose contexts collide; no result depends on them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ SPANS = (1, *LENGTHS[1:])
 """Tokens that a node is found by; that of order 0 counts one token, whatever came before it."""
 PRIME = 2**31 - 1
 """Of polynomial hashes: products of two fit into 63 bits."""
+_DRAWN = 2**20 + randbelow(2**30), 2**30 + 2 * randbelow(2**29) + 1
+"""RADIX and SPREAD of all banks, so that a context has one hash in all of them."""
 
 KEY, ORDER, TOTAL, END, HEAD, KINDS, NODE = range(7)
 """Fields of a node, and how many: hash, place in LENGTHS, times seen, where it last ended, newest
@@ -58,7 +60,7 @@ class Bank(NamedTuple):
 def new_bank() -> Bank:
     """A bank without a text."""
     marks = ints(MARKS)
-    marks[RADIX], marks[SPREAD] = 2**20 + randbelow(2**30), 2**30 + 2 * randbelow(2**29) + 1
+    marks[RADIX], marks[SPREAD] = _DRAWN
     for order, span in enumerate(SPANS):
         marks[POWERS + order] = pow(int(marks[RADIX]), span, PRIME)
     marks[LATEST] = marks[BEFORE] = -1
@@ -100,15 +102,6 @@ def hash_of(bank: Bank, order: int, end: int) -> int:
     """Hash of the tokens before `end` that a node of this order is found by."""
     start = bank.prefix[end - SPANS[order]]
     return (bank.prefix[end] - start * bank.marks[POWERS + order]) % PRIME
-
-
-@inner
-def hash_again(bank: Bank, order: int, ids: Ints, end: int) -> int:
-    """The same of ids that the bank has not hashed: every bank hashes in its own way."""
-    key = 0 * order
-    for place in range(end - SPANS[order], end):
-        key = (key * bank.marks[RADIX] + ids[place] + 1) % PRIME
-    return key
 
 
 @inner
