@@ -18,8 +18,8 @@ T = TypeVar("T")
 Clock = Callable[[float], float]
 """A moment of `perf_counter` → seconds that a process had been awake until then."""
 
-AWAKE = 2.0
-"""Seconds until it is another process's turn."""
+AWAKE = 1.0
+"""Seconds until it is another process's turn: the sleep of one of four is no stall of a drafter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,25 @@ def in_turn(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) ->
 def side_by_side(tasks: Mapping[int, Callable[[], T]]) -> dict[int, tuple[T, Clock]]:
     """What each task gave, on which the process of that id works, and the process's clock.
 
-    Only one process is awake at a time, for two seconds: all meet the same machine, however it
-    drifts. They are asleep (`sleep`) before and after.
+    Only one process is awake at a time, for a second: all meet the same machine, however it
+    drifts. They are asleep (`sleep`) before and after; interrupted, all are awake.
     """
     awake: dict[int, list[tuple[float, float]]] = {process: [] for process in tasks}
     with ThreadPoolExecutor(max(1, len(tasks))) as threads:
         working = {process: threads.submit(task) for process, task in tasks.items()}
-        while not all(task.done() for task in working.values()):
-            for process, task in working.items():
-                if not task.done():
-                    begin = perf_counter()
-                    wake(process)
-                    wait([task], AWAKE)
-                    sleep(process)
-                    awake[process].append((begin, perf_counter()))
+        try:
+            while not all(task.done() for task in working.values()):
+                for process, task in working.items():
+                    if not task.done():
+                        begin = perf_counter()
+                        wake(process)
+                        wait([task], AWAKE)
+                        sleep(process)
+                        awake[process].append((begin, perf_counter()))
+        except BaseException:
+            for process in tasks:  # else the threads would wait for ever
+                wake(process)
+            raise
 
     def clock(process: int) -> Clock:
         return lambda at: sum(min(at, end) - begin for begin, end in awake[process] if at > begin)

@@ -4,7 +4,7 @@
     python -m benchmarks.server_load --clients 1 2 --rounds 2 --tokens 16 -o /tmp/try
 
 In a round, so many clients ask for streamed chats, greedily, each the next when it has an answer,
-twice; all servers answer the same round side by side, two seconds each in turn
+twice; all servers answer the same round side by side, a second each in turn
 (`paired.side_by_side`). They are processes started by their own commands,
 in float32, with room for all clients: `draftsmith serve` with the drafters `none` and `auto`,
 `transformers serve` with continuous batching, and llama.cpp's `llama-server` with the GGUF file as
@@ -36,7 +36,7 @@ from time import sleep as wait
 import numpy as np
 import torch
 
-from benchmarks.paired import side_by_side, sleep
+from benchmarks.paired import AWAKE, side_by_side, sleep
 from benchmarks.shared import setup, table
 from benchmarks.under_load import (
     AUTO,
@@ -218,7 +218,7 @@ class Load:
         for number, arms in self.rounds(clients):
             asked, made = self.round(clients, number), dict[str, Found]()
             facts = {"model": self.title, "clients": clients, "round": number}
-            rest = [self.args.tokens, self.args.threads, digest(asked)]
+            rest = [AWAKE, self.args.tokens, self.args.threads, digest(asked)]
             keys = {arm: [*facts.values(), arm, *rest] for arm in arms}
             missing = [arm for arm in arms if keys[arm] not in self.done]
             # A server learns what passes of so many rows cost.
@@ -245,8 +245,8 @@ class Load:
                 asking[server.process] = arm
                 tasks[server.process] = partial(server.ask, asked, clients, tokens)
         for process, answered in side_by_side(tasks).items():
-            arm = asking[process]
-            found[arm] = one = summed(*answered)
+            found[asking[process]] = summed(*answered)
+        for arm, one in found.items():
             if "refused" in one:
                 if arm in (PLAIN, AUTO):
                     raise Refused(f"{arm}: {one['refused']}")

@@ -6,7 +6,7 @@
 1, 2, 4, 8, 16 callers, each of which asks its next prompt when it has an answer, four in a round:
 held-out edits for a built-in model, Spec-Bench, MT-Redundant, HumanEval and edits for any other.
 Every arm is a process with a model, whose linear layers are laid out, and an engine, which keeps no
-prefixes and learns as it goes. All answer a round side by side, greedily, two seconds each in turn
+prefixes and learns as it goes. All answer a round side by side, greedily, a second each in turn
 (`paired.side_by_side`). A pair is a round; the peer answers the first ones only. The same command
 goes on after an interruption; another folder begins anew. The exit code is 1 where `auto` is slower
 than plain.
@@ -33,7 +33,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from benchmarks.live_smollm2 import FILES
-from benchmarks.paired import Clock, Ratio, ratio, side_by_side, wake
+from benchmarks.paired import AWAKE, Clock, Ratio, ratio, side_by_side, wake
 from benchmarks.shared import held_out, picture, setup, table
 from draftsmith import Engine, builtin
 from draftsmith.bench.plots import draw_lines
@@ -231,7 +231,7 @@ class Load:
         found, warm = [], set[str]()
         for number, prompts, arms in self.rounds(callers):
             facts = {"model": self.title, "at_once": callers, "round": number}
-            rest = [self.args.tokens, self.args.threads, digest(prompts)]
+            rest = [AWAKE, self.args.tokens, self.args.threads, digest(prompts)]
             keys = {arm: [*facts.values(), arm, *rest] for arm in arms}
             missing = [arm for arm in arms if keys[arm] not in self.done]
             # An engine learns what passes of so many rows cost.
@@ -249,8 +249,11 @@ class Load:
             process, pipe = self._started(arm)
 
             def task(pipe: Connection = pipe) -> Answers:
-                pipe.send((prompts, callers, self.args.tokens))
-                answers: Answers = pipe.recv()
+                try:
+                    pipe.send((prompts, callers, self.args.tokens))
+                    answers: Answers = pipe.recv()
+                except (EOFError, OSError):
+                    return "its process ended"
                 return answers
 
             tasks[process.pid] = task

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
 from pathlib import Path
 
 import pytest
-from benchmarks import batch_cost, prefix_reuse, server_load, under_load
+from benchmarks import batch_cost, paired, prefix_reuse, server_load, under_load
 
 import tiny
 
@@ -29,6 +32,58 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> None:
 
 def known(words: Sequence[str]) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in Path(words[-1]).glob("*.jsonl")}
+
+
+Echo = subprocess.Popen[str]
+
+
+@pytest.fixture
+def echoes() -> Iterator[list[Echo]]:
+    """Two processes that say what they hear, asleep."""
+    pipe = subprocess.PIPE
+    found = [subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    try:
+        for echo in found:
+            paired.sleep(echo.pid)
+        yield found
+    finally:
+        for echo in found:
+            echo.kill()
+            echo.communicate()
+
+
+def heard(echo: Echo, said: str) -> str:
+    assert echo.stdin is not None
+    assert echo.stdout is not None
+    echo.stdin.write(said + "\n")
+    echo.stdin.flush()
+    return echo.stdout.readline().strip()
+
+
+def asleep(echo: Echo) -> bool:
+    state = Path(f"/proc/{echo.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return state[0] == "T"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells who is asleep")
+def test_processes_take_turns_and_are_woken_by_an_interrupt(
+    echoes: list[Echo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = {echo.pid: partial(heard, echo, f"it is {echo.pid}") for echo in echoes}
+    found = paired.side_by_side(tasks)
+    assert [said for said, _ in found.values()] == [f"it is {echo.pid}" for echo in echoes]
+    for _, clock in found.values():
+        assert clock(0.0) == 0 < clock(inf)
+    assert all(map(asleep, echoes))
+    assert paired.side_by_side({}) == {}
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paired, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        paired.side_by_side(tasks)
+    assert not any(map(asleep, echoes))
 
 
 @pytest.mark.slow

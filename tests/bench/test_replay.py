@@ -180,6 +180,15 @@ def test_figures_of_an_independent_replay(shared_data: Path, limit: int | None) 
             assert found[*place, str(drafter)] == pytest.approx(figure, rel=tolerance), place
 
 
+def test_turns_come_by_number_whichever_was_replayed_first() -> None:
+    ids = (5, 6, 7, 8)
+    records = [
+        Record(f"r/{turn}", "s", turn=turn, prompt_ids=ids, output_ids=ids) for turn in (10, 2, 1)
+    ]
+    done = sweep(records, [parse("prompt_lookup")], Replayer(Encoding())).done
+    assert [row.turn for row in summarize(done)] == [None, 1, 2, 10]
+
+
 # --- the command -------------------------------------------------------------------------------
 
 

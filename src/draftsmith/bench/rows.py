@@ -63,5 +63,6 @@ def summarize(done: Sequence[Done]) -> list[ReplaySum]:
     # Sums first; else in the order of the records and of the drafters.
     seen = dict.fromkeys(part for place in groups for part in enumerate(place))
     order = {part: number for number, part in enumerate(seen)}
+    order |= {(2, turn): turn or 0 for *_, turn, _ in groups}
     places = sorted(groups, key=lambda place: [order[part] for part in enumerate(place)])
     return [ReplaySum(*place, len(groups[place]), total(groups[place])) for place in places]
