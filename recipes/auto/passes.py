@@ -20,6 +20,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
 from draftsmith.drafters.auto import PACE, Mixture
 from draftsmith.drafters.mixture.candidates import LARGEST
+from draftsmith.drafters.mixture.compiled import floats
 from draftsmith.drafters.mixture.prior import prior
 from draftsmith.drafters.mixture.rows import WIDTH, best
 from draftsmith.model.load import load
@@ -72,7 +73,7 @@ def opened(ids: list[int], prompt: int, cost: float, state: Mixture) -> Context:
     """A context of the prompt, which the state has read; nodes cost so much."""
     told = ids[:prompt]
     context = Context(told, prompt, 2**30, SamplingParams(), Gumbel(0), budget=LARGEST)
-    state.widths, state.costs = [0.0, LARGEST], [1.0, 1.0 + cost * LARGEST]
+    state.widths, state.costs = floats([0.0, LARGEST]), floats([1.0, 1.0 + cost * LARGEST])
     state.take(context)
     state.read()
     return context
