@@ -167,11 +167,13 @@ def peer(model: LoadedModel, most: int, length: int) -> Arm:
     return ask
 
 
-def answering(pipe: Connection, arm: str, name: str, dtype: str, most: int, length: int) -> None:
+def answering(
+    pipe: Connection, arm: str, name: str, dtype: str, threads: int, most: int, length: int
+) -> None:
     """A process: an arm that loads a model, and answers what comes through the pipe."""
     with pipe, suppress(EOFError):  # until nobody asks any more
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-        torch.set_num_threads(pipe.recv())
+        torch.set_num_threads(threads)
         model = load(name, dtype=dtype, prepack=True)
         ask = peer(model, most, length) if arm == PEER else drafting(model, arm)
         while True:
@@ -207,7 +209,7 @@ class Load:
         chats = talks(name, tokenizer, args.data, args.prompts)
         self.prompts = [render_chat(tokenizer, chat) for chat in chats]
         length = max(map(len, self.prompts)) + args.tokens
-        self._how = name, dtype, max(args.concurrency), length
+        self._how = name, dtype, args.threads, max(args.concurrency), length
         self._arms: dict[str, tuple[Any, Connection]] = {}
 
     def __enter__(self) -> Load:
@@ -272,7 +274,6 @@ class Load:
             process = spawned.Process(target=answering, args=(theirs, arm, *self._how), daemon=True)
             process.start()
             theirs.close()
-            ours.send(self.args.threads)
             self._arms[arm] = process, ours
             self._ask([arm], self.prompts[:1], 1)  # until it has loaded
         return self._arms[arm]
