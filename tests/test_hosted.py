@@ -22,7 +22,8 @@ from draftsmith.testing import Scripted
 
 FACTS = ModelFacts(layers=2, heads=2, vocab_size=VOCAB, shape="chain")
 LENGTH, K = 10_000, 6
-DRAFTERS = ["copyspec", "prompt_lookup", "longest_match", "auto", "copyspec+auto"]
+DRAFTERS = ["copyspec", "prompt_lookup", "longest_match", "auto", "copyspec+auto",
+            "spectra(pool=False)"]  # fmt: skip
 
 
 def host(drafter: Any, tokens: int = K, length: int = LENGTH, **options: Any) -> Host:
@@ -216,7 +217,7 @@ def test_drafts_that_never_pay_become_rare() -> None:
     [
         ("pld_plus", "hidden states"),
         ("pld_plus(rank=attention)", "attention weights"),
-        ("spectra", "probe tokens"),
+        ("spectra", r"probe tokens.*spectra\(pool=False\)"),
         ("lookahead", "probe tokens"),
         ("copyspec+spectra", "probe tokens"),
     ],

@@ -20,7 +20,7 @@ import tiny
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.sampling import SamplingParams, TorchSampler
-from draftsmith.core.target import RowOutput
+from draftsmith.core.target import Needs, RowOutput
 from draftsmith.core.tree import Continuation
 from draftsmith.core.verify import Verdict
 from draftsmith.corpus.index import write_index
@@ -80,6 +80,7 @@ def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int 
         "spectra(N=3, W=2, forward=False)",
         "spectra(N=3, W=2, backward=False, sub_ngrams=False)",
         "spectra(N=3, W=2, backward_first=False, memory=3)",
+        "spectra(N=3, W=2, pool=False)",
         "lookahead(N=3, W=2)",
         "lookahead(N=2, W=3, positions=own)",
     ],
@@ -388,6 +389,34 @@ def test_lookahead_is_spectra_with_fewer_switches() -> None:
     assert state.guesses([1]) == [Continuation((2, 3, 4), "lookahead.forward")]
     assert parse("lookahead").preferred_width() == 60 + 15 * 4
     assert parse("spectra").preferred_width() == 60 + 5 + 14 * 4
+
+
+def test_without_a_pool_the_text_fills_the_dictionaries() -> None:
+    state = opened("spectra(N=3, W=2, pool=False)")
+    assert parse("spectra(pool=False)").needs == Needs()
+    assert parse("spectra(pool=False)").preferred_width() == 5 + 14 * 4
+    assert not state.draft(context([1, 2, 3, 9, 1, 2, 4, 9, 1, 2])).probes
+    assert by_source(state, [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]) == [
+        ("backward", 4), ("backward", 9), ("backward", 1), ("forward", 3), ("forward", 9),
+    ]  # fmt: skip
+    assert by_source(state, [1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 2]) == [
+        ("backward", 4), ("backward", 9), ("backward", 1), ("forward", 2),
+    ]  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.data())
+@settings(max_examples=100, deadline=None)
+def test_without_a_pool_drafts_follow_from_the_ids(ids: list[int], data: st.DataObject) -> None:
+    """However the text came, and whatever was taken back: the same as for a fresh state."""
+    spec = "spectra(N=4, W=3, pool=False)"
+    state, known = opened(spec), list[int]()
+    for _ in range(4):
+        known += data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=20))
+        state.draft(context(known))
+        kept = data.draw(st.integers(0, len(known)))
+        del known[kept:]
+        state.truncate(kept)
+    assert state.draft(context(known + ids)) == opened(spec).draft(context(known + ids))
 
 
 def test_a_small_budget_shrinks_the_pool_to_its_half() -> None:

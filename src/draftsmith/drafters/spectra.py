@@ -42,6 +42,9 @@ class Spectra(Drafter):
 
     With a `corpus`, a folder made by `draftsmith corpus build`, what followed there fills the rest
     of the G guesses (section 3.2; `retrieval` is that half alone).
+
+    Without the `pool` nothing is asked beside the answer: the text itself, prompt and answer, is
+    the one chain that the dictionaries are filled from. So it needs token ids alone.
     """
 
     N: int = 5
@@ -58,6 +61,7 @@ class Spectra(Drafter):
     backward_first: bool = True
     positions: Literal["own", "staggered"] = "own"
     """Chain i begins right after the root (own), or i positions later (staggered)."""
+    pool: bool = True
     memory: int = 65_536
     seed: int = 0
     """Of the drafter's own draws: where the chains start, and the r that is held against tau."""
@@ -65,7 +69,11 @@ class Spectra(Drafter):
 
     name: ClassVar[str] = "spectra"
     summary: ClassVar[str] = "n-grams that the target predicts beside the answer (SPECTRA)"
-    needs: ClassVar[Needs] = Needs(logits=True)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """The logits of its pool."""
+        return Needs(logits=self.pool)
 
     def __post_init__(self) -> None:
         _check_pool(self)
@@ -85,23 +93,29 @@ class Spectra(Drafter):
 
     def preferred_width(self) -> int:
         """The whole pool, and all guesses were they to share nothing."""
+        pool = self.W * (self.N - 1) if self.pool else 0
         sizes = [self.N] * self.backward + [self.N - 1] * (self.G * self.forward)
         if self.corpus is not None:
             sizes = [max(self.N, Retrieval(self.corpus).depth)] * self.G
-        return self.W * (self.N - 1) + sum(sizes[: self.G])
+        return pool + sum(sizes[: self.G])
 
     def needs_of(self, model: ModelFacts) -> Needs:
-        """Logits; raises OptionError if the corpus was built for another vocabulary."""
+        """As `needs`; raises OptionError if the corpus was built for another vocabulary."""
         if self.corpus is not None:
             Retrieval(self.corpus).needs_of(model)
         return self.needs
 
+    def ngrams(self) -> Ngrams:
+        """Empty dictionaries."""
+        return Ngrams(self.W, self.memory, self.sub_ngrams)
+
     def open(self, ctx: Context) -> DrafterState:
+        kind = _Pool if self.pool else _Text
         if self.corpus is None:
-            return _Pool(self)
+            return kind(self)
         store = Retrieval(self.corpus).datastore()
         store.header.check_ids(ctx.vocab_size, store.folder)
-        return _Pool(self, store=store)
+        return kind(self, store=store)
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +171,7 @@ class _Pool(DrafterState):
         self.config = config
         self.name = name or config.name
         self.store = store
-        self.ngrams = Ngrams(config.W, config.memory, config.sub_ngrams)
+        self.ngrams = config.ngrams()
         self.predictor: Predictor | None = None
         self.chains: list[tuple[int, ...]] = []
         """W chains of N−1 tokens; empty until the first step shows the prompt."""
@@ -255,6 +269,27 @@ class _Pool(DrafterState):
         if length < self._start_length:
             self.chains, self._grew = [], False
             self._turn = 0
+
+
+class _Text(_Pool):
+    """Without a pool: the text is the one chain, and grows by itself."""
+
+    _read = 0
+    """Ids whose n-grams are in the dictionaries."""
+
+    def _begin(self, ctx: Context) -> None:
+        ids, n = ctx.ids, self.config.N
+        ends = range(max(n, self._read + 1), len(ids) + 1)
+        self.ngrams.record(*(tuple(ids[end - n : end]) for end in ends))
+        self.chains, self._grew, self._read = [tuple(ids[1 - n :])], True, len(ids)
+
+    def _fitting(self, depth: int) -> list[int]:  # noqa: ARG002
+        return []  # nothing is asked
+
+    def truncate(self, length: int) -> None:
+        """Dictionaries follow from the ids alone: they are filled anew."""
+        if length < self._read:
+            self._read, self.ngrams = 0, self.config.ngrams()
 
 
 class Predictor:

@@ -26,6 +26,7 @@ from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.slrs import StringRejection
 from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.spectra import Spectra
 from draftsmith.errors import UnsupportedError, first_line
 
 OVERLAP = 8
@@ -217,7 +218,10 @@ def _why_not(drafter: Drafter) -> str | None:
     if needs.attention_heads:
         return "it looks at attention weights, and only token ids are handed over"
     if needs.logits:
-        return "it asks by probe tokens and reads their logits; only token ids are handed over"
+        hint = "; spectra(pool=False) does without" if isinstance(drafter, Spectra) else ""
+        return (
+            f"it asks by probe tokens and reads their logits; only token ids are handed over{hint}"
+        )
     if drafter.shares_noise:
         return "with reproducible=True the target would have to draw with the drafter's noise"
     translate = getattr(drafter, "translate", None)
