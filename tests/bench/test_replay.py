@@ -104,6 +104,8 @@ def test_drafters_that_look_at_the_model_are_refused() -> None:
         replay([1], [2], parse("pld_plus"), 10)
     with pytest.raises(UnsupportedError, match="the model's attention rows, and"):
         replay([1], [2], parse("pld_plus(rank=attention)"), 10)
+    with pytest.raises(UnsupportedError, match="hidden states and logits"):
+        replay([1], [2], parse("copyspec+pld_plus+spectra"), 10)
 
 
 def chat_ids(name: str, shared_data: Path, chat: list[dict[str, str]], output: str) -> Any:

@@ -51,6 +51,11 @@ class Cascade(Drafter):
         object.__setattr__(self, "drafters", tuple(map(registry.parse, given)))
 
     @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """All that any of them needs."""
+        return reduce(_both, (drafter.needs for drafter in self.drafters), NO_NEEDS)
+
+    @property
     def sampled(self) -> bool:  # type: ignore[override]
         """Whether any of them samples."""
         return any(drafter.sampled for drafter in self.drafters)
