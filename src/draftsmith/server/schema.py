@@ -195,6 +195,8 @@ class Sampling(Body):
         """The engine's options; `limit` is the most tokens that an answer may have here."""
         said = getattr(self, self.longest)
         wanted = limit if said is None else said
+        if self.longest not in self.model_fields_set:  # what nobody said is refused to nobody
+            wanted = min(wanted, limit)
         if wanted > limit:
             raise Refusal(
                 400,
