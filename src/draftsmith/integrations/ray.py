@@ -73,6 +73,7 @@ class Replica:
         settings = options.server
         keys = Keys.read(settings.api_keys, os.environ)
         self._api = Api(engine, settings, keys, settings.name or last_part(options.model))
+        self._api.warm_up()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve asks for it once, and starts it."""

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from math import nextafter
+from threading import Lock
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
 
 _NO_LIMIT = 1 << 30
+_FIRST_CALL = Lock()
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -168,14 +170,19 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         assert self._loaded is not None  # no call gets here then
         return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
 
-    @functools.cached_property
+    @property
     def scheduler(self) -> Scheduler:
         """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
+        with _FIRST_CALL:  # since Python 3.12 two first calls could make one each
+            return self._scheduler
+
+    @functools.cached_property
+    def _scheduler(self) -> Scheduler:
         return Scheduler(self.drafting.model, self.drafting.cost, _NO_LIMIT)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        bound = ("drafting", "scheduler", "_passes")
+        bound = ("drafting", "_scheduler", "_passes")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
