@@ -1,10 +1,13 @@
 """`auto` as engines run it, beside transformers' prompt lookup on the layers as they were loaded.
 
-    python -m benchmarks.as_loaded ../shared/data            # about 12 minutes on two quiet cores
+    python -m benchmarks.as_loaded ../shared/data            # about 20 minutes on two quiet cores
+    python -m benchmarks.as_loaded ../shared/data --limit 1 --max-new-tokens 16 -o /tmp/try
 
-First turns of the prompts of `live_smollm2`, greedy, in turn in one process. Only `auto`'s model
-has its linear layers laid out, so this is what someone gains who comes from `model.generate`;
-`live_smollm2` compares drafters on the same layers. In bfloat16 both arms may write another answer.
+All turns of the prompts of `live_smollm2`, greedy, in turn in one process. Only `auto`'s model has
+its linear layers laid out, so this is what someone gains who comes from `model.generate`;
+`live_smollm2` compares drafters on the same layers. In bfloat16 both arms may write another answer;
+earlier turns are answered by prompt lookup for both. The same command goes on after an
+interruption: prompts and answers stay in `answers/`, what lies beside it is figures.
 """
 
 from __future__ import annotations
@@ -14,19 +17,45 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.live_smollm2 import FILES, LOOKUP
-from benchmarks.shared import asks, setup
+from benchmarks.live_smollm2 import FILES, LOOKUP, short
+from benchmarks.shared import setup, table
 from draftsmith.bench.arms import build, parse_arm
-from draftsmith.bench.run import RunPlan
+from draftsmith.bench.generations import ResultFile
+from draftsmith.bench.report import same
+from draftsmith.bench.run import RunPlan, measure
+from draftsmith.bench.settings import settings
 from draftsmith.bench.suites import read, sample
-from draftsmith.bench.summary import interval, speed_ratio
+from draftsmith.bench.summary import Section, sections
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.model.load import load
+from draftsmith.storage import write_text
+
+HEADS = ("", "prompts", "prompt lookup, tokens/s", "`auto`, tokens/s", "`auto` / prompt lookup",
+         "tokens/pass: lookup", "`auto`", "same answer")  # fmt: skip
+
+
+def tell(section: Section) -> str:
+    """The table of one dtype: a line per part of the prompts."""
+    rows = [
+        [
+            short(part),
+            str(auto.prompts),
+            f"{lookup.tokens_per_second.value:.1f}",
+            f"{auto.tokens_per_second.value:.1f}",
+            auto.speedup.shown("×"),
+            f"{lookup.tokens_per_pass:.2f}",
+            f"{auto.tokens_per_pass:.2f}",
+            same(auto, own=False),
+        ]
+        for part, (lookup, auto) in section.tables.items()
+    ]
+    return f"## {section.settings['dtype']}\n\n{table(HEADS, rows)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="the folder with prompts/ and recorded/")
+    parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/results/smollm2"))
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("--limit", type=int, default=3, help="conversations of each suite and task")
     parser.add_argument("--max-new-tokens", type=int, default=160)
@@ -35,23 +64,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     records = sample([r for name in FILES for r in read(args.data / name).records], args.limit)
-    print(setup())
+    answers = args.output / "answers"
+    answers.mkdir(parents=True, exist_ok=True)
+    said = [f"{setup()}. At most {args.max_new_tokens} tokens an answer."]
     for dtype in args.dtypes:
-        models = [load(args.model, dtype=dtype, prepack=packed) for packed in (True, False)]
-        arms = [build(models[0], [parse_arm("auto")])[0], build(models[1], [parse_arm(LOOKUP)])[0]]
-        plan = RunPlan(
-            models[0], arms, records, SamplingParams(), max_new_tokens=args.max_new_tokens
-        )
-        asked = [ask for _, ask in asks(plan)]
-        for arm in arms:
-            arm.answer(asked[0])
-        pairs = []
-        for number, ask in enumerate(asked):
-            answers = {arm: arm.answer(ask) for arm in (arms if number % 2 else arms[::-1])}
-            pairs.append([(len(answers[arm].tokens), answers[arm].seconds) for arm in arms])
-            print(f"{number + 1} of {len(asked)}: {speed_ratio(pairs[-1:]):.2f}", flush=True)
-        found = interval(pairs, speed_ratio)
-        print(f"{dtype}: {found.shown('×')} the tokens per second of {arms[1].name}", flush=True)
+        loaded, packed = (load(args.model, dtype=dtype, prepack=packed) for packed in (False, True))
+        arms = [build(loaded, [parse_arm(LOOKUP)])[0], build(packed, [parse_arm("auto")])[0]]
+        plan = RunPlan(packed, arms, records, SamplingParams(), max_new_tokens=args.max_new_tokens)
+        file = ResultFile(answers / f"as_loaded.{dtype}.jsonl", settings(plan, peer="as loaded"))
+        for line in measure(plan, file, lambda _: print(".", end="", flush=True)):
+            print(line)
+        (section,) = sections([file.rows])
+        said.append(tell(section))
+        print(f"\n\n{said[-1]}", flush=True)
+    write_text(args.output / "as_loaded.md", "\n\n".join(said))
 
 
 if __name__ == "__main__":

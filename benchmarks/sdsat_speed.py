@@ -104,8 +104,8 @@ def table(section: Section) -> str:
         stats = arm.stats
         accepted = stats.accepted / stats.attempts if stats is not None and stats.attempts else 0.0
         lines.append(
-            f"| `{arm.arm}` | {arm.speedup:.2f} | {arm.tokens_per_pass:.2f} | {accepted:.2f} | "
-            f"{arm.identical} of {arm.compared} |"
+            f"| `{arm.arm}` | {arm.speedup.shown('')} | {arm.tokens_per_pass:.2f} | "
+            f"{accepted:.2f} | {arm.identical} of {arm.compared} |"
         )
     return "\n".join(lines)
 
