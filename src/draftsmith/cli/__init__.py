@@ -85,7 +85,9 @@ def _top(
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; exits with 0, 1 (generation failed), 2 (bad input) or 130 (Ctrl-C)."""
+    """Run the command line; exits with 0, 1 (generation failed), 2 (bad input), 130 (Ctrl-C) or 141
+    (nobody reads any more).
+    """
     # Libraries' advice is for programmers; whoever sets the variables still gets it.
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")

@@ -153,7 +153,7 @@ class ModelOptions(MachineOptions):
     spelt: ClassVar = {"drafter": "--drafter -d NAME"}
 
     exact: bool = False
-    """Let answers be plain decoding's to the bit, in half precision, too."""
+    """Let answers be plain decoding's to the bit, in bfloat16, too."""
     drafter: str = "auto"
     """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
     budget: str = "auto"

@@ -41,7 +41,7 @@ class EngineOptions:
     prefixes: int = 8
     """Ended sequences that are kept for prompts that begin like them."""
     answers: int = 0
-    """Bytes of earlier answers to draft from, of the same key only."""
+    """Bytes of earlier answers to draft from, of the same key only; at least 1,000,000."""
     answers_file: Path | None = None
     """Where those are kept when the server ends."""
 

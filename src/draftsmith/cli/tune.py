@@ -32,7 +32,7 @@ class TuneOptions(MachineOptions):
     spelt: ClassVar = {"model": "MODEL", "prompts": "PROMPTS", "limit": "--limit -n N"}
 
     model: str
-    """A hub id or a folder."""
+    """A hub id, a folder, a GGUF file, or a name such as smollm2."""
     prompts: Path
     """A file of prompts, as for `draftsmith bench run`."""
     limit: int = 20

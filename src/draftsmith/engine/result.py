@@ -32,7 +32,7 @@ class GenerationResult:
     notices: tuple[str, ...] = ()
     """What could not be accelerated, and why."""
     exact: bool = False
-    """Whether plain decoding would give it to the bit: whether its engine is `exact`."""
+    """Whether its engine is `exact`: every token was computed alike in any pass."""
     behind: tuple[int, ...] = ()
     """The token of the prompt behind which its tokens are `text`; empty where they begin a text."""
 
