@@ -331,9 +331,9 @@ def plot(found: dict[int, list[dict[str, Found]]], arms: Sequence[str] = ARMS) -
             if own:
                 points.append((callers, median(one["tokens"] / one["seconds"] for one in own)))
         if points:
-            drawn.append((points, "o-", {"color": f"C{number}", "markersize": 3}))
+            drawn.append((points, "o-", {"color": f"C{number}", "markersize": 3, "label": arm}))
     label = f"tokens per second: {', '.join(arms)}"
-    axes = {"xlabel": "requests at once", "ylabel": "tokens per second", "title": label}
+    axes = {"xlabel": "requests at once", "ylabel": "tokens per second"}
     return picture(draw_lines(label, drawn, **axes))
 
 

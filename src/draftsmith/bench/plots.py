@@ -142,6 +142,8 @@ def draw_lines(label: str, lines: Sequence[Line], **axis: Any) -> str:
         axes.xaxis.set_major_formatter("{x:g}")
         if axis.get("ylim") == _SHARE:
             axes.yaxis.set_major_formatter("{x:.0%}")
+        if any("label" in look for *_, look in lines):  # a page tells the colours once for all
+            axes.legend(frameon=False)
 
     return draw(label, paint)
 
