@@ -183,7 +183,7 @@ def on_smollm2(python: str, variables: dict[str, str], smollm2: str) -> Vllm:
     return Vllm(python, variables, folder, texts(folder))
 
 
-@pytest.mark.parametrize("drafter", ["copyspec", "prompt_lookup", "auto"])
+@pytest.mark.parametrize("drafter", ["copyspec", "prompt_lookup", "spectra(pool=False)", "auto"])
 def test_answers_are_the_same_and_drafts_those_of_our_own_loop(
     on_small: Vllm, drafter: str
 ) -> None:
