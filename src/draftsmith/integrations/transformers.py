@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from math import nextafter
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
 
 _NO_LIMIT = 1 << 30
-_FIRST_CALL = Lock()
+_FIRST_CALL = RLock()
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -164,16 +164,21 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
 
-    @functools.cached_property
+    @property
     def drafting(self) -> Drafting:
         """Who drafts, bound to this model."""
+        with _FIRST_CALL:  # since Python 3.12 two first calls could bind, or make, one each
+            return self._drafting
+
+    @functools.cached_property
+    def _drafting(self) -> Drafting:
         assert self._loaded is not None  # no call gets here then
         return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
 
     @property
     def scheduler(self) -> Scheduler:
         """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
-        with _FIRST_CALL:  # since Python 3.12 two first calls could make one each
+        with _FIRST_CALL:
             return self._scheduler
 
     @functools.cached_property
@@ -182,7 +187,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        bound = ("drafting", "_scheduler", "_passes")
+        bound = ("_drafting", "_scheduler", "_passes")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
