@@ -52,8 +52,13 @@ class Cascade(Drafter):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """All that any of them needs."""
-        return reduce(_both, (drafter.needs for drafter in self.drafters), NO_NEEDS)
+        """An example of all that any of them needs."""
+        needs = [drafter.needs for drafter in self.drafters]
+        return Needs(
+            next((one.hidden_layer for one in needs if one.hidden_layer is not None), None),
+            next((one.attention_heads for one in needs if one.attention_heads), ()),
+            any(one.logits for one in needs),
+        )
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
