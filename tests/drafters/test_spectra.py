@@ -404,11 +404,14 @@ def test_without_a_pool_the_text_fills_the_dictionaries() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("memory", [3, 65536])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.data())
 @settings(max_examples=100, deadline=None)
-def test_without_a_pool_drafts_follow_from_the_ids(ids: list[int], data: st.DataObject) -> None:
+def test_without_a_pool_drafts_follow_from_the_ids(
+    memory: int, ids: list[int], data: st.DataObject
+) -> None:
     """However the text came, and whatever was taken back: the same as for a fresh state."""
-    spec = "spectra(N=4, W=3, pool=False)"
+    spec = f"spectra(N=4, W=3, pool=False, memory={memory})"
     state, known = opened(spec), list[int]()
     for _ in range(4):
         known += data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=20))

@@ -279,8 +279,8 @@ class _Text(_Pool):
 
     def _begin(self, ctx: Context) -> None:
         ids, n = ctx.ids, self.config.N
-        ends = range(max(n, self._read + 1), len(ids) + 1)
-        self.ngrams.record(*(tuple(ids[end - n : end]) for end in ends))
+        for end in range(max(n, self._read + 1), len(ids) + 1):
+            self.ngrams.record(tuple(ids[end - n : end]))
         self.chains, self._grew, self._read = [tuple(ids[1 - n :])], True, len(ids)
 
     def _fitting(self, depth: int) -> list[int]:  # noqa: ARG002
