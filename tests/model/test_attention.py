@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from draftsmith.model.attention import grouped_attention, watch
+from draftsmith.model.attention import Packed, grouped_attention, watch
+from draftsmith.model.masks import EVERYTHING
 from draftsmith.model.seen import Seen, attention_at
 
 MODULE = torch.nn.Identity()
@@ -87,6 +88,44 @@ def test_many_queries_are_not_packed() -> None:
     module = stand_in(num_key_value_groups=2, is_causal=True)
     out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
     torch.testing.assert_close(out, written_out(query, key, value, mask))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("queries", "keys"), [(129, 129), (300, 300), (300, 777)])
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_long_span_attends_in_blocks(
+    groups: int, queries: int, keys: int, window: int | None
+) -> None:
+    """Beside a short one; whoever watches changes nothing."""
+    query, key, value = tensors(4, groups, queries + 3, keys + 2)
+    masks = [_ordered(queries, keys, window), _ordered(3, keys + 2, window)]
+    packed = [
+        Packed([queries, 3], masks, [key[:1, :, :keys], key[1:]], [value[:1, :, :keys], value[1:]]),
+        Packed([queries], masks[:1], [key[:1, :, :keys]], [value[:1, :, :keys]]),
+    ]
+    seen = list[Seen]()
+    for both, asked in zip(packed, (query, query[:, :, :queries]), strict=True):
+        carrier = torch.empty(1, 4 // groups, asked.shape[2], 16)
+        carrier.packed = both  # type: ignore[attr-defined]
+        module = stand_in()
+        seen.clear()
+        given = module, asked[:1], carrier, carrier, EVERYTHING
+        out, _ = grouped_attention(*given, scaling=0.25)
+        with watch({module: 0}, lambda _, one, span=0: seen.append(one)):  # noqa: ARG005
+            watched, _ = grouped_attention(*given, scaling=0.25)
+        assert torch.equal(out, watched)
+        assert [one.query.shape[2] for one in seen] == [*both.widths]
+        parts = asked[:1].split_with_sizes(list(both.widths), 2)
+        spans = zip(parts, both.keys, both.values, both.masks, strict=True)
+        torch.testing.assert_close(out, torch.cat([written_out(*span) for span in spans], 1))
+
+
+def _ordered(queries: int, keys: int, window: int | None) -> Tensor:
+    """A random mask in which nobody looks behind itself."""
+    mask = torch.rand(1, 1, queries, keys) < 0.5
+    mask |= torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries).triu(keys - queries)
+    mask &= torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return mask if window is None else mask.triu(keys - queries - window)
 
 
 def test_one_element_sees_everything() -> None:

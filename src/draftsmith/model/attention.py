@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -32,6 +33,12 @@ NAME = "draftsmith"
 
 _MOST_GROUPED = 160
 """Queries up to which grouping wins: beyond, repeating masks costs more than repeating keys."""
+
+BLOCK = 128
+"""Queries of a longer span that attend together on a CPU: none is asked of keys behind the last."""
+
+_MOST_MASKED = 1 << 24
+"""Entries of a span's mask, once for each query of a group, that are kept for a pass's layers."""
 
 _UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
 """Arguments that change the result and that only transformers' own function understands."""
@@ -136,7 +143,7 @@ def _attend_packed(
         return packed.attend(query, form)
     if len(packed.widths) == packed.keys[0].shape[0] == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
-        return _attend(module, query, key, value, mask, form, look)
+        return _attend(module, query, key, value, mask, form, look, ordered=True)
     heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
     # (Q, K, G, D): a single query of a span is there as its row's keys want it.
     grouped = query[0].transpose(0, 1).reshape(-1, kv_heads, heads // kv_heads, query.shape[3])
@@ -158,7 +165,7 @@ def _attend_packed(
         if not single:
             queries = queries.transpose(0, 2)
         seen = None if look is None else partial(look, span=span)
-        out = _attend(module, queries, key, value, mask, form, seen)
+        out = _attend(module, queries, key, value, mask, form, seen, ordered=True)
         outs.append(out.reshape(len(own), *grouped.shape[1:3], -1))
     return torch.cat(outs).flatten(1, 2)[None]
 
@@ -171,8 +178,12 @@ def _attend(
     mask: Tensor | None,
     form: Form,
     look: Look | None,
+    ordered: bool = False,
 ) -> Tensor:
-    """Attention (B, Q, H, D) as `grouped_attention` describes it, by the quickest way."""
+    """Attention (B, Q, H, D) as `grouped_attention` describes it, by the quickest way.
+
+    `ordered`: no query looks behind its own place among the last Q keys.
+    """
     (scaling, softcap, sinks), totals = form, None
     queries, keys = query.shape[2], key.shape[2]
     if mask is None and queries > 1 and queries != keys:
@@ -181,6 +192,8 @@ def _attend(
     repeats = query.shape[1] > key.shape[1] and queries > _MOST_GROUPED
     if softcap is not None or sinks is not None:
         out = _explicit(query, key, value, mask, scaling, softcap, sinks)
+    elif ordered and mask is not None and _pays_in_blocks(query, key):
+        out = _in_blocks(query, key, value, mask, scaling)
     elif queries > 1 and (mask is None or repeats):
         out, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
     else:
@@ -188,6 +201,48 @@ def _attend(
     if look is not None:
         look(Seen(query, key, mask, scaling, softcap, sinks, totals))
     return out
+
+
+def _pays_in_blocks(query: Tensor, key: Tensor) -> bool:
+    """Whether so many queries, on a CPU, rather attend a block at a time."""
+    _, heads, queries, _ = query.shape
+    masked = heads // key.shape[1] * queries * key.shape[2]
+    return queries > BLOCK and masked <= _MOST_MASKED and query.device.type == "cpu"
+
+
+def _in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """Attention (1, Q, H, D) of a span, blocks of grouped queries each up to the last's own key.
+
+    The kernel is quicker with many queries to a head, and half of a chunk's own keys lie behind.
+    """
+    _, heads, _, width = query.shape
+    groups, outs, begin = heads // key.shape[1], list[Tensor](), 0
+    for block in _blocks(mask, groups, query.dtype):
+        end, keys = begin + block.shape[2] // groups, block.shape[3]
+        own = query[:, :, begin:end].reshape(1, key.shape[1], -1, width)
+        seen = key[:, :, :keys], value[:, :, :keys]
+        out = scaled_dot_product_attention(own, *seen, attn_mask=block, scale=scaling)
+        outs.append(out.reshape(1, heads, end - begin, -1).transpose(1, 2))
+        begin = end
+    return torch.cat(outs, dim=1)
+
+
+def _blocks(mask: Tensor, groups: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    """By block of q ≤ BLOCK queries (1, 1, G·q, S') what is added to scores, for all layers alike.
+
+    `mask` is (1, 1, Q, S); S' are the keys up to that of the block's last query.
+    """
+    kept = _BLOCKS.get(mask)
+    if kept is None or kept[0] != (groups, dtype):
+        queries, keys = mask.shape[2:]
+        parts = torch.tensor_split(_added(mask, dtype), -(-queries // BLOCK), dim=2)
+        ends = accumulate((part.shape[2] for part in parts), initial=keys - queries)
+        both = zip(parts, islice(ends, 1, None), strict=True)
+        blocks = [part[..., :end].repeat(1, 1, groups, 1) for part, end in both]
+        kept = _BLOCKS[mask] = (groups, dtype), blocks
+    return kept[1]
 
 
 def _grouped(
@@ -229,17 +284,25 @@ def _repeated(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
         return mask
     kept = _REPEATED.get(mask)
     if kept is None or kept[0] != (groups, dtype):
-        added = mask
-        if mask.dtype == torch.bool:
-            added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-        kept = _REPEATED[mask] = (groups, dtype), added.repeat(1, 1, groups, 1)
+        kept = _REPEATED[mask] = (groups, dtype), _added(mask, dtype).repeat(1, 1, groups, 1)
     return kept[1]
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask as what is added to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
 
 
 _REPEATED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Tensor]] = (
     WeakTensorKeyDictionary()
 )
 """By the mask that all layers of a pass were given."""
+_BLOCKS: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Sequence[Tensor]]] = (
+    WeakTensorKeyDictionary()
+)
+"""Likewise."""
 
 
 def _tells_totals(query: Tensor, value: Tensor) -> bool:
