@@ -5,14 +5,16 @@
 
 All turns of the prompts of `live_smollm2`, greedy, in turn in one process. Only `auto`'s model has
 its linear layers laid out, so this is what someone gains who comes from `model.generate`;
-`live_smollm2` compares drafters on the same layers. In bfloat16 both arms may write another answer;
-earlier turns are answered by prompt lookup for both. The same command goes on after an
-interruption: prompts and answers stay in `answers/`, what lies beside it is figures.
+`live_smollm2` compares drafters on the same layers. Where rounding depends on a pass's width
+(bfloat16), both arms are made to give the answers that plain decoding gave before, so that they
+write the same. The same command goes on after an interruption: prompts and answers stay in
+`answers/`, what lies beside it is figures.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ import torch
 from benchmarks.live_smollm2 import FILES, LOOKUP, short
 from benchmarks.shared import setup, table
 from draftsmith.bench.arms import build, parse_arm
-from draftsmith.bench.generations import ResultFile
+from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.report import same
 from draftsmith.bench.run import RunPlan, measure
 from draftsmith.bench.settings import settings
@@ -52,6 +54,14 @@ def tell(section: Section) -> str:
     return f"## {section.settings['dtype']}\n\n{table(HEADS, rows)}"
 
 
+def run(plan: RunPlan, path: Path, **told: str) -> list[Generation]:
+    """All rows of a plan, of which those in the file are there already."""
+    file = ResultFile(path, settings(plan, **told))
+    for line in measure(plan, file, lambda _: print(".", end="", flush=True)):
+        print(line)
+    return file.rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="the folder with prompts/ and recorded/")
@@ -70,11 +80,14 @@ def main() -> None:
     for dtype in args.dtypes:
         loaded, packed = (load(args.model, dtype=dtype, prepack=packed) for packed in (False, True))
         arms = [build(loaded, [parse_arm(LOOKUP)])[0], build(packed, [parse_arm("auto")])[0]]
-        plan = RunPlan(packed, arms, records, SamplingParams(), max_new_tokens=args.max_new_tokens)
-        file = ResultFile(answers / f"as_loaded.{dtype}.jsonl", settings(plan, peer="as loaded"))
-        for line in measure(plan, file, lambda _: print(".", end="", flush=True)):
-            print(line)
-        (section,) = sections([file.rows])
+        limit = {"max_new_tokens": args.max_new_tokens}
+        plan = RunPlan(packed, arms, records, SamplingParams(), **limit)
+        if dtype != "float32":
+            plain = answers / f"as_loaded.{dtype}.plain.jsonl"
+            run(replace(plan, arms=build(packed, [parse_arm("none")])), plain)
+            plan = replace(plan, records=read(plain).records, dictate=True)
+        rows = run(plan, answers / f"as_loaded.{dtype}.jsonl", peer="as loaded")
+        (section,) = sections([rows])
         said.append(tell(section))
         print(f"\n\n{said[-1]}", flush=True)
     write_text(args.output / "as_loaded.md", "\n\n".join(said))

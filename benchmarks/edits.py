@@ -27,11 +27,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from benchmarks import shared
 from benchmarks.paired import ratio
 from draftsmith import builtin
+from draftsmith.bench.answer import Dictated
 from draftsmith.bench.run import in_turn
 from draftsmith.engine.engine import Engine
 from draftsmith.text.tokenizer import encode
@@ -76,22 +77,6 @@ def has_change(edit: Edit, answer: str) -> bool:
     return added <= set(new) and not removed & set(new)
 
 
-class Dictated(LogitsProcessor):
-    """Leaves a prompt no other answer than `answer`."""
-
-    def __init__(self, prompt: int, answer: list[int]) -> None:
-        self.prompt = prompt
-        self.answer = answer
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        at = input_ids.shape[1] - self.prompt
-        # Behind the answer's end, where their own drafts may reach, anything will do.
-        token = self.answer[min(at, len(self.answer) - 1)]
-        return torch.full_like(scores, -torch.inf).index_fill_(
-            1, torch.tensor([token], device=scores.device), 0.0
-        )
-
-
 def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]]:
     """Ways to answer an edit, all with the same weights, dtype and limit.
 
@@ -100,7 +85,7 @@ def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]
     model: Any = engine.model.model
     tokenizer = engine.model.tokenizer
 
-    def processors(edit: Edit) -> tuple[LogitsProcessor, ...]:
+    def processors(edit: Edit) -> tuple[Dictated, ...]:
         if not dictate:
             return ()
         answer = [*encode(tokenizer, edit.after), tokenizer.eos_token_id]

@@ -6,7 +6,9 @@
 Spec-Bench's six tasks, MT-Redundant, HumanEval and edits of real commits, greedy, in float32 and,
 where the processor has it, in bfloat16. It runs `draftsmith bench cost`, `run` and `report`, and
 says so: the four arms answer every prompt in turn in one process, on one model whose linear layers
-are laid out once, for all of them. Plain's answers are then replayed: what every drafter that looks
+are laid out once, for all of them. In bfloat16, where passes of other widths round to other tokens,
+every arm is made to give the answers that plain decoding gave before (`bench run --dictate`), so
+that all write the same. In float32 plain's answers are then replayed: what every drafter that looks
 at ids alone would have made of them, and what `bench estimate` predicts. The same command goes on
 after an interruption. Prompts, answers and the whole report stay in `answers/`; what lies beside it
 is figures.
@@ -163,7 +165,7 @@ def tell(section: Section, cost: CostTable) -> str:
     free = replayed(section.rows, {f"`{name}`": name for name in ids}, automatic(cost), cost)
     setup = "".join(f"- {name}: {value}\n" for name, value in facts(section))
     said = [f"## {section.title}\n", setup, table(LIVE, live(section, free["`auto`"]))]
-    if section.settings["dtype"] == "float32":  # In bfloat16 drafted answers are not plain's own.
+    if section.settings["dtype"] == "float32":  # Other dtypes' answers repeat as much.
         fixed = {f"`{name}`, its own width": name for name in ids}
         grid = {f"tokens={t}, ngram={n}": f"prompt_lookup(tokens={t}, max={n})" for t, n in GRID}
         peer = replayed(section.rows, grid, ReplayBudget(), cost)
@@ -208,10 +210,14 @@ def main() -> None:
     results = {dtype: answers / f"{dtype}.jsonl" for dtype in dtypes}
     for dtype in dtypes:
         arms = [word for arm in ARMS for word in ("--arm", arm)]
-        draftsmith("bench", "run", *files, "-m", args.model, "--dtype", dtype,
-                   "--threads", args.threads, "--limit", args.limit,
-                   "--max-new-tokens", args.max_new_tokens, *arms,
-                   "--out", results[dtype], "--resume")  # fmt: skip
+        asked: list[object] = [*files, "--limit", args.limit]
+        common = ("-m", args.model, "--dtype", dtype, "--threads", args.threads,
+                  "--max-new-tokens", args.max_new_tokens, "--resume")  # fmt: skip
+        if dtype != "float32":
+            plain = answers / f"{dtype}.plain.jsonl"
+            draftsmith("bench", "run", *asked, *common, "--arm", "none", "--out", plain)
+            asked = [plain, "--dictate"]
+        draftsmith("bench", "run", *asked, *common, *arms, "--out", results[dtype])
     draftsmith("bench", "report", *results.values(), "-o", answers,
                "--cost", args.output / f"cost.{dtypes[0]}.json")  # fmt: skip
     said = []

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from benchmarks import shared
-from benchmarks.edits import Dictated
 from benchmarks.structured import NODE
 from draftsmith import Engine, builtin
+from draftsmith.bench.answer import Dictated
 from draftsmith.core.budget import LADDER, RecordedCost
 from draftsmith.core.stats import PREDICTION
 from draftsmith.text.tokenizer import encode

@@ -513,3 +513,58 @@ def test_runs_on_layers_laid_out_otherwise_are_not_put_together(tmp_path: Path) 
     )
     (said,) = differences(plain, packed)
     assert said.startswith("linear layers: as loaded there, ")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_arm_gives_the_dictated_answer(model: LoadedModel, temperature: float) -> None:
+    """The ids of a recorded generation, or its text and an ending; nothing a model would say."""
+    answers = [(5, 6, 7, 5, 6, 7, 5, 6, 7), "hello world, hello world", (9,)]
+    asked = [
+        replace(one, **{"output" if isinstance(answer, str) else "output_ids": answer})
+        for one, answer in zip(records(), answers, strict=True)
+    ]
+    sampling = SamplingParams(seed=0, temperature=temperature)
+    plan = plan_of(model, records=asked, sampling=sampling, dictate=True)
+    rows = go(plan)
+    tokenizer = model.tokenizer
+    wanted = [[*answers[0]], [*tokenizer(answers[1])["input_ids"], tokenizer.eos_token_id], [9]]
+    for row in rows:
+        assert row.output_ids == wanted[int(row.id[-1])]
+        assert row.settings["answers"] == "dictated"
+    drafted = {row.arm: row for row in rows if row.id == "t/0"}
+    assert drafted["copyspec(gamma=2)@4"].passes < drafted["none"].passes == 9
+
+
+def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -> None:
+    bare, *others = records()
+    asked = [bare, *(replace(one, output_ids=(1, 10**6)) for one in others)]
+    file = ResultFile(None, {})
+    with pytest.raises(LoadError, match="has no answer that could be dictated"):
+        measure(plan_of(model, records=asked, dictate=True), file)
+    asked[1] = replace(asked[1], output_ids=(1, 2))
+    wrong = measure(plan_of(model, records=asked, dictate=True, warmup=0), file)
+    assert wrong[0].startswith("t/0: the record has no answer")
+    assert wrong[1].startswith("t/2: the recorded answer has the token id 1000000")
+    assert {row.id for row in file.rows} == {"t/1"}
+
+
+def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the quick brown fox the quick"}\n')
+    plain, other = tmp_path / "plain.jsonl", tmp_path / "other.jsonl"
+    common = ["-m", str(folder), "--max-new-tokens", "12", "--dtype", "float32"]
+    done = CliRunner().invoke(
+        app, ["bench", "run", str(prompts), "-a", "none", "-o", str(plain), *common]
+    )
+    assert done.exit_code == 0, done.output
+    words = ["bench", "run", str(plain), "--dictate", "-a", "none", "-a", "auto", "-a",
+             "hf:prompt_lookup", "-o", str(other), "--dtype", "bfloat16", *common[:-2]]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "dictated answers" in done.output
+    (said,) = {tuple(row.output_ids) for row in generations.read(plain).entries}
+    rows = generations.read(other).entries
+    assert [tuple(row.output_ids) for row in rows] == [said] * 3

@@ -177,6 +177,7 @@ class Peer:
                 max_new_tokens=ask.limit,
                 streamer=clock,
                 **_sampling(ask),
+                **_dictated(ask),
                 **self.options,
                 **self.fixed,
             )
@@ -185,6 +186,12 @@ class Peer:
         first = seconds if clock.first is None else clock.first - begin
         reason = "stop" if tokens and tokens[-1] in self.ends else "length"
         return Answer(tokens, seconds, first, clock.passes, reason)
+
+
+def _dictated(ask: Ask) -> dict[str, Any]:
+    """What leaves `generate` no other answer."""
+    only = [lambda _, ids, one=one: [one.token(len(ids))] for one in ask.processors]
+    return {"prefix_allowed_tokens_fn": only[0]} if only else {}
 
 
 def _sampling(ask: Ask) -> dict[str, Any]:

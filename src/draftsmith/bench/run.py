@@ -16,11 +16,11 @@ from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.machine import load_per_core, peak_bytes, reset_peak
 from draftsmith.bench.records import Record
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.engine.request import encode
+from draftsmith.engine.request import encode, end_ids
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptError, UnsupportedError
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.text.tokenizer import decode
+from draftsmith.text import tokenizer as text
 
 T = TypeVar("T")
 DEFAULT_LIMIT = 256
@@ -42,6 +42,8 @@ class RunPlan:
     """Prompts that every arm answers beforehand, in part and without a clock."""
     max_new_tokens: int | None = None
     """None: what the record says, else 256."""
+    dictate: bool = False
+    """Whether every arm is made to give the record's answer, where rounding could part theirs."""
 
     def __post_init__(self) -> None:
         counts = Counter(record.id for record in self.records)
@@ -157,7 +159,25 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
         limit = min(limit, plan.model.context_length - len(ids))
     seed = plan.sampling.seed
     sampling = replace(plan.sampling, seed=None if seed is None else seed + run)
-    return Ask(ids, limit, sampling)
+    if not plan.dictate:
+        return Ask(ids, limit, sampling)
+    answer = dictated(plan.model, record)
+    return Ask(ids, min(limit, len(answer)), sampling, answer)
+
+
+def dictated(model: LoadedModel, record: Record) -> tuple[int, ...]:
+    """A record's answer in the model's tokens; raises PromptError where it has none."""
+    answer = record.output_ids or ()
+    if not answer and record.output is not None:
+        answer = (*text.encode(model.tokenizer, record.output), *end_ids(model)[:1])
+    if not answer:
+        raise PromptError("the record has no answer that could be dictated")
+    if (largest := max(answer)) >= model.vocab_size:
+        raise PromptError(
+            f"the recorded answer has the token id {largest}, but this model's end at "
+            f"{model.vocab_size - 1}: it is another model's"
+        )
+    return answer
 
 
 def encoded(model: LoadedModel, record: Record) -> list[int]:
@@ -194,7 +214,7 @@ def _row(plan: RunPlan, record: Record, run: int, arm: Arm, ask: Ask, answer: An
         seed=ask.sampling.seed,
         prompt_ids=list(ask.ids),
         output_ids=answer.tokens,
-        text=decode(tokenizer, answer.tokens) if tokenizer is not None else "",
+        text=text.decode(tokenizer, answer.tokens) if tokenizer is not None else "",
         finish_reason=answer.finish_reason,
         max_new_tokens=ask.limit,
         seconds=answer.seconds,

@@ -37,6 +37,7 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
         "seed": plan.sampling.seed,
         "max_new_tokens": plan.max_new_tokens,
         "warmup": plan.warmup,
+        **({"answers": "dictated"} if plan.dictate else {}),
         "budgets": [arm.budget for arm in plan.arms],
         **told,
         "machine": machine(),

@@ -31,6 +31,9 @@ class RunOptions:
     """What a pass costs: see `draftsmith bench estimate`."""
     max_new_tokens: int | None = None
     """Longest answer, in tokens. [the record's, else 256]"""
+    dictate: bool = False
+    """Let every arm give the answer that the record has: the same tokens, where rounding could
+    part them."""
     runs: int = 1
     """Times of every answer."""
     temperature: float = 0.0
@@ -88,10 +91,13 @@ def run(
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, recorded(costs) if costs else None)
         limit = chosen.max_new_tokens
-        plan = RunPlan(loaded, arms, asked.records, sampling, chosen.runs, max_new_tokens=limit)
+        plan = RunPlan(
+            loaded, arms, asked.records, sampling, chosen.runs,
+            max_new_tokens=limit, dictate=chosen.dictate,
+        )  # fmt: skip
     if warning := busy():
         note(f"note: {warning}")
-    told = {}
+    told: dict[str, Any] = {}
     if costs:
         seconds = list(curve(costs).values())
         told["cost"] = [round(one / seconds[0], 4) for one in seconds]
