@@ -44,8 +44,13 @@ def ratio(a: Sequence[float], b: Sequence[float], resamples: int = 2000, seed: i
     return Ratio(median(pairs), low, high, median(a), median(b), len(pairs))
 
 
-def in_turn(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) -> list[list[float]]:
-    """Seconds of every run of every arm; the order alternates, so that no arm always goes first."""
+def in_turn(
+    arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1, again: int = 0
+) -> list[list[float]]:
+    """Seconds of every run of every arm; the order alternates, so that no arm always goes first.
+
+    `again`: an arm's untimed runs before each, where arms push each other out of the caches.
+    """
     for _ in range(warmup):
         for arm in arms:
             arm()
@@ -53,6 +58,8 @@ def in_turn(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) ->
     for run in range(runs):
         order = range(len(arms)) if run % 2 == 0 else range(len(arms) - 1, -1, -1)
         for index in order:
+            for _ in range(again):
+                arms[index]()
             begin = perf_counter()
             arms[index]()
             seconds[index].append(perf_counter() - begin)

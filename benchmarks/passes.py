@@ -5,8 +5,9 @@
 
 SmolLM2-135M-Instruct, two tables. Tokens per second of whole greedy answers, prompt included:
 `model.generate` on the layers as loaded, and our plain loop on them and on packed ones. Seconds of
-a pass by width after 256 tokens, all in turn in one process; with `llama-cpp-python` installed
-(built here, seven minutes on two cores) also llama.cpp's on the same weights in bfloat16.
+a pass by width after 256 tokens, all in turn in one process, each after two of its own; with
+`llama-cpp-python` installed (built here, seven minutes on two cores) also llama.cpp's on the same
+weights in bfloat16.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def passes(plain: Engine, packed: Engine, other: Llama | None, runs: int) -> Non
     print("|---" * (len(arms) + 2) + "|")
     for width in WIDTHS:
         timed = [partial(arm, width) for arm in arms.values()]
-        seconds = in_turn(timed, runs * 4, warmup=2)
+        seconds = in_turn(timed, runs * 4, again=2)
         cells = [f"{sorted(own)[len(own) // 2] * 1e3:.1f}" for own in seconds]
         print(f"| {width} | " + " | ".join(cells) + f" | {ratio(seconds[0], seconds[1])} |")
 

@@ -6,7 +6,8 @@ the modules and configurations (the very same `__dict__`, hence the same weights
 now and later) that hide a few of them behind slots: the setting, and what lies below.
 
 Being there, they also take what a small model's pass spends in Python: children are found in slots,
-and an RMS norm that is written out in eight operations runs as torch's, if not a bit changes.
+and an RMS norm that is written out in eight operations runs as torch's, or as ours where there are
+few rows (`norms.py`), if not a bit changes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList
 from transformers import PretrainedConfig
+
+from draftsmith.model import norms
 
 _SETTING = "_attn_implementation_internal"
 """Where a configuration keeps its attention; the property around it checks names and recurses."""
@@ -93,8 +96,8 @@ class _Shells:
 
     def __init__(self, model: Module, name: str) -> None:
         parts, refers = _parts_below(model)
-        norms = {n: epsilon for n, part in parts.items() if (epsilon := _rms_epsilon(part))}
-        wanted = _above_settings(parts, refers) | norms.keys()
+        tried = {n: epsilon for n, part in parts.items() if (epsilon := _rms_epsilon(part))}
+        wanted = _above_settings(parts, refers) | tried.keys()
         self.configs = [vars(part) for part in parts.values() if _has_setting(part)]
         self.refusal: str | None = None
         """Why there can be no shells."""
@@ -108,7 +111,7 @@ class _Shells:
         """Classes of norms that were tried, and what they ran then."""
         if self.refusal is not None:
             return
-        self._norms = {type(parts[n]): type(parts[n]).forward for n in norms}
+        self._norms = {type(parts[n]): type(parts[n]).forward for n in tried}
         classes: dict[Any, type] = {}
         hidden = {
             number: tuple(own for own, below in refers[number].items() if below & wanted)
@@ -124,7 +127,7 @@ class _Shells:
             for number in wanted
         }
         shells = {
-            n: _unfilled(parts[n], norms.get(n), name, (*hidden[n], *near[n]), classes)
+            n: _unfilled(parts[n], tried.get(n), name, (*hidden[n], *near[n]), classes)
             for n in wanted
         }
         for number, shell in shells.items():
@@ -197,6 +200,8 @@ class _NormShell(_ModuleShell):
     __slots__ = ()
     epsilon_name: str
     tried_dtype: torch.dtype
+    compiled: bool
+    """Whether few rows may take one compiled call."""
 
     def forward(self, x: Tensor | None = None, /, **named: Tensor) -> Tensor:
         """x / √(mean x² + ε), times the weight."""
@@ -207,6 +212,14 @@ class _NormShell(_ModuleShell):
         if named or not as_tried or torch.is_autocast_enabled("cpu"):
             return super().forward(x, **named)  # type: ignore[misc, no-any-return]
         epsilon = getattr(self, self.epsilon_name)
+        if (
+            self.compiled
+            and x.is_inference()  # else somebody may want gradients
+            and x.numel() <= norms.MOST
+            and x.is_contiguous()
+            and weight.is_contiguous()
+        ):
+            return norms.rms_norm(x, weight, epsilon)
         return weight * torch.rms_norm(x, weight.shape, None, epsilon)  # type: ignore[no-any-return]
 
 
@@ -237,16 +250,23 @@ def _rms_epsilon(part: Any) -> str | None:
     x = torch.randn((5, len(weight)), generator=torch.Generator().manual_seed(0))
     # Squares that vanish beside the number, and large ones; the last row is a weight.
     x = (x * torch.tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
+    known = _compiles(weight)
     norm: Any = object.__new__(type(part))
     quick: Any = object.__new__(type("Quick", (_NormShell, type(part)), {}))
     vars(norm).update(own, _parameters={"weight": x[4]})
-    vars(quick).update(vars(norm), epsilon_name=name, tried_dtype=weight.dtype)
+    vars(quick).update(vars(norm), epsilon_name=name, tried_dtype=weight.dtype, compiled=known)
     try:
         with torch.inference_mode():  # a single row may take another kernel
+            x = x.clone()
             same = [torch.equal(norm.forward(r), quick.forward(r)) for r in (x, x[None, :1])]
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
     return name if all(same) else None
+
+
+def _compiles(weight: Tensor) -> bool:
+    """Whether our RMS norm gives torch's bits for rows as wide as this weight."""
+    return weight.dtype in norms.DTYPES and norms.alike(len(weight))
 
 
 def _unfilled(
@@ -258,7 +278,10 @@ def _unfilled(
     if _has_setting(part):
         kind, own = _ConfigShell, {_SETTING: name}
     elif epsilon is not None:
-        kind, own = _NormShell, own | {"epsilon_name": epsilon, "tried_dtype": part.weight.dtype}
+        weight = part.weight
+        known = _compiles(weight)
+        kind = _NormShell
+        own |= {"epsilon_name": epsilon, "tried_dtype": weight.dtype, "compiled": known}
     if (base, kind, hidden) not in classes:
         body = {"__module__": base.__module__, "__qualname__": base.__qualname__}
         slots = {"__slots__": (*own, *hidden)}
