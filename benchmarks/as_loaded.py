@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from benchmarks.live_smollm2 import FILES, LOOKUP, short
-from benchmarks.shared import setup, table
+from benchmarks.shared import table
 from draftsmith.bench.arms import build, parse_arm
 from draftsmith.bench.generations import Generation, ResultFile
-from draftsmith.bench.report import same
+from draftsmith.bench.report import facts, same
 from draftsmith.bench.run import RunPlan, measure
 from draftsmith.bench.settings import settings
 from draftsmith.bench.suites import read, sample
@@ -51,7 +51,9 @@ def tell(section: Section) -> str:
         ]
         for part, (lookup, auto) in section.tables.items()
     ]
-    return f"## {section.settings['dtype']}\n\n{table(HEADS, rows)}"
+    known = dict(facts(section))
+    told = f"{known['Machine']}, {known['Runs in']}, measured {known['Measured']}"
+    return f"## {section.settings['dtype']}\n\n{told}.\n\n{table(HEADS, rows)}"
 
 
 def run(plan: RunPlan, path: Path, **told: str) -> list[Generation]:
@@ -76,7 +78,7 @@ def main() -> None:
     records = sample([r for name in FILES for r in read(args.data / name).records], args.limit)
     answers = args.output / "answers"
     answers.mkdir(parents=True, exist_ok=True)
-    said = [f"{setup()}. At most {args.max_new_tokens} tokens an answer."]
+    said = [f"At most {args.max_new_tokens} tokens an answer."]
     for dtype in args.dtypes:
         loaded, packed = (load(args.model, dtype=dtype, prepack=packed) for packed in (False, True))
         arms = [build(loaded, [parse_arm(LOOKUP)])[0], build(packed, [parse_arm("auto")])[0]]

@@ -9,8 +9,8 @@ TheAlgorithms/Python). The ten are the held-out commits with the lowest hashes w
 answer fit the model's context; `benchmarks/edits.txt` lists them.
 
 So small a model seldom makes the change that a commit message asks for, and what is copied is easy
-to draft. With `--answers commit` every arm is made to say the commit's new file: a logits processor
-leaves no other token. Passes, drafts and their rejections are then those of a model that edits as
+to draft. With `--answers commit` every arm is made to say the commit's new file: no other token is
+left to choose. Passes, drafts and their rejections are then those of a model that edits as
 people do.
 """
 
@@ -20,6 +20,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import LogitsProcessorList
 
 from benchmarks import shared
 from benchmarks.paired import ratio
@@ -85,11 +85,9 @@ def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]
     model: Any = engine.model.model
     tokenizer = engine.model.tokenizer
 
-    def processors(edit: Edit) -> tuple[Dictated, ...]:
-        if not dictate:
-            return ()
+    def dictated(edit: Edit) -> Dictated | None:
         answer = [*encode(tokenizer, edit.after), tokenizer.eos_token_id]
-        return (Dictated(len(edit.prompt), answer),)
+        return Dictated(len(edit.prompt), answer) if dictate else None
 
     def ours(drafter: str) -> Callable[[Edit], list[int]]:
         def answer(edit: Edit) -> list[int]:
@@ -98,7 +96,7 @@ def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]
                 drafter=drafter,
                 max_new_tokens=edit.limit,
                 temperature=0.0,
-                processors=processors(edit),
+                processors=dictated(edit),
             )
             tokens: list[int] = result.tokens
             return tokens
@@ -108,14 +106,15 @@ def arms(engine: Engine, dictate: bool) -> dict[str, Callable[[Edit], list[int]]
     def theirs(**options: Any) -> Callable[[Edit], list[int]]:
         def answer(edit: Edit) -> list[int]:
             prompt = torch.tensor([edit.prompt])
-            out = model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                do_sample=False,
-                max_new_tokens=edit.limit,
-                logits_processor=LogitsProcessorList(processors(edit)),
-                **options,
-            )
+            said = dictated(edit)
+            with said.in_logits(model) if said else nullcontext():
+                out = model.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    do_sample=False,
+                    max_new_tokens=edit.limit,
+                    **options,
+                )
             tokens: list[int] = out[0, len(edit.prompt) :].tolist()
             return tokens
 

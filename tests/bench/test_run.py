@@ -544,7 +544,7 @@ def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -
     asked[1] = replace(asked[1], output_ids=(1, 2))
     wrong = measure(plan_of(model, records=asked, dictate=True, warmup=0), file)
     assert wrong[0].startswith("t/0: the record has no answer")
-    assert wrong[1].startswith("t/2: the recorded answer has the token id 1000000")
+    assert wrong[1].startswith("t/2: token id 1000000 of the answer is none")
     assert {row.id for row in file.rows} == {"t/1"}
 
 

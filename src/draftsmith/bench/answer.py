@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.stats import Stats
+
+
+class Dictated:
+    """A logits processor that leaves a prompt of so many tokens no other answer than `answer`."""
+
+    def __init__(self, prompt: int, answer: Sequence[int]) -> None:
+        self.prompt, self.answer = prompt, answer
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """(1, T) ids and (1, V) scores → (1, V), all but one of them -inf."""
+        return self._only(input_ids.shape[1], scores)
+
+    def _only(self, length: int, scores: Tensor) -> Tensor:
+        # Behind the answer's end, where drafts may reach, anything will do.
+        token = self.answer[min(length - self.prompt, len(self.answer) - 1)]
+        only = torch.full_like(scores, -torch.inf)
+        only[:, token] = 0.0
+        return only
+
+    @contextmanager
+    def in_logits(self, model: Any) -> Iterator[None]:
+        """Let a model's own logits say the answer while it generates.
+
+        transformers' prompt lookup asks logits processors which candidates to leave out.
+        """
+
+        def say(_model: Any, _args: Any, given: dict[str, Any], output: Any) -> None:
+            logits = output.logits  # of the last positions
+            for row, at in enumerate(given["position_ids"][0, -logits.shape[1] :].tolist()):
+                logits[:, row] = self._only(at + 1, logits[:, row])
+
+        hook = model.register_forward_hook(say, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,32 +59,8 @@ class Ask:
     """Most new tokens."""
     sampling: SamplingParams
     """Temperature, seed and filters; the same for every arm."""
-    dictated: Sequence[int] = ()
-    """The answer that is to be given; empty: the model's own."""
-
-    @property
-    def processors(self) -> tuple[Dictated, ...]:
-        """What makes an arm give the dictated answer."""
-        return (Dictated(len(self.ids), self.dictated),) if self.dictated else ()
-
-
-class Dictated:
-    """A logits processor that leaves a prompt no other answer than `answer`."""
-
-    def __init__(self, prompt: int, answer: Sequence[int]) -> None:
-        """`prompt`: its tokens."""
-        self.prompt, self.answer = prompt, answer
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """(1, T) ids and (1, V) scores → (1, V), all but one of them -inf."""
-        only = torch.full_like(scores, -torch.inf)
-        only[:, self.token(input_ids.shape[1])] = 0.0
-        return only
-
-    def token(self, length: int) -> int:
-        """What comes behind so many tokens, the prompt's among them."""
-        # Behind the answer's end, where drafts may reach, anything will do.
-        return self.answer[min(length - self.prompt, len(self.answer) - 1)]
+    dictated: Dictated | None = None
+    """The answer that is to be given; None: the model's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Ours:
         options = {name: getattr(ask.sampling, name) for name in SAMPLED}
         begin = perf_counter()
         result = self.engine.generate(
-            list(ask.ids), max_new_tokens=ask.limit, processors=ask.processors, **options
+            list(ask.ids), max_new_tokens=ask.limit, processors=ask.dictated, **options
         )
         seconds = perf_counter() - begin
         if result.stats.drafter_failures:  # the answer would be measured as this drafter's

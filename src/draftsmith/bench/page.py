@@ -40,7 +40,9 @@ def page(
         heading = f"<h2>{escape(section.title)}</h2>" if len(sections) > 1 else ""
         parts.append(heading + _section(section, cost if not parts else None))
     if comparison is not None:
-        parts.append(_comparison(comparison))
+        said = f"A is {comparison.a}, B is {comparison.b}. {differing(comparison)}"
+        figures = _html_table(VERSUS_HEADS, versus_cells(comparison))
+        parts.append(f"<h2>B over A</h2><p>{escape(said)}</p>{figures}")
     body = f"<h1>{escape(title)}</h1>\n" + "\n".join(parts)
     return html.page(f"draftsmith bench: {title}", body, _STYLE + STYLE)
 
@@ -122,13 +124,6 @@ def _cells(columns: Sequence[str], row: Sequence[str]) -> str:
         figure = f"<span>{figure}</span>" if content else ""
         shown.append(f'<td{long} data-head="{escape(column)}">{figure}</td>')
     return "".join(shown)
-
-
-def _comparison(found: Comparison) -> str:
-    return (
-        f"<h2>B over A</h2><p>A is {escape(found.a)}, B is {escape(found.b)}. "
-        f"{escape(differing(found))}</p>" + _html_table(VERSUS_HEADS, versus_cells(found))
-    )
 
 
 _STYLE = """

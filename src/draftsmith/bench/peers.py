@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any
@@ -166,7 +167,10 @@ class Peer:
 
     def answer(self, ask: Ask) -> Answer:
         seed, clock = ask.sampling.seed, Clock()
-        with torch.random.fork_rng(enabled=seed is not None):
+        with (
+            torch.random.fork_rng(enabled=seed is not None),
+            ask.dictated.in_logits(self.model.model) if ask.dictated else nullcontext(),
+        ):
             if seed is not None:
                 torch.manual_seed(seed)
             begin = perf_counter()
@@ -177,7 +181,6 @@ class Peer:
                 max_new_tokens=ask.limit,
                 streamer=clock,
                 **_sampling(ask),
-                **_dictated(ask),
                 **self.options,
                 **self.fixed,
             )
@@ -186,12 +189,6 @@ class Peer:
         first = seconds if clock.first is None else clock.first - begin
         reason = "stop" if tokens and tokens[-1] in self.ends else "length"
         return Answer(tokens, seconds, first, clock.passes, reason)
-
-
-def _dictated(ask: Ask) -> dict[str, Any]:
-    """What leaves `generate` no other answer."""
-    only = [lambda _, ids, one=one: [one.token(len(ids))] for one in ask.processors]
-    return {"prefix_allowed_tokens_fn": only[0]} if only else {}
 
 
 def _sampling(ask: Ask) -> dict[str, Any]:

@@ -23,6 +23,11 @@ class ReplaySum:
     stats: Stats
 
     @property
+    def title(self) -> str:
+        turn = None if self.turn is None else f"turn {self.turn}"
+        return ", ".join(filter(None, (self.suite, self.category, turn)))
+
+    @property
     def drafted_per_pass(self) -> float:
         return self.stats.drafted / self.stats.passes if self.stats.passes else 0.0
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from draftsmith.bench.answer import Answer, Ask
+from draftsmith.bench.answer import Answer, Ask, Dictated
 from draftsmith.bench.arms import Arm
 from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.machine import load_per_core, peak_bytes, reset_peak
@@ -162,7 +162,7 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
     if not plan.dictate:
         return Ask(ids, limit, sampling)
     answer = dictated(plan.model, record)
-    return Ask(ids, min(limit, len(answer)), sampling, answer)
+    return Ask(ids, min(limit, len(answer)), sampling, Dictated(len(ids), answer))
 
 
 def dictated(model: LoadedModel, record: Record) -> tuple[int, ...]:
@@ -172,11 +172,8 @@ def dictated(model: LoadedModel, record: Record) -> tuple[int, ...]:
         answer = (*text.encode(model.tokenizer, record.output), *end_ids(model)[:1])
     if not answer:
         raise PromptError("the record has no answer that could be dictated")
-    if (largest := max(answer)) >= model.vocab_size:
-        raise PromptError(
-            f"the recorded answer has the token id {largest}, but this model's end at "
-            f"{model.vocab_size - 1}: it is another model's"
-        )
+    if max(answer) >= model.vocab_size:
+        raise PromptError(f"token id {max(answer)} of the answer is none of this model's")
     return answer
 
 

@@ -170,7 +170,7 @@ def replay_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
     several = {row.suite for row in rows if row.turn is not None and row.turn > 1}
     lines = (
         (
-            (_title(row), f"{row.records:,}", f"{row.stats.tokens:,}"),
+            (row.title, f"{row.records:,}", f"{row.stats.tokens:,}"),
             names[row.drafter],
             (
                 f"{row.stats.tokens_per_pass:.3f}",
@@ -192,11 +192,6 @@ def _wanted(row: ReplaySum, several: set[str]) -> bool:
     if row.suite == "spec_bench":
         return row.turn is None and row.category in (None, *TASKS)
     return row.category is None and (row.turn is None or row.suite in several)
-
-
-def _title(row: ReplaySum) -> str:
-    turn = f"turn {row.turn}" if row.turn is not None else ""
-    return ", ".join(filter(None, (row.suite, row.category, turn)))
 
 
 def depth_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:

@@ -90,17 +90,12 @@ def run(
         # With the filters that the model's own generation_config sets, as the engine would.
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, recorded(costs) if costs else None)
-        limit = chosen.max_new_tokens
-        plan = RunPlan(
-            loaded, arms, asked.records, sampling, chosen.runs,
-            max_new_tokens=limit, dictate=chosen.dictate,
-        )  # fmt: skip
+        how = {name: getattr(chosen, name) for name in ("runs", "max_new_tokens", "dictate")}
+        plan = RunPlan(loaded, arms, asked.records, sampling, **how)
     if warning := busy():
         note(f"note: {warning}")
-    told: dict[str, Any] = {}
-    if costs:
-        seconds = list(curve(costs).values())
-        told["cost"] = [round(one / seconds[0], 4) for one in seconds]
+    seconds = list(curve(costs).values()) if costs else []
+    told = {"cost": [round(one / seconds[0], 4) for one in seconds]} if costs else {}
     file = ResultFile(out, settings(plan, **told))
     with bar("answering", plan.size) as advance:
         try:

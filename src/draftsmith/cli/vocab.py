@@ -66,6 +66,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
 
     draftsmith vocab edit-7m models/llama/tokenizer.json notes.txt
     """
+    from draftsmith.core.drafter import common_prefix
     from draftsmith.text.comparison import Comparison, Usage
 
     target, drafter = chosen.target, chosen.drafter
@@ -92,9 +93,10 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
         use = Text(f"draft_model(…, algorithm={found[0]['algorithm']!r})", "bold")
         console.print(Text.assemble("\nUse ", use, f": {found[0]['why']}."))
     for name, facts in tokenizers.items():
-        for changed in facts["changed"][:1]:
-            example = f"{_called(name)} changes {_example(**changed)}."
-            console.print(Text("\n" + visible(example)))
+        for changed in facts["changed"][:1]:  # from the first character that differs
+            at = common_prefix(*changed.values())
+            piece, back = (repr(part[at : at + _SHOWN]) for part in changed.values())
+            console.print(Text("\n" + visible(f"{_called(name)} changes {piece} into {back}.")))
 
 
 def _vocabulary(name: str) -> Vocabulary:
@@ -168,11 +170,3 @@ def _pairs(found: list[dict[str, Any]]) -> Table:
         shown = (f"{share:.3f}" if share < 1 else "1" for share in shares)
         table.add_row(name, f"{pair['shared']:,}", *shown, pair["algorithm"])
     return table
-
-
-def _example(text: str, back: str) -> str:
-    """A piece and what becomes of it, from the first character that differs."""
-    from draftsmith.core.drafter import common_prefix
-
-    at = common_prefix(text, back)
-    return f"{text[at : at + _SHOWN]!r} into {back[at : at + _SHOWN]!r}"
