@@ -68,14 +68,14 @@ def draftsmith(*words: object) -> None:
 
 
 def minutes(records: Sequence[Record], tokens: int, cost: CostTable) -> float:
-    """How long the timed answers take at most: as if nothing were ever accepted, or ended early."""
+    """How long an arm's answers take at most: as if nothing were ever accepted, or ended early."""
     seconds = 0.0
     for record in records:
         # Four characters a token, and an answer for every earlier turn.
         texts = [message["content"] for message in record.messages]
         length = sum(tokens if text is None else len(text) // 4 for text in texts)
         seconds += cost.prefill_seconds(length) + tokens * cost.seconds(1, length + tokens / 2)
-    return len(ARMS) * seconds / 60
+    return seconds / 60
 
 
 def id_drafters() -> list[str]:
@@ -204,7 +204,10 @@ def main() -> None:
         costs[dtype] = CostTable.load(file)
     files = [args.data / name for name in FILES]
     records = sample([record for file in files for record in read(file).records], args.limit)
-    longest = {dtype: minutes(records, args.max_new_tokens, costs[dtype]) for dtype in dtypes}
+    longest = {  # beside the arms, plain's answers that are dictated
+        dtype: minutes(records, args.max_new_tokens, cost) * (len(ARMS) + (dtype != "float32"))
+        for dtype, cost in costs.items()
+    }
     shown = ", ".join(f"{dtype} {time:.1f}" for dtype, time in longest.items())
     print(f"{len(records)} prompts, {len(ARMS)} arms; minutes at most: {shown}", flush=True)
     results = {dtype: answers / f"{dtype}.jsonl" for dtype in dtypes}

@@ -530,9 +530,27 @@ def test_every_arm_gives_the_dictated_answer(model: LoadedModel, temperature: fl
     wanted = [[*answers[0]], [*tokenizer(answers[1])["input_ids"], tokenizer.eos_token_id], [9]]
     for row in rows:
         assert row.output_ids == wanted[int(row.id[-1])]
-        assert row.settings["answers"] == "dictated"
+        assert "dictated" in row.settings
     drafted = {row.arm: row for row in rows if row.id == "t/0"}
     assert drafted["copyspec(gamma=2)@4"].passes < drafted["none"].passes == 9
+
+
+def test_transformers_prompt_lookup_is_not_told_what_will_be_dictated(model: LoadedModel) -> None:
+    """It asks logits processors for the candidates that they would forbid."""
+    prompt = (5, 6, 7, 8, 9, 10, 20, 5)
+    asked = Record("t/0", "t", prompt_ids=prompt, output_ids=(6, 30, 31))
+    widths: list[int] = []
+    watch = model.model.register_forward_pre_hook(
+        lambda _model, _args, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    arms = build(model, [parse_arm("hf:prompt_lookup(tokens=6)")])
+    try:
+        (row,) = go(plan_of(model, arms=arms, records=[asked], dictate=True, warmup=0))
+    finally:
+        watch.remove()
+    assert row.output_ids == [6, 30, 31]
+    assert widths[0] > len(prompt)  # 6 was drafted behind 5, and what followed it
+    assert row.passes == 2
 
 
 def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -> None:
@@ -546,6 +564,12 @@ def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -
     assert wrong[0].startswith("t/0: the record has no answer")
     assert wrong[1].startswith("t/2: token id 1000000 of the answer is none")
     assert {row.id for row in file.rows} == {"t/1"}
+
+
+def test_an_answer_that_cannot_be_dictated_is_not_measured(model: LoadedModel) -> None:
+    asked = replace(records()[0], output_ids=(5, model.tokenizer.eos_token_id, 6))
+    with pytest.raises(UnsupportedError, match="none did not give the dictated answer"):
+        go(plan_of(model, "none", records=[asked], dictate=True))
 
 
 def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from architectures import VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.packed import PackedMemory, PackedPass
+from draftsmith.model.masks import Span
+from draftsmith.model.packed import PackedMemory, PackedPass, _mask
 from draftsmith.model.runner import Runner
 from replica import accept, check_cache, check_step, fresh, loaded, padded, path_to, random_draft
 
@@ -338,3 +339,11 @@ def test_numbers_that_are_not_finite_stay_in_their_row() -> None:
     outputs = runner.forward(here, [EMPTY, Draft.chain([7, bad, 8], "test"), Draft.chain([9], "t")])
     assert [output.finite for output in outputs] == [True, False, True]
     check_step(runner, rng, rows, ids, dict.fromkeys(rows, Draft.chain([7, 8, 9], "test")))
+
+
+def test_only_chunks_that_attend_in_blocks_are_given_a_mask() -> None:
+    """A prompt that goes in one pass would need one as large as its square."""
+    cpu = torch.device("cpu")
+    assert [_mask(Span(0, width), 0, None, cpu) is None for width in (128, 512, 1024, 5000)] == [
+        True, False, False, True,
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -408,6 +409,7 @@ def test_a_norm_that_is_written_out_runs_as_torchs(
 def test_compiled_norms_have_torchs_bits(dtype: torch.dtype, width: int) -> None:
     """Or are not taken: where torch sums in another way than on x86."""
     if not norms.alike(width):
+        assert platform.machine() not in ("x86_64", "AMD64")
         pytest.skip("torch sums in another way here")
     weight = torch.randn(width).to(dtype)
     sizes = torch.logspace(-6, 6, 16)[:, None]
@@ -426,6 +428,7 @@ def test_few_rows_take_the_compiled_norm_where_nobody_wants_gradients(
     norm = OtherAttention(model, NAME)._fitting().root.model.norm
     if not norms.alike(64):
         pytest.skip("torch sums in another way here")
+    assert not norms.alike(norms.MOST + 1)
     calls: list[int] = []
     honest = norms.rms_norm
     monkeypatch.setattr(
@@ -438,10 +441,30 @@ def test_few_rows_take_the_compiled_norm_where_nobody_wants_gradients(
         apart = torch.randn(1, 64, 8).transpose(1, 2)
         assert torch.equal(norm(apart), model.model.norm(apart))
     assert calls == [64, 512]
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="shape"):
+        norm(torch.randn(1, 128))
     x = torch.randn(1, 8, 64, requires_grad=True)
     norm(x).sum().backward()
     assert x.grad is not None
     assert calls == [64, 512]
+
+
+def test_whatever_is_the_default_type_norms_are_tried_in_their_own() -> None:
+    before, wanted = torch.get_default_dtype(), norms.alike(64)
+    norms.alike.cache_clear()
+    torch.set_default_dtype(torch.float16)
+    try:
+        assert norms.alike(64) == wanted
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_a_norm_without_a_number_under_its_root_runs_as_torchs() -> None:
+    model = with_norm(torch.nn.RMSNorm(64), torch.float32)
+    norm = OtherAttention(model, NAME)._fitting().root.model.norm
+    with torch.inference_mode():
+        x = torch.randn(1, 5, 64)
+        assert torch.equal(norm(x), model.model.norm(x))
 
 
 @pytest.mark.parametrize(

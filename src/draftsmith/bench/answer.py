@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.stats import Stats
+from draftsmith.model.forward import unwrapped
 
 
 class Dictated:
@@ -25,8 +26,8 @@ class Dictated:
         return self._only(input_ids.shape[1], scores)
 
     def _only(self, length: int, scores: Tensor) -> Tensor:
-        # Behind the answer's end, where drafts may reach, anything will do.
-        token = self.answer[min(length - self.prompt, len(self.answer) - 1)]
+        # Amid the prompt, and behind the answer's end, where drafts may reach, anything will do.
+        token = self.answer[min(max(0, length - self.prompt), len(self.answer) - 1)]
         only = torch.full_like(scores, -torch.inf)
         only[:, token] = 0.0
         return only
@@ -43,7 +44,7 @@ class Dictated:
             for row, at in enumerate(given["position_ids"][0, -logits.shape[1] :].tolist()):
                 logits[:, row] = self._only(at + 1, logits[:, row])
 
-        hook = model.register_forward_hook(say, with_kwargs=True)
+        hook = unwrapped(model).register_forward_hook(say, with_kwargs=True)
         try:
             yield
         finally:

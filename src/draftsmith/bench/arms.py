@@ -69,9 +69,8 @@ class Ours:
     def answer(self, ask: Ask) -> Answer:
         options = {name: getattr(ask.sampling, name) for name in SAMPLED}
         begin = perf_counter()
-        result = self.engine.generate(
-            list(ask.ids), max_new_tokens=ask.limit, processors=ask.dictated, **options
-        )
+        options |= {"max_new_tokens": ask.limit, "processors": ask.dictated}
+        result = self.engine.generate(list(ask.ids), **options)
         seconds = perf_counter() - begin
         if result.stats.drafter_failures:  # the answer would be measured as this drafter's
             raise DrafterError(result.notices[-1])

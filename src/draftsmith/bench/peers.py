@@ -167,10 +167,8 @@ class Peer:
 
     def answer(self, ask: Ask) -> Answer:
         seed, clock = ask.sampling.seed, Clock()
-        with (
-            torch.random.fork_rng(enabled=seed is not None),
-            ask.dictated.in_logits(self.model.model) if ask.dictated else nullcontext(),
-        ):
+        told = ask.dictated.in_logits(self.model.model) if ask.dictated else nullcontext()
+        with torch.random.fork_rng(enabled=seed is not None), told:
             if seed is not None:
                 torch.manual_seed(seed)
             begin = perf_counter()

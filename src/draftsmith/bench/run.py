@@ -129,12 +129,16 @@ def warm_up(plan: RunPlan) -> None:
 def answered(arm: Arm, ask: Ask) -> Answer:
     """One answer; raises UnsupportedError where transformers refuses this model."""
     try:
-        return arm.answer(ask)
+        answer = arm.answer(ask)
     except (DraftsmithError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnsupportedError(f"{arm.name} cannot answer with this model: {reason}") from error
+    if ask.dictated and answer.tokens != [*ask.dictated.answer[: ask.limit]]:
+        why = "generation_config forbids a token or ends it sooner; change that, or do not dictate"
+        raise UnsupportedError(f"{arm.name} did not give the dictated answer: {why}")
+    return answer
 
 
 def filled(
@@ -161,20 +165,14 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
     sampling = replace(plan.sampling, seed=None if seed is None else seed + run)
     if not plan.dictate:
         return Ask(ids, limit, sampling)
-    answer = dictated(plan.model, record)
-    return Ask(ids, min(limit, len(answer)), sampling, Dictated(len(ids), answer))
-
-
-def dictated(model: LoadedModel, record: Record) -> tuple[int, ...]:
-    """A record's answer in the model's tokens; raises PromptError where it has none."""
-    answer = record.output_ids or ()
+    model, answer = plan.model, record.output_ids or ()
     if not answer and record.output is not None:
         answer = (*text.encode(model.tokenizer, record.output), *end_ids(model)[:1])
     if not answer:
         raise PromptError("the record has no answer that could be dictated")
     if max(answer) >= model.vocab_size:
         raise PromptError(f"token id {max(answer)} of the answer is none of this model's")
-    return answer
+    return Ask(ids, min(limit, len(answer)), sampling, Dictated(len(ids), answer))
 
 
 def encoded(model: LoadedModel, record: Record) -> list[int]:

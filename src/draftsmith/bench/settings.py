@@ -37,7 +37,11 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
         "seed": plan.sampling.seed,
         "max_new_tokens": plan.max_new_tokens,
         "warmup": plan.warmup,
-        **({"answers": "dictated"} if plan.dictate else {}),
+        **(
+            {"dictated": digest([[r.output, r.output_ids] for r in records])}
+            if plan.dictate
+            else {}
+        ),
         "budgets": [arm.budget for arm in plan.arms],
         **told,
         "machine": machine(),

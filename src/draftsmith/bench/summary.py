@@ -105,8 +105,8 @@ class Section:
             parts.append(f"{count} thread{'s' if count != 1 else ''}")
         if known.get("temperature"):
             parts.append(f"temperature {known['temperature']}")
-        if "answers" in known:
-            parts.append(f"{known['answers']} answers")
+        if "dictated" in known:
+            parts.append("dictated answers")
         return ", ".join(str(part) for part in parts if part)
 
     @property

@@ -37,7 +37,10 @@ _MOST_GROUPED = 160
 BLOCK = 128
 """Queries of a longer span that attend together on a CPU: none is asked of keys behind the last."""
 
-_MOST_MASKED = 1 << 24
+MOST_IN_BLOCKS = 1024
+"""Queries of a span that does so; a prompt that cannot be split would need too large a mask."""
+
+_MOST_MASKED = 1 << 25
 """Entries of a span's mask, once for each query of a group, that are kept for a pass's layers."""
 
 _UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
@@ -207,7 +210,8 @@ def _pays_in_blocks(query: Tensor, key: Tensor) -> bool:
     """Whether so many queries, on a CPU, rather attend a block at a time."""
     _, heads, queries, _ = query.shape
     masked = heads // key.shape[1] * queries * key.shape[2]
-    return queries > BLOCK and masked <= _MOST_MASKED and query.device.type == "cpu"
+    fits = BLOCK < queries <= MOST_IN_BLOCKS and masked <= _MOST_MASKED
+    return fits and query.device.type == "cpu"
 
 
 def _in_blocks(

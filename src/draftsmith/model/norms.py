@@ -29,10 +29,9 @@ _LANES = 8
 _GROUP = 4 * _LANES
 _LEVELS = 4
 _STEPS = 16
-"""Groups that are added before a level passes its sums on; for rows up to `_WIDEST`."""
-_WIDEST = _GROUP * _STEPS**_LEVELS
+"""Groups that are added before a level passes its sums on; torch takes more in wider rows only."""
 _TRIED = 32
-"""Rows of which every sum must be torch's."""
+"""Rows of which every norm must be torch's, which in float32 no other sum would give."""
 
 _F, _U = np.float32, np.uint32
 _ZERO, _ONE = _F(0), _F(1)
@@ -51,10 +50,11 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 @cache
 def alike(width: int) -> bool:
     """Whether torch sums rows so wide as is known here."""
-    if not compiled.COMPILED or not 0 < width < _WIDEST:
+    if not compiled.COMPILED or not 0 < width <= MOST:
         return False
-    x = torch.randn((_TRIED, width), generator=torch.Generator().manual_seed(0))
-    ones = torch.ones(width)
+    usual: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever somebody made the default
+    x = torch.randn((_TRIED, width), generator=torch.Generator().manual_seed(0), **usual)
+    ones = torch.ones(width, **usual)
     theirs = torch.stack([torch.rms_norm(row, ones.shape, None, 0.0) for row in x])
     return torch.equal(rms_norm(x, ones, 0.0), theirs)
 

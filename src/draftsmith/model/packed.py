@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
-from draftsmith.model.attention import BLOCK, Packed
+from draftsmith.model.attention import BLOCK, MOST_IN_BLOCKS, Packed
 from draftsmith.model.cache import PassCache
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import EVERYTHING, Span, visible
@@ -240,7 +240,7 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
     if window is not None and max(span.positions) < window.size:
         window = None
     alike = not span.cached and window is None and span.draft.is_chain
-    if alike and (span.width <= BLOCK or device.type != "cpu"):
+    if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
         return None  # the causal kernels need none; blocks do
     view = View(0, span.cached + span.width - first, (first,))
     return visible([span], view, window).to(device, non_blocking=True)

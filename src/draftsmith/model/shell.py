@@ -215,7 +215,11 @@ class _NormShell(_ModuleShell):
         if (
             self.compiled
             and x.is_inference()  # else somebody may want gradients
+            and type(x) is Tensor
+            and type(epsilon) is float
             and x.numel() <= norms.MOST
+            and x.shape[-1:] == weight.shape
+            and weight.is_cpu
             and x.is_contiguous()
             and weight.is_contiguous()
         ):
