@@ -15,6 +15,7 @@ import torch
 from benchmarks.half_precision import difference, half
 from typer.testing import CliRunner
 
+import architectures
 import tiny
 from draftsmith import builtin
 from draftsmith.bench import generations, suites
@@ -570,6 +571,15 @@ def test_an_answer_that_cannot_be_dictated_is_not_measured(model: LoadedModel) -
     asked = replace(records()[0], output_ids=(5, model.tokenizer.eos_token_id, 6))
     with pytest.raises(UnsupportedError, match="none did not give the dictated answer"):
         go(plan_of(model, "none", records=[asked], dictate=True))
+
+
+def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
+    model = load(architectures.build("mamba"))
+    asked = replace(records()[0], prompt_ids=(7, 8, 9), output_ids=(5, 6))
+    plan = plan_of(model, "none", records=[asked], dictate=True)
+    assert [row.output_ids for row in go(plan)] == [[5, 6]]
+    with pytest.raises(UnsupportedError, match="does not tell this model positions"):
+        go(plan_of(model, "hf:generate", records=[asked], dictate=True))
 
 
 def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:

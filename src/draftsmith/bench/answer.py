@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.stats import Stats
+from draftsmith.errors import UnsupportedError
 from draftsmith.model.forward import unwrapped
 
 
@@ -34,12 +35,12 @@ class Dictated:
 
     @contextmanager
     def in_logits(self, model: Any) -> Iterator[None]:
-        """Let a model's own logits say the answer while it generates.
-
-        transformers' prompt lookup asks logits processors which candidates to leave out.
-        """
+        """Let a model's own logits say the answer while it generates: transformers' prompt lookup
+        asks logits processors which candidates to leave out."""
 
         def say(_model: Any, _args: Any, given: dict[str, Any], output: Any) -> None:
+            if "position_ids" not in given:
+                raise UnsupportedError("generate does not tell this model positions to dictate at")
             logits = output.logits  # of the last positions
             for row, at in enumerate(given["position_ids"][0, -logits.shape[1] :].tolist()):
                 logits[:, row] = self._only(at + 1, logits[:, row])
