@@ -25,6 +25,7 @@ from draftsmith.errors import (
     PromptError,
     UnknownName,
 )
+from draftsmith.model.load import load
 from draftsmith.testing import Scripted
 from installed import bare_names
 from scripted import oracle, random_trees
@@ -780,3 +781,15 @@ def test_n_belongs_to_generate(engine: Engine) -> None:
         engine.chat(n=2)
     with pytest.raises(UnknownName, match="Did you mean 'temperature'"):
         engine.chat(temprature=1.0)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_takes_prompts_of_any_length() -> None:
+    """Numbers that differ from pass to pass become symbols for the compiler."""
+    plain, compiled = tiny.model(1, 2048), torch.compile(tiny.model(1, 2048), backend="eager")
+    engines = [Engine(load(model), drafter="copyspec(gamma=2)") for model in (plain, compiled)]
+    assert engines[1].model.capabilities.packed
+    for length in (60, 700):
+        prompt = [5 + i % 40 for i in range(length)]
+        expected, got = (e.generate(prompt, max_new_tokens=12, temperature=0) for e in engines)
+        assert got.tokens == expected.tokens

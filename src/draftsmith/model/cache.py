@@ -58,7 +58,8 @@ class LayerGroup:
         self._limit = slots_limit
         self._rows = 0
         self._slots = 0
-        self._rows_of_pass = range(1)
+        self._first, self._stop = 0, 1
+        """The rows of the pass: no range, which a compiler wants to know."""
         self._starts = [0]
         """(B,) the slot where each row's new positions begin."""
         self._index: dict[torch.device, tuple[Tensor, Tensor]] = {}
@@ -72,7 +73,7 @@ class LayerGroup:
             elif drop and length - self.dropped.get(row, 0) + width > self._slots:
                 self._drop(row, length)
         gone = [self.dropped.get(row, 0) for row in rows]
-        self._rows_of_pass, self._index = rows, {}
+        self._first, self._stop, self._index = rows.start, rows.stop, {}
         self._starts = [length - d for length, d in zip(lengths, gone, strict=True)]
         end = max(self._starts) + width
         self._reserve(rows.stop, end)
@@ -83,21 +84,21 @@ class LayerGroup:
 
     def write(self, layer: KVLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put keys and values (B, K, Q, D) behind each row's; returns the (B, K, S, D) to read."""
-        rows, view, width = self._rows_of_pass, self.view, keys.shape[2]
-        if len(rows) == 1:
-            layer.keys[rows.start].narrow(1, self._starts[0], width).copy_(keys[0])
-            layer.values[rows.start].narrow(1, self._starts[0], width).copy_(values[0])
+        first, stop, view, width = self._first, self._stop, self.view, keys.shape[2]
+        if stop == first + 1:
+            layer.keys[first].narrow(1, self._starts[0], width).copy_(keys[0])
+            layer.values[first].narrow(1, self._starts[0], width).copy_(values[0])
         else:
             index = self._scatter_index(keys.device, width)
             layer.keys[index[0], :, index[1]] = keys.transpose(1, 2)
             layer.values[index[0], :, index[1]] = values.transpose(1, 2)
-        read = slice(rows.start, rows.stop), slice(None), slice(view.start, view.start + view.slots)
+        read = slice(first, stop), slice(None), slice(view.start, view.start + view.slots)
         return layer.keys[read], layer.values[read]
 
     def _scatter_index(self, device: torch.device, width: int) -> tuple[Tensor, Tensor]:
         """Rows (B, 1) and slots (B, Q) that a pass writes; made once per pass and device."""
         if device not in self._index:
-            rows = torch.tensor(self._rows_of_pass)[:, None]
+            rows = torch.arange(self._first, self._stop)[:, None]
             slots = torch.tensor(self._starts)[:, None] + torch.arange(width)
             self._index[device] = rows.to(device), slots.to(device)
         return self._index[device]
