@@ -70,12 +70,8 @@ def native(function: Callable[..., None], signature: Any) -> Callable[..., None]
     function.__qualname__ += f"-{_stamp(Path(function.__code__.co_filename).parent)}"
     try:
         made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    except (
-        RuntimeError,
-        OSError,
-        EOFError,
-        UnpicklingError,
-    ):  # no folder, a full disk, a torn file
+    except (RuntimeError, OSError, EOFError, UnpicklingError):
+        # There is no folder for the cache, or its disk is full, or its file was cut off.
         made = numba.cfunc(signature, error_model="numpy")(function)
     _TOOK.append(perf_counter() - begin)
     _NATIVE.append(made)

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -223,7 +222,7 @@ def _in_blocks(
     """
     _, heads, _, width = query.shape
     groups, outs, begin = heads // key.shape[1], list[Tensor](), 0
-    for block in _blocks(mask, groups, query.dtype):
+    for block in _repeated(mask, groups, query.dtype, BLOCK):
         end, keys = begin + block.shape[2] // groups, block.shape[3]
         own = query[:, :, begin:end].reshape(1, key.shape[1], -1, width)
         seen = key[:, :, :keys], value[:, :, :keys]
@@ -231,22 +230,6 @@ def _in_blocks(
         outs.append(out.reshape(1, heads, end - begin, -1).transpose(1, 2))
         begin = end
     return torch.cat(outs, dim=1)
-
-
-def _blocks(mask: Tensor, groups: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """By block of q ≤ BLOCK queries (1, 1, G·q, S') what is added to scores, for all layers alike.
-
-    `mask` is (1, 1, Q, S); S' are the keys up to that of the block's last query.
-    """
-    kept = _BLOCKS.get(mask)
-    if kept is None or kept[0] != (groups, dtype):
-        queries, keys = mask.shape[2:]
-        parts = torch.tensor_split(_added(mask, dtype), -(-queries // BLOCK), dim=2)
-        ends = accumulate((part.shape[2] for part in parts), initial=keys - queries)
-        both = zip(parts, islice(ends, 1, None), strict=True)
-        blocks = [part[..., :end].repeat(1, 1, groups, 1) for part, end in both]
-        kept = _BLOCKS[mask] = (groups, dtype), blocks
-    return kept[1]
 
 
 def _grouped(
@@ -264,8 +247,9 @@ def _grouped(
     batch, heads, queries, width = query.shape
     groups = heads // key.shape[1]
     query = query.reshape(batch, key.shape[1], groups * queries, width)
-    if mask is not None:
-        mask = _repeated(mask, groups if queries > 1 else 1, query.dtype)
+    times = groups if queries > 1 else 1
+    if mask is not None and (times > 1 or not mask.is_floating_point()):
+        (mask,) = _repeated(mask, times, query.dtype, queries)
     sums: Tensor | None = None
     if totals and _tells_totals(query, value):
         out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -279,34 +263,31 @@ def _grouped(
     return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), sums
 
 
-def _repeated(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """(B or 1, 1, G·Q, S) what is added to the scores of grouped queries, for all layers alike.
+def _repeated(mask: Tensor, groups: int, dtype: torch.dtype, most: int) -> Sequence[Tensor]:
+    """What is added to the scores of grouped queries, by block of q ≤ `most`, for all layers alike:
+    (B or 1, 1, G·q, S') each, S' being the keys up to that of the block's last query.
 
     sdpa would make it of a bool mask in every layer, and a small layer's scores take no longer.
     """
-    if mask.is_floating_point() and groups == 1:
-        return mask
+    queries, keys = mask.shape[2:]
+    form = groups, dtype, -(-queries // most)
     kept = _REPEATED.get(mask)
-    if kept is None or kept[0] != (groups, dtype):
-        kept = _REPEATED[mask] = (groups, dtype), _added(mask, dtype).repeat(1, 1, groups, 1)
+    if kept is None or kept[0] != form:
+        added = mask
+        if mask.dtype == torch.bool:
+            added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+        parts, end, blocks = added.tensor_split(form[2], dim=2), keys - queries, list[Tensor]()
+        for part in parts:
+            end += part.shape[2]
+            blocks.append(part[..., :end].repeat(1, 1, groups, 1))
+        kept = _REPEATED[mask] = form, blocks
     return kept[1]
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as what is added to scores."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
-
-
-_REPEATED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Tensor]] = (
+_REPEATED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype, int], Sequence[Tensor]]] = (
     WeakTensorKeyDictionary()
 )
 """By the mask that all layers of a pass were given."""
-_BLOCKS: MutableMapping[Tensor, tuple[tuple[int, torch.dtype], Sequence[Tensor]]] = (
-    WeakTensorKeyDictionary()
-)
-"""Likewise."""
 
 
 def _tells_totals(query: Tensor, value: Tensor) -> bool:
