@@ -118,11 +118,41 @@ def test_costs_are_interpolated_and_never_fall_with_width() -> None:
     assert cost.relative(0) == 1.0
     cost.record(0, 1.0)
     cost.record(8, 2.0)
-    cost.record(16, 1.5)  # noise: a wider pass cannot be cheaper
+    cost.record(16, 1.5)  # noise, or a kernel for 9 rows that is slow: 16 nodes may be drafted
     costs = [cost.relative(width) for width in range(65)]
     assert costs == sorted(costs)
-    assert costs[4] == 1.5
+    assert costs[4] == 1.25
+    assert costs[8] == costs[16] == 1.5
     assert costs[64] > 2.0
+
+
+def test_a_slow_kernel_for_two_rows_is_no_reason_to_draft_nothing() -> None:
+    """As seen on a Zen 4: passes over 2, 4 and 6 rows took 1.23, 1.03 and 1.12 plain ones."""
+    cost = CostCurve()
+    for width, seconds in ((0, 1.0), (1, 1.23), (3, 1.03), (5, 1.12), (12, 1.58)):
+        cost.record(width, seconds)
+    assert cost.relative(1) == cost.relative(3) == 1.03
+    assert cost.relative(5) == pytest.approx(1.12)
+
+
+def test_a_rung_of_the_ladder_counts_as_the_mean_of_its_widths() -> None:
+    """Else a pass over 5 nodes says what 8 cost, and nodes look cheaper than they are."""
+    cost, rng = CostCurve(), random.Random(0)
+    cost.record(0, 1.0)
+    for _ in range(200):
+        width = rng.choice([3, 5, 6, 7, 9, 12])
+        cost.record(width, 1 + 0.05 * width)
+    for width in (3, 5, 7, 12, 16):
+        assert cost.relative(width) == pytest.approx(1 + 0.05 * width, rel=0.01)
+
+
+def test_the_first_pass_of_a_width_may_be_slow() -> None:
+    cost = curve(0.02)
+    cost.at(2).record(0, 2.5)
+    for _ in range(2):
+        cost.at(2).record(0, 1.0)
+        cost.at(2).record(8, 1.2)
+    assert cost.at(2).relative(8) == pytest.approx(1.2)
 
 
 def test_one_interrupted_pass_is_no_news() -> None:

@@ -13,9 +13,9 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Outcome
 from draftsmith.core.target import RowOutput
 from draftsmith.drafters.auto import Auto, Mixture
-from draftsmith.drafters.mixture.compiled import ints, size_of
+from draftsmith.drafters.mixture.compiled import filled, ints, size_of
 from draftsmith.drafters.mixture.prior import prior
-from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
+from draftsmith.drafters.mixture.rows import BEST, KEPT, STEPS, WHOLE, WIDTH, best
 
 V = 700
 
@@ -60,9 +60,34 @@ def test_rows_are_the_best_tokens(vocab: int, dtype: torch.dtype) -> None:
     chosen = logits.float().gather(1, rows[:, 1 : 1 + BEST])
     assert torch.equal(chosen, wanted.values)
     chances = wanted.values.softmax(-1)
-    for classes, chance in zip(rows[:, 1 + BEST :].tolist(), chances.tolist(), strict=True):
-        steps = (0.9, 0.6, 0.3, 0.1, 0.03, 0.01)
-        assert classes == [sum(p < step for step in steps) for p in chance]
+    assert torch.allclose(rows[:, 1 + BEST :] / WHOLE, chances, atol=2 / WHOLE)
+    assert [round(step * WHOLE) for step in (0.9, 0.6, 0.3, 0.1, 0.03, 0.01)] == [*STEPS]
+
+
+def test_a_row_is_the_mean_of_what_was_said_before_and_now() -> None:
+    """The best tokens of it, the most probable first; the plain sum over all tokens agrees."""
+    source = random.Random(1)
+    state, _ = opened([])
+    rows = ints(KEPT * WIDTH)
+    for trial in range(300):
+        new = []
+        for _ in range(2):
+            parts = sorted((source.randrange(WHOLE // 4) for _ in range(BEST)), reverse=True)
+            new.append([8, *source.sample(range(12), BEST), *parts])
+        rows[7 * WIDTH] = 0
+        for row in new:
+            state.work = state.work._replace(rows=rows, new=filled(row))
+            state.read()
+        wanted = dict.fromkeys(range(12), 0)
+        for row in new:
+            for token, part in zip(row[1 : 1 + BEST], row[1 + BEST :], strict=True):
+                wanted[token] += part // 2
+        found = [int(n) for n in rows[7 * WIDTH : 8 * WIDTH]]
+        tokens, parts = found[1 : 1 + BEST], found[1 + BEST :]
+        assert found[0] == 8, trial
+        assert len({*tokens}) == BEST
+        assert parts == sorted(wanted.values(), reverse=True)[:BEST]
+        assert parts == [wanted[token] for token in tokens]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -95,8 +120,9 @@ def test_rejected_nodes_tell_too() -> None:
     assert 52 in state.draft(ctx).tokens
 
 
-def test_the_row_of_what_was_accepted_stays() -> None:
-    """A token that stood in a rejected branch, too, is followed by what its accepted place said."""
+def test_what_was_accepted_weighs_more_than_what_was_rejected() -> None:
+    """A token that stood in rejected branches, too, is followed first by what its accepted place
+    said."""
     state, ctx = opened([1, 2, 3, 1, 2, 3, 1, 2])
     draft = state.draft(ctx)
     assert 2 in draft.tokens
@@ -107,9 +133,13 @@ def test_the_row_of_what_was_accepted_stays() -> None:
     state.observe(ctx, Outcome(draft, verdict, RowOutput(logits)))
     ctx.ids = [*ctx.ids, 2]
     found = state.draft(ctx)
-    first = {t for t, parent in zip(found.tokens, found.parents, strict=True) if parent == -1}
-    assert 201 in first
-    assert 101 not in first
+    first = {
+        token: chance
+        for token, parent, chance in zip(found.tokens, found.parents, found.chances, strict=True)
+        if parent == -1
+    }
+    assert first[200] > first[100]
+    assert first.get(201, 0.0) >= first.get(101, 0.0)
 
 
 def test_without_logits_all_is_as_before() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -23,10 +24,10 @@ LONGEST_PAUSE = 16
 HARMLESS = 0.01
 """Plain passes that asking a drafter in vain may take a pass, with the pauses."""
 
-Points = list[tuple[int, float]]
+Points = list[tuple[float, float]]
 """Widths, rising, each with its cost."""
 
-SETTLING = 8
+SETTLING = 4
 """Passes of a width of which the fastest counts; later ones are averaged."""
 
 
@@ -55,7 +56,7 @@ class CostCurve:
     ) -> None:
         """`prior_slope`: least rise of the cost by node, beyond the widths that were measured.
 
-        `ladder`: the widths that are told apart; others count as the next wider one.
+        `ladder`: the widths that are told apart; between two of them their mean width counts.
         """
         self.prior_slope = prior_slope
         self.ladder = ladder
@@ -64,8 +65,8 @@ class CostCurve:
         """Sequences per pass; every batch size has its own curves (`at`)."""
         self.doublings = 0
         """Of the context, from `SHORT` on."""
-        self._seconds: dict[tuple[int, int, int], tuple[float, int]] = {}
-        """By rows, doublings and draft nodes."""
+        self._passes: dict[tuple[int, int, int], tuple[float, float, int]] = {}
+        """By rows, doublings and rung: mean width, seconds, how many."""
         self._plainly: dict[int, set[int]] = {}
         """Rows → doublings at which a plain pass was measured."""
         self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
@@ -88,12 +89,12 @@ class CostCurve:
     @property
     def knows_plain(self) -> bool:
         """Whether a pass without a draft was measured: without it nothing can be compared."""
-        return (self.rows, self.doublings, 0) in self._seconds
+        return (self.rows, self.doublings, 0) in self._passes
 
     @property
     def _plain(self) -> float:
         """Seconds of a pass without a draft."""
-        return self._seconds[self.rows, self.doublings, 0][0]
+        return self._passes[self.rows, self.doublings, 0][1]
 
     def record(self, width: int, seconds: float) -> None:
         """One pass whose drafts had `width` nodes together took `seconds`."""
@@ -101,7 +102,13 @@ class CostCurve:
         key = self.rows, self.doublings, rung
         if not rung:
             self._plainly.setdefault(self.rows, set()).add(self.doublings)
-        self._seconds[key] = self._learn(self._seconds.get(key), seconds)
+        mean, old, count = self._passes.get(key, (width, seconds, 0))
+        new, count = self._learn((old, count), seconds)
+        if count > SETTLING:
+            mean += self.smoothing * (width - mean)
+        elif new < old:
+            mean = width
+        self._passes[key] = mean, new, count
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
         """`drafter`, allowed `width` nodes, took `seconds` to draft for all rows."""
@@ -149,13 +156,16 @@ class CostCurve:
         """What was measured: draft nodes of a pass, its cost in plain passes."""
         if not self.knows_plain:
             return [(0, 1.0)]
-        rows, known, points = self.rows, self._seconds, [(0, 1.0)]
+        rows, known, points = self.rows, self._passes, [(0.0, 1.0)]
         near = sorted(self._plainly[rows], key=lambda doublings: abs(doublings - self.doublings))
         for rung in self.ladder:
             at = next((d for d in near if (rows, d, rung) in known), None)
             if at is not None:
-                points.append((rung, known[rows, at, rung][0] / known[rows, at, 0][0]))
-        return points
+                width, seconds, _ = known[rows, at, rung]
+                points.append((width, seconds / known[rows, at, 0][1]))
+        # Some kernels are slower at a width than at a wider one: that many may be drafted as well.
+        costs = [*accumulate((cost for _, cost in reversed(points)), min)][::-1]
+        return [(w, cost / costs[0]) for (w, _), cost in zip(points, costs, strict=True)]
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -196,7 +206,7 @@ class RecordedCost(CostCurve):
     def at(self, rows: int, context: int = 0) -> CostCurve:  # noqa: ARG002
         curve = super().at(rows)
         if not curve.knows_plain:
-            known = super().at(max(n for n, _, _ in self._seconds if n <= rows))
+            known = super().at(max(n for n, _, _ in self._passes if n <= rows))
             for rung in (0, *LADDER):
                 CostCurve.record(curve, rung, known.relative(rung + rows - known.rows))
         return curve
@@ -212,7 +222,7 @@ class RecordedCost(CostCurve):
 
 
 def _on_curve(
-    points: Sequence[tuple[int, float]], width: int, least_slope: float | None = None
+    points: Sequence[tuple[float, float]], width: float, least_slope: float | None = None
 ) -> float:
     """The cost of a width on the line through (width, cost) points, which is made to rise.
 

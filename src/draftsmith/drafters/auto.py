@@ -248,7 +248,7 @@ class Mixture(DrafterState):
         if self.said is not None:
             tokens, logits, path = self.said
             rows = best(tokens, logits)
-            # Of a token the last row stays: that of what was accepted.
+            # Of a token the last row weighs most: that of what was accepted.
             order = [*(row for row in range(len(rows)) if row not in path), *path]
             new = [number for row in order for number in rows[row]]
         if new and not len(self.work.rows):

@@ -1,8 +1,9 @@
-"""Rows: what the target's own logits said where it last saw the same token.
+"""Rows: what the target's own logits said where it saw the same token before.
 
 RACER's copy-logit (arXiv 2604.14885); kept of rejected drafts, too, as token recycling does (Luo et
-al. 2024). One more input of the mixture, beside the contexts, which know ids only. What does not
-fit is overwritten: a request's rows take the same memory however long it is.
+al. 2024), and averaged, the latest weighing half. One more input of the mixture, beside the
+contexts, which know ids only. What does not fit is overwritten: a request's rows take the same
+memory however long it is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from draftsmith.drafters.mixture.candidates import (
     nominate,
     slot_of,
 )
-from draftsmith.drafters.mixture.compiled import inner
+from draftsmith.drafters.mixture.compiled import Ints, inner
 
 BEST = 8
 """Tokens of a row that are kept, the most probable first; all become candidates."""
@@ -38,10 +39,12 @@ KEPT = 4096
 KNOWN = 2
 """Weights are chosen by whether the row names the candidate."""
 TOLD, LIKELY, WIDTH = 1, 1 + BEST, 1 + 2 * BEST
-"""A row: 1 + the token it followed, 0 where there is none; the best tokens; each one's class."""
-STEPS = (0.9, 0.6, 0.3, 0.1, 0.03, 0.01)
-"""Between the classes of probability, among the best alone: a sum over the vocabulary costs more
-than it tells."""
+"""A row: 1 + the token it followed, 0 where there is none; the best tokens; each one's probability,
+among the best alone: a sum over the vocabulary costs more than it tells."""
+WHOLE = 1 << 16
+"""A probability of 1."""
+STEPS = (58982, 39322, 19661, 6554, 1966, 655)
+"""Between the classes of probability: 0.9, 0.6, 0.3, 0.1, 0.03, 0.01."""
 
 
 def best(tokens: Sequence[int], logits: Tensor) -> list[list[int]]:
@@ -50,10 +53,10 @@ def best(tokens: Sequence[int], logits: Tensor) -> list[list[int]]:
     with np.errstate(invalid="ignore"):  # of a row that is not finite nothing is kept
         chances = np.exp(np.array(highest) - [[row[0]] for row in highest])
         chances /= chances.sum(-1, keepdims=True)
-    classes = (chances[..., None] < STEPS).sum(-1).tolist()
+        parts = (chances * WHOLE).astype(np.int32).tolist()
     usable = np.isfinite(np.array(highest)).all(-1).tolist()
-    rows = zip(tokens, ids, classes, usable, strict=True)
-    return [[token + 1, *kept, *kinds] if good else [] for token, kept, kinds, good in rows]
+    rows = zip(tokens, ids, parts, usable, strict=True)
+    return [[token + 1, *kept, *part] if good else [] for token, kept, part, good in rows]
 
 
 def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,11 +83,52 @@ def place_of(token: int) -> int:
 
 @inner
 def remember(work: Work) -> None:
-    """Keep the new rows, the later one of a token in the place of the earlier."""
-    for start in range(0, len(work.new), WIDTH):
-        at = place_of(work.new[start] - 1)
+    """Keep the new rows, each as the mean of itself and what was kept of its token."""
+    rows, new = work.rows, work.new
+    for start in range(0, len(new), WIDTH):
+        at = place_of(new[start] - 1)
+        if rows[at] == new[start]:
+            average(new, start, rows, at)
         for i in range(WIDTH):
-            work.rows[at + i] = work.new[start + i]
+            rows[at + i] = new[start + i]
+
+
+@inner
+def average(new: Ints, start: int, old: Ints, at: int) -> None:
+    """Make the new row the best tokens of its mean with the old one, which is used up."""
+    for i in range(BEST):
+        new[start + LIKELY + i] //= 2
+        old[at + LIKELY + i] //= 2
+    for j in range(BEST):
+        i = 0
+        while i < BEST and new[start + TOLD + i] != old[at + TOLD + j]:
+            i += 1
+        if i < BEST:
+            part = new[start + LIKELY + i] + old[at + LIKELY + j]
+            place(new, start, i, old[at + TOLD + j], part)
+            old[at + LIKELY + j] = -1
+    for j in range(BEST):
+        if old[at + LIKELY + j] > new[start + LIKELY + BEST - 1]:
+            place(new, start, BEST - 1, old[at + TOLD + j], old[at + LIKELY + j])
+
+
+@inner
+def place(row: Ints, start: int, i: int, token: int, part: int) -> None:
+    """Put a token that takes the i-th one's place behind all that are as probable."""
+    while i and row[start + LIKELY + i - 1] < part:
+        row[start + TOLD + i] = row[start + TOLD + i - 1]
+        row[start + LIKELY + i] = row[start + LIKELY + i - 1]
+        i -= 1
+    row[start + TOLD + i], row[start + LIKELY + i] = token, part
+
+
+@inner
+def likely(part: int) -> int:
+    """The class of a probability, the highest first."""
+    kind = 0
+    for step in STEPS:
+        kind += part < step
+    return kind
 
 
 @inner
@@ -94,7 +138,7 @@ def recall(work: Work, token: int, count: int) -> int:
     row, at = w[BANKED], place_of(token)
     w[FOUND + row] = w[ABSENT + row] = -1
     if token >= 0 and len(rows) and rows[at] == token + 1:
-        w[FOUND + row], w[ABSENT + row] = at, PRESENT + rows[at + LIKELY]
+        w[FOUND + row], w[ABSENT + row] = at, PRESENT + likely(rows[at + LIKELY])
         for i in range(TOLD, LIKELY):
             count = nominate(work, count, rows[at + i])
     return count
@@ -114,5 +158,5 @@ def compare(work: Work, count: int) -> None:
         if w[SLOTS + slot]:
             at = CANDIDATES + (w[SLOTS + slot] - 1) * CANDIDATE
             rank = i if i < 4 else 4 if i < 6 else 5
-            w[at + CELL + row] = rank * 7 + rows[w[FOUND + row] + LIKELY + i]
+            w[at + CELL + row] = rank * 7 + likely(rows[w[FOUND + row] + LIKELY + i])
             w[at + ROW] += 1
