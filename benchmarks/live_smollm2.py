@@ -4,14 +4,16 @@
     python -m benchmarks.live_smollm2 ../shared/data -o /tmp/try --limit 1 --max-new-tokens 16
 
 Spec-Bench's six tasks, MT-Redundant, HumanEval and edits of real commits, greedy, in float32 and,
-where the processor has it, in bfloat16. It runs `draftsmith bench cost`, `run` and `report`, and
-says so: the four arms answer every prompt in turn in one process, on one model whose linear layers
-are laid out once, for all of them. In bfloat16, where passes of other widths round to other tokens,
-every arm is made to give the answers that plain decoding gave before (`bench run --dictate`), so
-that all write the same. In float32 plain's answers are then replayed: what every drafter that looks
-at ids alone would have made of them, and what `bench estimate` predicts. The same command goes on
-after an interruption. Prompts, answers and the whole report stay in `answers/`; what lies beside it
-is figures.
+where the processor has it, in bfloat16. It runs `draftsmith tune auto`, `bench cost`, `run` and
+`report`, and says so: five arms answer every prompt in turn in one process, on one model whose
+linear layers are laid out once, for all of them: plain decoding, transformers' own, its prompt
+lookup, and `auto` without and with what was tuned. The prompt lookup has the setting that is
+fastest on this machine, of plain's answers replayed under the measured cost of a pass. In bfloat16,
+where passes of other widths round to other tokens, every arm is made to give the answers that plain
+decoding gave before (`bench run --dictate`), so that all write the same. In float32 plain's answers
+are replayed for every drafter that looks at ids alone, too, and for what `bench estimate` predicts.
+The same command goes on after an interruption. Prompts, answers and the whole report stay in
+`answers/`; what lies beside it is figures.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +50,11 @@ from draftsmith.storage import write_text
 
 FILES = ("prompts/spec_bench.jsonl", "prompts/mt_redundant.jsonl", "prompts/humaneval.jsonl.gz",
          "recorded/commit_edits.jsonl.xz")  # fmt: skip
-LOOKUP = "hf:prompt_lookup(tokens=7,ngram=4)"
-"""transformers' prompt lookup at its best: of `GRID` the fastest in float32, and within 1 % of the
-fastest in bfloat16, on plain's answers to these prompts, replayed under the cost of a pass."""
 Estimates = dict[str, dict[str | None, Estimate]]
 """Of every drafter, by part of the prompts; None: all."""
-GRID = [(tokens, ngram) for tokens in (3, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
-ARMS = ("none", "hf:generate", LOOKUP, "auto")
+LOOKUP = "hf:prompt_lookup"
+GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
+"""Settings of transformers' prompt lookup."""
 FIGURES = ("id", "suite", "category", "turn", "arm", "seconds", "first_token_seconds", "passes",
            "drafted", "accepted", "phases", "divergence", "gap", "began", "load")  # fmt: skip
 """What of a row is published: neither prompts nor answers."""
@@ -112,6 +113,13 @@ def replayed(
     return found
 
 
+def lookups(rows: Sequence[Generation], cost: CostTable) -> Estimates:
+    """transformers' prompt lookup, replayed by its settings, the fastest first."""
+    grid = {f"tokens={t},ngram={n}": f"prompt_lookup(tokens={t}, max={n})" for t, n in GRID}
+    found = replayed(rows, grid, ReplayBudget(), cost)
+    return dict(sorted(found.items(), key=lambda one: -one[1][None].speedup))
+
+
 def short(part: str | None) -> str:
     """What a part is called in a table."""
     return "all" if part is None else part.removeprefix("spec_bench, ")
@@ -120,22 +128,22 @@ def short(part: str | None) -> str:
 def live(section: Section, predicted: dict[str | None, Estimate]) -> Iterator[list[str]]:
     """A line per part: speeds over plain decoding, and what was predicted for `auto`."""
     for part, summaries in section.tables.items():
-        plain, generate, lookup, auto = sorted(summaries, key=lambda s: ARMS.index(s.arm))
+        by_arm = {summary.arm: summary for summary in summaries}
+        plain, *arms = (by_arm[arm] for arm in section.settings["arms"])
         yield [
             short(part),
             str(plain.prompts),
             f"{plain.tokens_per_second.value:.1f}",
-            *(s.speedup.shown("×") for s in (generate, lookup, auto)),
+            *(arm.speedup.shown("×") for arm in arms),
             f"{predicted[part].speedup:.2f}×",
-            f"{lookup.tokens_per_pass:.2f}",
-            f"{auto.tokens_per_pass:.2f}",
-            *(same(s, own=False) for s in (generate, lookup, auto)),
+            *(f"{arm.tokens_per_pass:.2f}" for arm in arms[1:]),
+            *(same(arm, own=False) for arm in arms),
         ]
 
 
 LIVE = ("", "prompts", "plain, tokens/s", "`model.generate`", "its prompt lookup", "`auto`",
-        "`auto`, estimated", "tokens/pass: lookup", "`auto`", "same answer: `generate`", "lookup",
-        "`auto`")  # fmt: skip
+        "`auto`, tuned", "`auto` from ids, estimated", "tokens/pass: lookup", "`auto`", "tuned",
+        "same answer: `generate`", "lookup", "`auto`", "tuned")  # fmt: skip
 
 
 def per_pass(found: Estimates) -> str:
@@ -164,17 +172,16 @@ def tell(section: Section, cost: CostTable) -> str:
     ids = id_drafters()
     free = replayed(section.rows, {f"`{name}`": name for name in ids}, automatic(cost), cost)
     setup = "".join(f"- {name}: {value}\n" for name, value in facts(section))
+    (peer,) = {row.arm for row in section.rows if row.arm.startswith(LOOKUP)}
+    setup += f"- transformers' prompt lookup: {peer.removeprefix(LOOKUP)}\n"
     said = [f"## {section.title}\n", setup, table(LIVE, live(section, free["`auto`"]))]
     if section.settings["dtype"] == "float32":  # Other dtypes' answers repeat as much.
         fixed = {f"`{name}`, its own width": name for name in ids}
-        grid = {f"tokens={t}, ngram={n}": f"prompt_lookup(tokens={t}, max={n})" for t, n in GRID}
-        peer = replayed(section.rows, grid, ReplayBudget(), cost)
-        best = sorted(peer, key=lambda name: -peer[name][None].speedup)[:6]
         said += [
             "Plain's answers replayed, tokens per pass:\n",
             per_pass(free | replayed(section.rows, fixed, ReplayBudget(), cost)),
             f"transformers' prompt lookup, the best six of {len(GRID)} settings, replayed:\n",
-            per_pass({name: peer[name] for name in best}),
+            per_pass(dict(islice(lookups(section.rows, cost).items(), 6))),
         ]
     return "\n".join(said)
 
@@ -204,21 +211,24 @@ def main() -> None:
         costs[dtype] = CostTable.load(file)
     files = [args.data / name for name in FILES]
     records = sample([record for file in files for record in read(file).records], args.limit)
-    longest = {  # beside the arms, plain's answers that are dictated
-        dtype: minutes(records, args.max_new_tokens, cost) * (len(ARMS) + (dtype != "float32"))
+    shown = ", ".join(
+        f"{dtype} {6 * minutes(records, args.max_new_tokens, cost):.1f}"
         for dtype, cost in costs.items()
-    }
-    shown = ", ".join(f"{dtype} {time:.1f}" for dtype, time in longest.items())
-    print(f"{len(records)} prompts, {len(ARMS)} arms; minutes at most: {shown}", flush=True)
+    )
+    print(f"{len(records)} prompts, five arms, plain twice; minutes at most: {shown}", flush=True)
+    draftsmith("tune", "auto", args.model, "--dtype", dtypes[0], "--threads", args.threads)
     results = {dtype: answers / f"{dtype}.jsonl" for dtype in dtypes}
     for dtype in dtypes:
-        arms = [word for arm in ARMS for word in ("--arm", arm)]
         asked: list[object] = [*files, "--limit", args.limit]
         common = ("-m", args.model, "--dtype", dtype, "--threads", args.threads,
                   "--max-new-tokens", args.max_new_tokens, "--resume")  # fmt: skip
+        plain = answers / f"{dtype}.plain.jsonl"
+        draftsmith("bench", "run", *asked, *common, "--arm", "none", "--out", plain)
+        best = next(iter(lookups(generations.read(plain).entries, costs[dtype])))
+        drafters = "auto(tuned=False)", "auto"
+        arms = [word for arm in ("none", "hf:generate", f"{LOOKUP}({best})", *drafters)
+                for word in ("--arm", arm)]  # fmt: skip
         if dtype != "float32":
-            plain = answers / f"{dtype}.plain.jsonl"
-            draftsmith("bench", "run", *asked, *common, "--arm", "none", "--out", plain)
             asked = [plain, "--dictate"]
         draftsmith("bench", "run", *asked, *common, *arms, "--out", results[dtype])
     draftsmith("bench", "report", *results.values(), "-o", answers,

@@ -1,8 +1,9 @@
 """What the model's own logits add to `auto`: python recipes/auto/knowledge.py passes.npz
 
-Replays recorded passes (`passes.py`) with and without the rows, at equal nodes. What rows are worth
-is fitted on one half of the tasks and judged on the other; what ids are worth, the shipped prior
-says. With --save the shipped prior is taught by all of them, which is due after each `fit.py`.
+Replays recorded passes (`passes.py`) with and without the rows, and with the model's bigrams, at
+equal nodes. What rows are worth is fitted on one half of the tasks and judged on the other; what
+ids are worth, the shipped prior says. With --save the shipped prior is taught by all of them, which
+is due after each `fit.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from columns import Answer
 from fit import FORGETTING, remember
-from passes import Passes, follow, opened, read
+from passes import Passes, bigrams_of, follow, opened, read
 
 from draftsmith.drafters.auto import Mixture
 from draftsmith.drafters.mixture.belief import AFTER, VALUES, Belief, banks_of
 from draftsmith.drafters.mixture.candidates import CELLS, LARGEST, new_work
-from draftsmith.drafters.mixture.compiled import Ints, floats, ints
+from draftsmith.drafters.mixture.compiled import Ints, filled, floats, ints
 from draftsmith.drafters.mixture.contexts import ORDERS, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import NOTHING, advance
 from draftsmith.drafters.mixture.prior import FILE, adaptable, load, save, untaught
@@ -30,10 +31,12 @@ RATE, EPOCHS, PASS = 0.002, 3, 2
 """Of the weights; how often all is read; tokens of a pass while it is."""
 NODES = (6, 12)
 IDS, ACCEPTED, ALL = "ids alone", "rows of accepted nodes", "rows of all nodes"
+TUNED = "rows of all nodes, behind bigrams"
+NONE = ints(KEPT * WIDTH)
 COSTS = (0.012, 0.022, 0.04)
 
 
-def teach(belief: Belief, passes: Sequence[Passes], rejected: bool = True) -> None:
+def teach(belief: Belief, passes: Sequence[Passes], bigrams: Ints, rejected: bool = True) -> None:
     """Let a belief that knows ids learn what rows are worth, and keep what it believes of ids."""
     forget_rows(belief)
     before = Belief(floats(belief.cells), floats(belief.weights))
@@ -42,20 +45,22 @@ def teach(belief: Belief, passes: Sequence[Passes], rejected: bool = True) -> No
         order, memory = [*passes], new_bank()
         random.Random(epoch).shuffle(order)
         for one in order:
-            read_on(belief, one, memory, RATE * 0.6**epoch, nodes)
+            read_on(belief, one, memory, RATE * 0.6**epoch, nodes, bigrams)
             if banks_of(belief) > 1:
                 answer = Answer(None, one.ids[: one.prompt], one.ids[one.prompt :], 0)
                 memory = remember(memory, answer)
     restore(belief, before)
 
 
-def read_on(belief: Belief, one: Passes, memory: Bank, rate: float, nodes: int) -> None:
+def read_on(
+    belief: Belief, one: Passes, memory: Bank, rate: float, nodes: int, bigrams: Ints
+) -> None:
     """Let the belief predict an answer, pass by pass, so that rows come when they would."""
-    work = new_work(banks_of(belief))._replace(rows=ints(KEPT * WIDTH))
+    work = new_work(banks_of(belief))._replace(rows=filled(bigrams))
     bank, length = put(new_bank(), 0, one.ids, 1), one.prompt
     while length < len(one.ids):
         end = min(len(one.ids), length + PASS)
-        work = work._replace(new=array(said(one, length, end, nodes)))
+        work = work._replace(new=filled(said(one, length, end, nodes)))
         advance(bank, end, 0, 0, one.prompt, memory, belief, work, rate, FORGETTING, 1.0, NOTHING)
         length = end
 
@@ -69,12 +74,6 @@ def said(one: Passes, start: int, end: int, nodes: int) -> list[int]:
     rejected = one.aside[mine][:, 2:].reshape(-1).tolist()
     accepted = one.rows[start - one.prompt : end - one.prompt].reshape(-1).tolist()
     return [*rejected, *accepted]
-
-
-def array(values: Sequence[int]) -> Ints:
-    made = ints(len(values))
-    made[:] = values
-    return made
 
 
 def forget_rows(belief: Belief) -> None:
@@ -109,13 +108,12 @@ class Replayed(Mixture):
     new: Sequence[int] = ()
 
     def keep(self) -> None:
-        rows = self.work.rows if len(self.work.rows) else ints(KEPT * WIDTH)
-        self.work = self.work._replace(rows=rows, new=array(self.new))
+        self.work = self.work._replace(new=filled(self.new))
 
 
-def replay(belief: Belief, one: Passes, cost: float, arm: str) -> np.ndarray:
+def replay(belief: Belief, one: Passes, cost: float, arm: str, bigrams: Ints) -> np.ndarray:
     """Tokens, passes and nodes of one answer."""
-    state = Replayed(adaptable(belief))
+    state = Replayed(adaptable(belief), bigrams=bigrams)
     context = opened(one.ids, one.prompt, cost, state)
     found, length = np.zeros(3), one.prompt
     while length < len(one.ids):
@@ -125,19 +123,21 @@ def replay(belief: Belief, one: Passes, cost: float, arm: str) -> np.ndarray:
         while end < len(one.ids) and (node, one.ids[end - 1]) in children:
             node, end = children[node, one.ids[end - 1]], end + 1
         if arm != IDS:
-            state.new = said(one, length, end, len(draft) if arm == ALL else 0)
+            state.new = said(one, length, end, 0 if arm == ACCEPTED else len(draft))
         follow(state, context, one.ids, length, end, cost * len(draft))
         found += end - length, 1, len(draft)
         length = end
     return found
 
 
-def judge(passes: Sequence[Passes], priors: dict[bool, Belief], arm: str) -> dict[str, np.ndarray]:
+def judge(
+    passes: Sequence[Passes], priors: dict[bool, Belief], arm: str, bigrams: Ints = NONE
+) -> dict[str, np.ndarray]:
     """By task: tokens, passes and nodes for each cost of a node."""
     tasks = {one.task: np.zeros((len(COSTS), 3)) for one in passes}
     for one in passes:
         for i, cost in enumerate(COSTS):
-            tasks[one.task][i] += replay(priors[not one.half], one, cost, arm)
+            tasks[one.task][i] += replay(priors[not one.half], one, cost, arm, bigrams)
     return tasks
 
 
@@ -152,20 +152,21 @@ def main() -> None:
     parser.add_argument("passes", type=Path)
     parser.add_argument("--save", action="store_true", help="teach the shipped prior")
     options = parser.parse_args()
-    passes = read(options.passes)
+    passes, bigrams = read(options.passes), bigrams_of(options.passes)
     if options.save:
         priors = load(FILE)
         for belief in priors.values():
-            teach(belief, passes)
+            teach(belief, passes, bigrams)
         save(FILE, priors)
         return
     base: list[float] = []
-    for arm in (IDS, ACCEPTED, ALL):
+    for arm in (IDS, ACCEPTED, ALL, TUNED):
         halves = {half: load(FILE)[1] for half in (False, True)}
         if arm != IDS:
             for half, belief in halves.items():
-                teach(belief, [one for one in passes if one.half == half], arm == ALL)
-        tasks = judge(passes, halves, arm)
+                mine = [one for one in passes if one.half == half]
+                teach(belief, mine, bigrams, arm != ACCEPTED)
+        tasks = judge(passes, halves, arm, bigrams if arm == TUNED else NONE)
         found = [at_nodes(sum(tasks.values()), n) for n in NODES]
         base = base or found
         print(arm, [f"{x:.3f} ({x / y:.3f})" for x, y in zip(found, base, strict=True)])

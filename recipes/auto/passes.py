@@ -2,7 +2,8 @@
 
 ANSWERS are plain greedy answers, of `draftsmith bench run PROMPTS.jsonl -m smollm2 --dtype float32
 -a none -o ANSWERS.jsonl`. The model is made to give each of them again, in passes with the trees
-that `auto` drafts from ids alone, and of every node the row is kept that `auto` would keep.
+that `auto` drafts from ids alone, and of every node the row is kept that `auto` would keep; so are
+the rows that `draftsmith tune auto` keeps of the model.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from draftsmith.bench import generations
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
 from draftsmith.drafters.auto import PACE, Mixture
+from draftsmith.drafters.mixture.bigrams import placed
 from draftsmith.drafters.mixture.candidates import LARGEST
-from draftsmith.drafters.mixture.compiled import floats
+from draftsmith.drafters.mixture.compiled import Ints, floats
 from draftsmith.drafters.mixture.prior import prior
 from draftsmith.drafters.mixture.rows import WIDTH, best
 from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
+from draftsmith.tune.auto import bigrams
 
 COST = 0.012
 """Of a node, in plain passes: wider trees than one would want to replay."""
@@ -67,6 +71,12 @@ def read(path: Path) -> list[Passes]:
             )
             for name in found["names"].tolist()
         ]  # fmt: skip
+
+
+def bigrams_of(path: Path) -> Ints:
+    """The model's bigrams, each in its place."""
+    with np.load(path) as found:
+        return placed(found["bigrams"], 1 << 30)
 
 
 def opened(ids: list[int], prompt: int, cost: float, state: Mixture) -> Context:
@@ -120,9 +130,9 @@ def record(runner: Runner, task: str, ids: list[int], prompt: int) -> Passes:
     return Passes(task, ids, prompt, np.array(rows), np.array(aside, np.int32) if aside else empty)
 
 
-def answers(path: Path) -> Iterator[Passes]:
+def answers(path: Path, model: LoadedModel) -> Iterator[Passes]:
     """All of them."""
-    runner = Runner(load("smollm2", dtype="float32", prepack=True))
+    runner = Runner(model)
     with torch.inference_mode():
         for row in generations.read(path).entries:
             if row.arm == "none":
@@ -136,8 +146,9 @@ def main() -> None:
     parser.add_argument("answers", type=Path)
     parser.add_argument("--output", "-o", type=Path, default=Path("passes.npz"))
     options = parser.parse_args()
-    arrays, names = {}, []
-    for number, one in enumerate(answers(options.answers)):
+    model = load("smollm2", dtype="float32", prepack=True)
+    arrays, names = {"bigrams": np.array(bigrams(model), np.int32)}, []
+    for number, one in enumerate(answers(options.answers, model)):
         names.append(f"{number}:{one.task}")
         arrays |= {
             f"{names[-1]}.ids": np.array(one.ids, np.int32),

@@ -55,10 +55,12 @@ def test_one_command_measures_and_tells_everything(
     monkeypatch.setattr(sys, "argv", words)
     live_smollm2.main()
     said = capsys.readouterr().out
-    assert re.search(r"7 prompts, 4 arms; minutes at most: float32 [\d.]+, bfloat16 [\d.]+\n", said)
+    assert re.search(r"7 prompts, five arms, .*: float32 [\d.]+, bfloat16 [\d.]+\n", said)
     rows = generations.read(out / "answers" / "float32.jsonl").entries
-    assert {row.arm for row in rows} == {*live_smollm2.ARMS}
-    assert len(rows) == 7 * 4
+    [lookup] = {row.arm for row in rows if row.arm.startswith(live_smollm2.LOOKUP)}
+    wanted = {"none", "hf:generate", lookup, "auto(tuned=False)", "auto"}
+    assert {row.arm for row in rows} == wanted
+    assert len(rows) == 7 * 5
     tables = (out / "tables.md").read_text(encoding="utf-8")
     assert tables in said
     for part in ("all", "mt_bench", "rag", "mt_redundant, turn 2"):

@@ -62,7 +62,11 @@ _group(
     *(corpus.build, corpus.info, corpus.query),
 )
 _group("train", "Teach a model to draft for itself (needs the extra `train`).", train.sdsat)
-_group("tune", "Find the settings of a drafter that suit a model.", *(tune.pld_plus, tune.copyspec))
+_group(
+    "tune",
+    "Find the settings of a drafter that suit a model.",
+    *(tune.pld_plus, tune.copyspec, tune.auto),
+)
 
 
 def _version(wanted: bool) -> None:

@@ -119,6 +119,36 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
     finished.forget()
 
 
+@dataclass(frozen=True, kw_only=True)
+class AutoOptions(MachineOptions):
+    """Which model is asked."""
+
+    spelt: ClassVar = {"model": "MODEL"}
+
+    model: str
+    """A hub id, a folder, a GGUF file, or a name such as smollm2."""
+
+
+def auto(chosen: AutoOptions) -> None:
+    """Ask a model once what it says after each of its 4,096 most frequent tokens.
+
+    That is as much work as a prompt of 4,096 tokens. The result is a small file in your cache
+    folder with which `auto` begins every answer of this model from then on.
+
+    [bold]Example[/bold]
+
+    draftsmith tune auto Qwen/Qwen2.5-0.5B-Instruct
+    """
+    loaded = load_model(chosen)
+    from draftsmith.drafters.mixture.bigrams import save
+    from draftsmith.tune.auto import bigrams, check, size
+
+    check(loaded)
+    with bar("asking", size(loaded)) as advance:
+        path = save(loaded.facts, bigrams(loaded, advance))
+    note(f"saved in {path}; auto uses it from now on")
+
+
 def begun(model: LoadedModel, suffix: str) -> Finished:
     """What an interrupted calibration of this model left in the cache folder."""
     from draftsmith.drafters.calibration import file_of

@@ -20,6 +20,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.longest_match import LongestMatch
+from draftsmith.drafters.mixture import bigrams
 from draftsmith.drafters.mixture.belief import Belief, banks_of
 from draftsmith.drafters.mixture.candidates import (
     CHANCE,
@@ -34,7 +35,7 @@ from draftsmith.drafters.mixture.candidates import (
     WAITING,
     new_work,
 )
-from draftsmith.drafters.mixture.compiled import filled, floats, ints, values
+from draftsmith.drafters.mixture.compiled import Ints, filled, floats, ints, values
 from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
 from draftsmith.drafters.mixture.grow import (
     ALLOWED,
@@ -87,12 +88,16 @@ class Auto(Drafter):
     summary: ClassVar[str] = "the default: a tree of what followed like contexts, by learnt odds"
     width: ClassVar[int] = LARGEST
     chain: ClassVar[bool] = False
+    bigrams: ClassVar[Ints | None] = None
     logits: bool = True
     """Whether it also drafts what the target's logits said; without, token ids alone decide, and a
     replay of a recording makes the very drafts of the live run."""
     grammar: bool = True
     """Whether it drafts what the answer's grammar leaves hardly a choice about, and nothing that it
     forbids."""
+    tuned: bool = True
+    """Whether the target's logits begin with what `draftsmith tune auto` kept of this model, if
+    that was ever run."""
 
     def __post_init__(self) -> None:
         switches(self)
@@ -101,6 +106,8 @@ class Auto(Drafter):
         """It drafts the best chain for a model that verifies nothing else."""
         bound = replace(self)
         object.__setattr__(bound, "chain", model.shape != "tree")
+        if self.logits and self.tuned:
+            object.__setattr__(bound, "bigrams", bigrams.load(model))
         return bound
 
     def auto_budget(self, cost: CostCurve) -> Budget:
@@ -112,7 +119,10 @@ class Auto(Drafter):
         return FIXED + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
-        kind: dict[str, Any] = {"chain": self.chain, "logits": self.logits, "grammar": self.grammar}
+        kind: dict[str, Any] = {
+            "chain": self.chain, "logits": self.logits, "grammar": self.grammar,
+            "bigrams": self.bigrams,
+        }  # fmt: skip
         if isinstance(ctx.earlier, Answers):
             state: Mixture = Remembering(ctx.earlier, **kind)
         else:
@@ -163,10 +173,13 @@ class Mixture(DrafterState):
         chain: bool = False,
         logits: bool = True,
         grammar: bool = True,
+        bigrams: Ints | None = None,
         earlier: Bank | None = None,
     ) -> None:
-        """`belief` learns from now on; `earlier`: a second bank, of earlier answers."""
+        """`belief` learns from now on; `bigrams`: rows to begin with; `earlier`: a second bank, of
+        earlier answers."""
         self.belief, self.chain, self.logits, self.grammar = belief, chain, logits, grammar
+        self.bigrams = bigrams
         self.earlier = earlier or new_bank()
         self.rate = RATE if earlier is None else KEPT_RATE
         self.work = new_work(banks_of(belief))
@@ -188,7 +201,8 @@ class Mixture(DrafterState):
         self.told: int | None = None
         self.said: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
         """Tokens of the last pass, the logits behind each, and which of them come last."""
-        self.work = self.work._replace(rows=ints(0), new=ints(0))
+        rows = ints(0) if self.bigrams is None else filled(self.bigrams)
+        self.work = self.work._replace(rows=rows, new=ints(0))
         self.twin = range(0)
         """Where in the context the prediction stands, too."""
 
@@ -321,7 +335,7 @@ class Mixture(DrafterState):
 class Remembering(Mixture):
     """The same, that also drafts from earlier answers and learns for later ones."""
 
-    def __init__(self, answers: Answers, **options: bool) -> None:
+    def __init__(self, answers: Answers, **options: Any) -> None:
         self.answers, self.start = answers, answers.belief
         super().__init__(copied(self.start), earlier=answers.bank, **options)
 

@@ -46,13 +46,13 @@ class Calibration:
         return path
 
 
-def file_of(model: str) -> Path:
+def file_of(model: str, kind: str = "pld_plus", suffix: str = ".json") -> Path:
     """The file about a model, named after its hub id or folder."""
     folder = Path(model).expanduser()
     identity = str(folder.resolve()) if folder.is_dir() else model
     digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
     readable = re.sub(r"[^\w.-]+", "-", Path(identity).name)[:60]
-    return cache_folder() / "pld_plus" / f"{readable}-{digest}.json"
+    return cache_folder() / kind / f"{readable}-{digest}{suffix}"
 
 
 def load(model: ModelFacts) -> Calibration | None:

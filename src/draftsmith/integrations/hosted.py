@@ -8,7 +8,7 @@ any order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,7 +118,8 @@ class Host:
         a drafter that cannot be hosted.
         """
         refuse(drafter)
-        self.drafter = drafter.bind(model)
+        # Without its name: what was learnt of it and kept here is not on every rank's machine.
+        self.drafter = drafter.bind(replace(model, name=""))
         refuse(self.drafter)  # what it was bound to decides, too
         self.drafter.needs_of(model)  # raises where its corpus was made for another model
         self.model, self.cost, self.answers, self.warn = model, cost, answers, warn

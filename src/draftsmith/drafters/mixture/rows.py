@@ -39,8 +39,9 @@ KEPT = 4096
 KNOWN = 2
 """Weights are chosen by whether the row names the candidate."""
 TOLD, LIKELY, WIDTH = 1, 1 + BEST, 1 + 2 * BEST
-"""A row: 1 + the token it followed, 0 where there is none; the best tokens; each one's probability,
-among the best alone: a sum over the vocabulary costs more than it tells."""
+"""A row: 1 + the token it followed, 0 where there is none, negative where only `bigrams` say so;
+the best tokens; each one's probability, among the best alone: a sum over the vocabulary costs more
+than it tells."""
 WHOLE = 1 << 16
 """A probability of 1."""
 STEPS = (58982, 39322, 19661, 6554, 1966, 655)
@@ -87,7 +88,7 @@ def remember(work: Work) -> None:
     rows, new = work.rows, work.new
     for start in range(0, len(new), WIDTH):
         at = place_of(new[start] - 1)
-        if rows[at] == new[start]:
+        if abs(rows[at]) == new[start]:
             average(new, start, rows, at)
         for i in range(WIDTH):
             rows[at + i] = new[start + i]
@@ -137,8 +138,9 @@ def recall(work: Work, token: int, count: int) -> int:
     w, rows = work.ints, work.rows
     row, at = w[BANKED], place_of(token)
     w[FOUND + row] = w[ABSENT + row] = -1
-    if token >= 0 and len(rows) and rows[at] == token + 1:
-        w[FOUND + row], w[ABSENT + row] = at, PRESENT + likely(rows[at + LIKELY])
+    if token >= 0 and len(rows) and abs(rows[at]) == token + 1:
+        foreign = 7 * (rows[at] < 0)
+        w[FOUND + row], w[ABSENT + row] = at, PRESENT + foreign + likely(rows[at + LIKELY])
         for i in range(TOLD, LIKELY):
             count = nominate(work, count, rows[at + i])
     return count
@@ -153,10 +155,11 @@ def compare(work: Work, count: int) -> None:
         w[at + ROW] *= KNOWN
     if w[FOUND + row] < 0:
         return
+    foreign = 6 * (rows[w[FOUND + row]] < 0)
     for i in range(BEST):
         slot = slot_of(work, rows[w[FOUND + row] + TOLD + i])
         if w[SLOTS + slot]:
             at = CANDIDATES + (w[SLOTS + slot] - 1) * CANDIDATE
             rank = i if i < 4 else 4 if i < 6 else 5
-            w[at + CELL + row] = rank * 7 + likely(rows[w[FOUND + row] + LIKELY + i])
+            w[at + CELL + row] = (foreign + rank) * 7 + likely(rows[w[FOUND + row] + LIKELY + i])
             w[at + ROW] += 1
