@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
 from draftsmith import builtin
+from draftsmith.drafters.mixture import bigrams
 from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
@@ -38,8 +39,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test leaves the dtype that it chose in the user's cache folder."""
+    """No test leaves the dtype that it chose in the user's cache folder, or drafts with what was
+    tuned there."""
     monkeypatch.setattr(Measured, "save", lambda *_: None)
+    monkeypatch.setattr(bigrams, "path_of", lambda _: Path("nowhere"))
 
 
 @pytest.fixture
