@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
-from draftsmith import builtin
+from draftsmith import builtin, storage
 from draftsmith.drafters.mixture import bigrams
 from draftsmith.model.choice import Measured
 
@@ -42,7 +42,15 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test leaves the dtype that it chose in the user's cache folder, or drafts with what was
     tuned there."""
     monkeypatch.setattr(Measured, "save", lambda *_: None)
-    monkeypatch.setattr(bigrams, "path_of", lambda _: Path("nowhere"))
+    monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
+
+
+@pytest.fixture
+def kept(forgetful: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
+    """A cache folder of the test's own, in which what was tuned is found again."""
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bigrams, "known_about", storage.known_about)
+    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -31,13 +31,14 @@ from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
 from draftsmith.cli.doctor import recommend
 from draftsmith.cli.options import REQUIRED, as_typed, declared
-from draftsmith.cli.render import looping, lost_lines, repeated_lines, say_end
+from draftsmith.cli.render import say_end
 from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError
 from draftsmith.model.choice import Measured
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.text.repetition import looping, lost_lines, repeated_lines
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
 BUILTIN_THERE = "edit-7m" in builtin.names()

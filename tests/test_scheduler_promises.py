@@ -107,7 +107,7 @@ def test_threads_share_an_engine_that_learns_its_budget() -> None:
             while len(scheduler._jobs) < 3:  # this one's pass serves all once they are in line
                 sleep(0.001)
 
-        engine.cost._seconds = Interrupted(engine.cost._seconds, lookups, begin)
+        engine.cost._passes = Interrupted(engine.cost._passes, lookups, begin)
         assert engine.generate(PROMPTS[0], max_new_tokens=20).tokens == alone
         batch.join()
         assert seen.rows == 4

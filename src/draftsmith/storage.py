@@ -57,6 +57,27 @@ def no_utf8(text: str) -> tuple[int, str] | None:
     return wrong and (wrong.start(), f"not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
 
 
+def file_about(model: str, kind: str, suffix: str) -> Path:
+    """The file of this kind about a model, in the cache folder, named after its hub id or folder.
+
+    Raises WriteError where there is no such folder.
+    """
+    folder = Path(model).expanduser()
+    identity = str(folder.resolve()) if folder.is_dir() else model
+    named = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    readable = re.sub(r"[^\w.-]+", "-", Path(identity).name)[:60]
+    return cache_folder() / kind / f"{readable}-{named}{suffix}"
+
+
+def known_about(model: str, kind: str, suffix: str) -> Path | None:
+    """That file if there is one to be read; a model made in memory has no name, and so none."""
+    try:
+        path = file_about(model, kind, suffix)
+        return path if model and path.is_file() else None
+    except (WriteError, OSError):  # nowhere could one have been kept, or nobody may look there
+        return None
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Raise LoadError, naming `path`, for what goes wrong with files inside."""

@@ -147,12 +147,38 @@ def test_a_rung_of_the_ladder_counts_as_the_mean_of_its_widths() -> None:
 
 
 def test_the_first_pass_of_a_width_may_be_slow() -> None:
-    cost = curve(0.02)
-    cost.at(2).record(0, 2.5)
+    cost = CostCurve()
+    for seconds in (2.5, 1.0, 1.0):
+        cost.record(0, seconds)
+        cost.record(8, 1.2 * seconds)
+    assert cost.relative(8) == pytest.approx(1.2)
+
+
+def test_a_plain_pass_takes_no_longer_than_a_wider_one() -> None:
+    """Where the only plain pass was a slow one, all that is weighed with it says so alike."""
+    cost = CostCurve()
+    cost.record(0, 2.5)
+    cost.record(8, 1.0)
+    cost.record_opening("slow", 10, 5.0)
     for _ in range(2):
-        cost.at(2).record(0, 1.0)
-        cost.at(2).record(8, 1.2)
-    assert cost.at(2).relative(8) == pytest.approx(1.2)
+        cost.record_draft("slow", 4, 0.5)
+    assert cost.relative(8) == 1.0
+    assert cost.drafting("slow", 4) == 0.5
+    assert cost.opening("slow", 10) == 5.0
+
+
+def test_what_was_measured_here_is_not_overruled_by_what_was_measured_elsewhere() -> None:
+    """A width that cost little behind a short context may cost much behind a long one."""
+    cost = CostCurve()
+    cost.record(0, 1.0)
+    cost.record(32, 1.1)
+    long = cost.at(1, 100_000)
+    long.record(0, 2.0)
+    for _ in range(20):
+        long.record(8, 3.0)
+    assert long.relative(8) == pytest.approx(1.5)
+    assert long.relative(32) == pytest.approx(1.5)
+    assert cost.relative(8) == pytest.approx(1.1), "as dear as there, but no dearer than 32 here"
 
 
 def test_one_interrupted_pass_is_no_news() -> None:
@@ -205,6 +231,10 @@ def test_a_recorded_cost_serves_any_number_of_rows() -> None:
     assert cost.at(6).relative(8) == pytest.approx((2 + 4.0) / (2 + 0.8))
     cost.at(6).record(8, 100.0)
     assert cost.at(6).relative(8) == pytest.approx(6.0 / 2.8)
+    odd = RecordedCost({0: 0.020, 3: 0.021, 4: 0.0215, 5: 0.022, 100: 0.060})
+    costs = [odd.relative(width) for width in (3, 4, 5, 100)]
+    assert costs == pytest.approx([1.05, 1.075, 1.1, 3.0])
+    assert RecordedCost({0: 1.0}).relative(8) > 1.0
     good = [AutoBudget(RecordedCost({w: 1 + 0.01 * w for w in line})) for _ in range(6)]
     assert min(share(good)) > 0
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tiny
 from architectures import build, prompt
+from draftsmith import storage
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts, Needs
@@ -278,7 +279,7 @@ def test_a_folder_has_one_name_however_it_is_written(
     assert calibration.file_of("model") != calibration.file_of("org/model")
     monkeypatch.delenv("DRAFTSMITH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "xdg"))
-    assert calibration.cache_folder() == cache / "xdg" / "draftsmith"
+    assert storage.cache_folder() == cache / "xdg" / "draftsmith"
 
 
 # ----------------------------------------------------------------------------- with a model

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import tiny
 from architectures import build, prompt
 from draftsmith.cli import app
-from draftsmith.drafters.mixture import bigrams
 from draftsmith.drafters.mixture.rows import BEST, LIKELY
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
@@ -24,14 +23,6 @@ def folder(tmp_path: Path) -> Path:
     tiny.model().save_pretrained(tmp_path / "model")
     tiny.tokenizer().save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where bigrams are kept."""
-    file = tmp_path / "kept" / "bigrams.safetensors"
-    monkeypatch.setattr(bigrams, "path_of", lambda _: file)
-    return file
 
 
 def test_rows_are_what_the_model_says_behind_a_line_break(
@@ -49,10 +40,10 @@ def test_rows_are_what_the_model_says_behind_a_line_break(
 
 
 def test_the_command_keeps_what_auto_then_begins_with(folder: Path, kept: Path) -> None:
-    ran = CliRunner().invoke(app, ["tune", "auto", str(folder), "--dtype", "float32"])
+    ran = CliRunner().invoke(app, ["tune", "auto", str(folder)])
     assert ran.exit_code == 0, ran.output
     assert "auto uses it from now on" in " ".join(ran.stderr.split())
-    assert kept.is_file()
+    assert [file.suffix for file in (kept / "auto").iterdir()] == [".safetensors"]
     model = load(folder)
     plain, tuned = Engine(model, drafter="none"), Engine(model)
     assert tuned.drafter.bigrams is not None  # type: ignore[attr-defined]
@@ -68,8 +59,18 @@ def test_the_command_keeps_what_auto_then_begins_with(folder: Path, kept: Path) 
 
 def test_models_that_cannot_be_asked() -> None:
     with pytest.raises(OptionError, match="made in memory has no name"):
-        tuning.bigrams(load(build("llama"), tokenizer=tiny.tokenizer()))
+        tuning.check(load(build("llama"), tokenizer=tiny.tokenizer()))
     mamba = build("mamba")
     mamba.config._name_or_path = "some/mamba"
     with pytest.raises(UnsupportedError, match="cannot verify trees"):
-        tuning.bigrams(load(mamba, tokenizer=tiny.tokenizer()))
+        tuning.check(load(mamba, tokenizer=tiny.tokenizer()))
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(
+    folder: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.write_text("a file in the place of the folder")
+    monkeypatch.setattr(tuning, "bigrams", lambda *_: pytest.fail("it was asked"))
+    ran = CliRunner().invoke(app, ["tune", "auto", str(folder)])
+    assert ran.exit_code == 2
+    assert "cannot be written" in " ".join(ran.stderr.split())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from draftsmith.bench.run import RunPlan
+from draftsmith.drafters.mixture import bigrams
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import last_part
 from draftsmith.model.measure import linear_layers, machine, versions
@@ -23,7 +24,7 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
         [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
         for r in records
     ]
-    device = model.device
+    answers, device = [[r.output, r.output_ids] for r in records], model.device
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
@@ -37,12 +38,9 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
         "seed": plan.sampling.seed,
         "max_new_tokens": plan.max_new_tokens,
         "warmup": plan.warmup,
-        **(
-            {"dictated": digest([[r.output, r.output_ids] for r in records])}
-            if plan.dictate
-            else {}
-        ),
+        **({"dictated": digest(answers)} if plan.dictate else {}),
         "budgets": [arm.budget for arm in plan.arms],
+        **({} if bigrams.load(model.facts) is None else {"tuned": "auto"}),
         **told,
         "machine": machine(),
         "versions": versions(),

@@ -33,6 +33,11 @@ class ExamineOptions(PlaceOptions):
     named: str | None = None
     """The same as --model."""
 
+    def load(self) -> LoadedModel:
+        """The model, in the checkpoint's own dtype."""
+        options = asdict(self)
+        return load_model(named=options.pop("named"), machine=MachineOptions(**options))
+
 
 def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     """Examine a model on this machine: what works, why not more, what a pass costs.
@@ -43,8 +48,7 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
 
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    options = asdict(chosen)
-    loaded = load_model(named=options.pop("named"), machine=MachineOptions(**options))
+    loaded = chosen.load()
     set_threads(idle())
     with waiting("measuring …"):
         record = examine(loaded)

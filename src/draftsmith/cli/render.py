@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftsmith.cli.report import note, stderr, stdout
+from draftsmith.text.repetition import looping, lost_lines, repeated_lines
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
 
 TARGET = "target"
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")
-LOOP_TOKENS = 48
-"""So many tokens at the end, the same passage again and again, are a loop."""
 LOST_SHARE = 0.1
 """An edit that drops or repeats more of a file's lines than this is worth a look."""
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-
 
 _PICTURES = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"}
 _PICTURES |= {127: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
@@ -185,25 +182,3 @@ def say_end(engine: Engine, result: GenerationResult, before: str | None = None)
             note(f"note: {lost} of the file's {had} lines are gone; compare before you use it")
         elif again > LOST_SHARE * had:
             note(f"note: {again} lines are there again and again; compare before you use it")
-
-
-def looping(tokens: Sequence[int]) -> int:
-    """The length of the passage that the end repeats, at least thrice; 0 if it does not."""
-    for passage in range(1, len(tokens) // 3 + 1):
-        tail = tokens[-max(LOOP_TOKENS, 3 * passage) :]
-        if len(tail) >= LOOP_TOKENS and tail[passage:] == tail[:-passage]:
-            return passage
-    return 0
-
-
-def lost_lines(before: str, after: str) -> int:
-    """Lines of a text that another one has nothing in place of."""
-    compared = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
-    spans = ((i2 - i1, j2 - j1) for _, i1, i2, j1, j2 in compared.get_opcodes())
-    return sum(max(0, old - new) for old, new in spans)
-
-
-def repeated_lines(before: str, after: str) -> int:
-    """Lines of a text, but for empty ones, that another one has more often, counted each time."""
-    lines, more = Counter(before.splitlines()), Counter(after.splitlines())
-    return sum(max(0, more[line] - count) for line, count in lines.items() if line.strip())

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from draftsmith.cli.bench_options import tell
 from draftsmith.cli.bench_report import text_table
+from draftsmith.cli.doctor import ExamineOptions
 from draftsmith.cli.loading import bar, load_model
 from draftsmith.cli.options import Json, MachineOptions
 from draftsmith.cli.render import plain_table
@@ -119,18 +120,8 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
     finished.forget()
 
 
-@dataclass(frozen=True, kw_only=True)
-class AutoOptions(MachineOptions):
-    """Which model is asked."""
-
-    spelt: ClassVar = {"model": "MODEL"}
-
-    model: str
-    """A hub id, a folder, a GGUF file, or a name such as smollm2."""
-
-
-def auto(chosen: AutoOptions) -> None:
-    """Ask a model once what it says after each of its 4,096 most frequent tokens.
+def auto(chosen: ExamineOptions) -> None:
+    """Ask a model once what it says after each of its 4,096 lowest ids, mostly frequent tokens.
 
     That is as much work as a prompt of 4,096 tokens. The result is a small file in your cache
     folder with which `auto` begins every answer of this model from then on.
@@ -139,13 +130,14 @@ def auto(chosen: AutoOptions) -> None:
 
     draftsmith tune auto Qwen/Qwen2.5-0.5B-Instruct
     """
-    loaded = load_model(chosen)
-    from draftsmith.drafters.mixture.bigrams import save
+    loaded = chosen.load()
+    from draftsmith.drafters.mixture.bigrams import path_of, save
     from draftsmith.tune.auto import bigrams, check, size
 
     check(loaded)
+    path = path_of(loaded.facts)
     with bar("asking", size(loaded)) as advance:
-        path = save(loaded.facts, bigrams(loaded, advance))
+        save(path, bigrams(loaded, advance))
     note(f"saved in {path}; auto uses it from now on")
 
 

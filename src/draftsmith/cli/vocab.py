@@ -38,12 +38,7 @@ _LEGEND = (
 class VocabOptions:
     """Whose tokenizers are compared, and on which text."""
 
-    spelt: ClassVar = {
-        "target": "A",
-        "drafter": "B",
-        "text": "TEXT",
-        "also": "--also C",
-    }
+    spelt: ClassVar = {"target": "A", "drafter": "B", "text": "TEXT", "also": "--also C"}
 
     target: str | None = None
     """The target's tokenizer: a hub id, a folder, a tokenizer.json, or a built-in model's name."""

@@ -6,10 +6,10 @@ drafts. It weighs what passes and drafts have cost against what has been accepte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
 from typing import Protocol
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
@@ -91,14 +91,15 @@ class CostCurve:
         """Whether a pass without a draft was measured: without it nothing can be compared."""
         return (self.rows, self.doublings, 0) in self._passes
 
-    @property
-    def _plain(self) -> float:
-        """Seconds of a pass without a draft."""
-        return self._passes[self.rows, self.doublings, 0][1]
+    def _plain(self, doublings: int) -> float:
+        """Seconds of a pass without a draft behind such a context: no more than any other took."""
+        keys = ((self.rows, doublings, rung) for rung in (0, *self.ladder))
+        return min(self._passes[key][1] for key in keys if key in self._passes)
 
     def record(self, width: int, seconds: float) -> None:
         """One pass whose drafts had `width` nodes together took `seconds`."""
-        rung = next((rung for rung in (0, *self.ladder) if rung >= width), self.ladder[-1])
+        rungs = 0, *self.ladder
+        rung = next((rung for rung in rungs if rung >= width), rungs[-1])
         key = self.rows, self.doublings, rung
         if not rung:
             self._plainly.setdefault(self.rows, set()).add(self.doublings)
@@ -135,7 +136,7 @@ class CostCurve:
         """
         if not self.knows_plain:
             return 0.0
-        return self._opening.get(drafter, 0.0) * tokens / self._plain
+        return self._opening.get(drafter, 0.0) * tokens / self._plain(self.doublings)
 
     def _learn(self, known: tuple[float, int] | None, seconds: float) -> tuple[float, int]:
         """The seconds to expect after one more time, and how many times that makes."""
@@ -150,22 +151,30 @@ class CostCurve:
 
     def relative(self, width: int) -> float:
         """Cost of a pass with `width` draft nodes, in plain passes; rises with the width."""
-        return _on_curve(self.widths(), width, self.prior_slope)
+        return self.relatives([width])[0]
+
+    def relatives(self, widths: Sequence[int]) -> list[float]:
+        """The same for several widths."""
+        points = self.widths()
+        return [_on_curve(points, width, self.prior_slope) for width in widths]
 
     def widths(self) -> Points:
         """What was measured: draft nodes of a pass, its cost in plain passes."""
         if not self.knows_plain:
-            return [(0, 1.0)]
-        rows, known, points = self.rows, self._passes, [(0.0, 1.0)]
-        near = sorted(self._plainly[rows], key=lambda doublings: abs(doublings - self.doublings))
-        for rung in self.ladder:
-            at = next((d for d in near if (rows, d, rung) in known), None)
+            return [(0.0, 1.0)]
+        here, points = self.doublings, [(0.0, 1.0)]
+        near = sorted(self._plainly[self.rows], key=lambda doublings: abs(doublings - here))
+        plain = {doublings: self._plain(doublings) for doublings in near}
+        least = math.inf
+        for rung in reversed(self.ladder):
+            at = next((d for d in near if (self.rows, d, rung) in self._passes), None)
             if at is not None:
-                width, seconds, _ = known[rows, at, rung]
-                points.append((width, seconds / known[rows, at, 0][1]))
-        # Some kernels are slower at a width than at a wider one: that many may be drafted as well.
-        costs = [*accumulate((cost for _, cost in reversed(points)), min)][::-1]
-        return [(w, cost / costs[0]) for (w, _), cost in zip(points, costs, strict=True)]
+                width, seconds, _ = self._passes[self.rows, at, rung]
+                # Some kernels are slower at a width than at a wider one: that many may be drafted.
+                cost = min(least, seconds / plain[at])
+                points.insert(1, (width, cost))
+                least = cost if at == here else least
+        return points
 
     def drafting(self, drafter: Hashable, width: int) -> float:
         """Cost of drafting within `width` nodes, in plain passes; in proportion where unmeasured.
@@ -179,7 +188,7 @@ class CostCurve:
         """What was measured: nodes that it was allowed, the cost of drafting in plain passes."""
         if not self.knows_plain:
             return [(0, 0.0)]
-        plain = self._plain
+        plain = self._plain(self.doublings)
         times = sorted(self._drafting.get((drafter, self.rows), {}).items())
         return [(0, 0.0), *((allowed, s / plain) for allowed, (s, count) in times if count > 1)]
 
@@ -198,8 +207,11 @@ class RecordedCost(CostCurve):
         `batches`: the same by the rows of a pass, the nodes of all of them together. A row that
         was not measured counts as one more node of the next smaller pass that was.
         """
-        super().__init__()
-        for rows, curve in {**(batches or {}), 1: seconds}.items():
+        curves = {**(batches or {}), 1: seconds}
+        super().__init__(
+            ladder=sorted({width for curve in curves.values() for width in curve} - {0})
+        )
+        for rows, curve in curves.items():
             for width, measured in curve.items():
                 CostCurve.record(super().at(rows), width, measured)
 
@@ -207,7 +219,7 @@ class RecordedCost(CostCurve):
         curve = super().at(rows)
         if not curve.knows_plain:
             known = super().at(max(n for n, _, _ in self._passes if n <= rows))
-            for rung in (0, *LADDER):
+            for rung in (0, *self.ladder):
                 CostCurve.record(curve, rung, known.relative(rung + rows - known.rows))
         return curve
 

@@ -239,6 +239,8 @@ class Mixture(DrafterState):
             self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
             self.rate, MEMORY, 1.0, wanted,
         )  # fmt: skip
+        if len(self.work.new):  # they are remembered
+            self.work = self.work._replace(new=ints(0))
         while count < 0 and scout is not None:
             verdict = ALLOWED if scout.go(self._first_waiting()) else FORBIDDEN
             forced, few = scout.onward() if verdict == ALLOWED else ([], [])
@@ -258,17 +260,16 @@ class Mixture(DrafterState):
 
     def keep(self) -> None:
         """Let what the target's logits said be remembered."""
-        new: list[int] = []
-        if self.said is not None:
-            tokens, logits, path = self.said
-            rows = best(tokens, logits)
-            # Of a token the last row weighs most: that of what was accepted.
-            order = [*(row for row in range(len(rows)) if row not in path), *path]
-            new = [number for row in order for number in rows[row]]
-        if new and not len(self.work.rows):
-            self.work = self.work._replace(rows=ints(KEPT * WIDTH))
-        if new or len(self.work.new):
-            self.work = self.work._replace(new=filled(new))
+        if self.said is None:
+            return
+        tokens, logits, path = self.said
+        rows = best(tokens, logits)
+        # Of a token the last row weighs most: that of what was accepted.
+        order = [*(row for row in range(len(rows)) if row not in path), *path]
+        new = [number for row in order for number in rows[row]]
+        if new:
+            kept = self.work.rows if len(self.work.rows) else ints(KEPT * WIDTH)
+            self.work = self.work._replace(rows=kept, new=filled(new))
         self.said = None
 
     def draft(self, ctx: Context) -> Draft:
@@ -278,7 +279,7 @@ class Mixture(DrafterState):
             # The sequences of a pass are thought to draft alike.
             widths = (0, *LADDER)
             self.widths = floats(widths)
-            self.costs = floats([ctx.cost.relative(ctx.cost.rows * width) for width in widths])
+            self.costs = floats(ctx.cost.relatives([ctx.cost.rows * width for width in widths]))
         self.drafts += 1
         scout = None
         if self.grammar and isinstance(ctx.grammar, GrammarState):

@@ -5,18 +5,17 @@ A calibration changes how well drafts are chosen, never what is generated.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from draftsmith.core.target import ModelFacts
-from draftsmith.errors import LoadError, WriteError
-from draftsmith.storage import cache_folder, write_text, writing
+from draftsmith.errors import LoadError
+from draftsmith.storage import file_about, known_about, write_text, writing
 
 FORMAT = 1
+KIND = "pld_plus", ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,9 @@ class Calibration:
         return path
 
 
-def file_of(model: str, kind: str = "pld_plus", suffix: str = ".json") -> Path:
-    """The file about a model, named after its hub id or folder."""
-    folder = Path(model).expanduser()
-    identity = str(folder.resolve()) if folder.is_dir() else model
-    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    readable = re.sub(r"[^\w.-]+", "-", Path(identity).name)[:60]
-    return cache_folder() / kind / f"{readable}-{digest}{suffix}"
+def file_of(model: str) -> Path:
+    """The file about a model."""
+    return file_about(model, *KIND)
 
 
 def load(model: ModelFacts) -> Calibration | None:
@@ -60,11 +55,8 @@ def load(model: ModelFacts) -> Calibration | None:
 
     Raises LoadError for a file that is damaged, or about a model of another shape.
     """
-    try:
-        path = file_of(model.name) if model.name else None
-    except WriteError:  # nowhere could one have been kept
-        return None
-    if path is None or not path.is_file():
+    path = known_about(model.name, *KIND)
+    if path is None:
         return None
     remedy = "delete it, or run `draftsmith tune pld-plus` again"
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from draftsmith.core.draft import ROOT, Draft
-from draftsmith.drafters.mixture.rows import KEPT, best
+from draftsmith.drafters.mixture.rows import BEST, KEPT, best
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -18,20 +18,22 @@ from draftsmith.text.tokenizer import encode
 
 BEFORE = "\n"
 """ours: the text before each token. Behind nothing at all a model is in no state that it knows: its
-first position collects the attention of all others. Smaller trees, but no larger gain, than behind
-a sentence or a chat's beginning."""
-CHUNK = 256
+first position collects the attention of all others. A sentence, the beginning of a chat, and the
+mean of five such do no better than a line break (docs/algorithms/auto.md)."""
+CHUNK = 128
 """Tokens of a pass."""
 
 
 def check(model: LoadedModel) -> None:
     """Raise OptionError for a model without a name, UnsupportedError for one that cannot look at
-    several tokens at one place."""
+    several tokens at one place, or has hardly any."""
     if not model.facts.name:
         raise OptionError("a model made in memory has no name to remember bigrams by")
     if model.capabilities.shape != "tree":
         why = "; ".join(model.capabilities.reasons)
         raise UnsupportedError(f"this model cannot verify trees, which bigrams take: {why}")
+    if model.vocab_size < BEST:
+        raise UnsupportedError(f"a row has {BEST} tokens, this model {model.vocab_size}")
 
 
 def size(model: LoadedModel) -> int:
@@ -42,8 +44,8 @@ def size(model: LoadedModel) -> int:
 @torch.inference_mode()
 def bigrams(model: LoadedModel, advance: Callable[[int], None] = lambda _: None) -> list[list[int]]:
     """A row for each of the lowest ids, in most vocabularies the most frequent tokens."""
-    check(model)
     runner, before = Runner(model), encode(model.tokenizer, BEFORE, special=True)
+    before = before or [getattr(model.tokenizer, "eos_token_id", None) or 0]
     rows, end = list[list[int]](), size(model)
     for start in range(0, end, CHUNK):
         tokens = tuple(range(start, min(start + CHUNK, end)))

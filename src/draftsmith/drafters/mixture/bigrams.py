@@ -16,57 +16,60 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.calibration import file_of
 from draftsmith.drafters.mixture.compiled import Ints, filled
 from draftsmith.drafters.mixture.rows import KEPT, LIKELY, WHOLE, WIDTH
-from draftsmith.errors import LoadError, WriteError
-from draftsmith.storage import write_chunks, writing
+from draftsmith.errors import LoadError
+from draftsmith.storage import check_writable, file_about, known_about, write_chunks, writing
 
 FORMAT = "draftsmith bigrams 1"
+LARGEST = 4 * KEPT * WIDTH + 4096
+"""Bytes of a file."""
 
 
-def path_of(model: str) -> Path:
-    """The file about a model, named after its hub id or folder."""
-    return file_of(model, "auto", ".safetensors")
+def path_of(model: ModelFacts) -> Path:
+    """The file about a model with this vocabulary, in a folder that is there and can be written.
 
-
-def save(model: ModelFacts, rows: Sequence[Sequence[int]]) -> Path:
-    """Keep rows (n, WIDTH) where `load` finds them; returns the file. Raises WriteError."""
-    path = path_of(model.name)
-    header = {"format": FORMAT, "vocab_size": str(model.vocab_size)}
+    Raises WriteError, before the work and not behind it.
+    """
+    path = file_about(model.name, *_kind(model))
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {"rows": np.array(rows, np.int32).reshape(-1, WIDTH)}
-        write_chunks(path, [serialize(tensors, header)])
+    check_writable(path)
     return path
+
+
+def save(path: Path, rows: Sequence[Sequence[int]]) -> None:
+    """Keep rows (n, WIDTH); raises WriteError."""
+    tensors = {"rows": np.array(rows, np.int32).reshape(-1, WIDTH)}
+    write_chunks(path, [serialize(tensors, {"format": FORMAT})])
 
 
 def load(model: ModelFacts) -> Ints | None:
     """Rows in their places, (KEPT * WIDTH,); None where `draftsmith tune auto` kept none.
 
-    Raises LoadError for a file that is damaged, or about a model with another vocabulary.
+    Raises LoadError for a file that is damaged.
     """
-    try:
-        path = path_of(model.name) if model.name else None
-    except WriteError:  # nowhere could one have been kept
-        return None
-    if path is None or not path.is_file():
+    path = known_about(model.name, *_kind(model))
+    if path is None:
         return None
     try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
         with safe_open(path, framework="np") as file:
             header, rows = dict(file.metadata() or {}), file.get_tensor("rows")
         if header.get("format") != FORMAT:
             raise ValueError("it holds something else")
-        if header.get("vocab_size") != str(model.vocab_size):
-            raise ValueError(
-                f"it is about a vocabulary of {header.get('vocab_size')}, not {model.vocab_size}"
-            )
         return placed(rows, model.vocab_size)
-    except (OSError, SafetensorError, LookupError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
         raise LoadError(
             f"{path} holds no bigrams of this model: {error}; delete it, or run `draftsmith tune "
             "auto` again"
         ) from error
+
+
+def _kind(model: ModelFacts) -> tuple[str, str]:
+    # By its vocabulary, too: ids that were added to a loaded model are no damage to the file.
+    return "auto", f"-{model.vocab_size}.safetensors"
 
 
 def placed(rows: np.ndarray, vocab_size: int) -> Ints:
@@ -81,6 +84,8 @@ def placed(rows: np.ndarray, vocab_size: int) -> Ints:
         raise ValueError("it has token ids that the model has not")
     if ((parts < 0) | (parts > WHOLE)).any() or (np.diff(parts) > 0).any():
         raise ValueError("it has impossible probabilities")
+    if (np.diff(np.sort(tokens[:, 1:])) == 0).any():
+        raise ValueError("it names a token twice")
     table = np.zeros((KEPT, WIDTH), np.int32)
     # Of tokens that share a place the most frequent stays, in most vocabularies the lowest id.
     table[tokens[::-1, 0] % KEPT] = rows[::-1]

@@ -40,12 +40,14 @@ KNOWN = 2
 """Weights are chosen by whether the row names the candidate."""
 TOLD, LIKELY, WIDTH = 1, 1 + BEST, 1 + 2 * BEST
 """A row: 1 + the token it followed, 0 where there is none, negative where only `bigrams` say so;
-the best tokens; each one's probability, among the best alone: a sum over the vocabulary costs more
-than it tells."""
+the best tokens; each one's probability, among the best of each time: a sum over the vocabulary
+costs more than it tells."""
 WHOLE = 1 << 16
 """A probability of 1."""
 STEPS = (58982, 39322, 19661, 6554, 1966, 655)
 """Between the classes of probability: 0.9, 0.6, 0.3, 0.1, 0.03, 0.01."""
+CLASSES, RANKS = 1 + len(STEPS), 6
+"""Classes of probability, and of places in a row; `bigrams` have cells behind those of the rest."""
 
 
 def best(tokens: Sequence[int], logits: Tensor) -> list[list[int]]:
@@ -139,8 +141,8 @@ def recall(work: Work, token: int, count: int) -> int:
     row, at = w[BANKED], place_of(token)
     w[FOUND + row] = w[ABSENT + row] = -1
     if token >= 0 and len(rows) and abs(rows[at]) == token + 1:
-        foreign = 7 * (rows[at] < 0)
-        w[FOUND + row], w[ABSENT + row] = at, PRESENT + foreign + likely(rows[at + LIKELY])
+        cell = likely(rows[at + LIKELY]) + CLASSES * (rows[at] < 0)
+        w[FOUND + row], w[ABSENT + row] = at, PRESENT + cell
         for i in range(TOLD, LIKELY):
             count = nominate(work, count, rows[at + i])
     return count
@@ -155,11 +157,11 @@ def compare(work: Work, count: int) -> None:
         w[at + ROW] *= KNOWN
     if w[FOUND + row] < 0:
         return
-    foreign = 6 * (rows[w[FOUND + row]] < 0)
+    first = RANKS * (rows[w[FOUND + row]] < 0)
     for i in range(BEST):
         slot = slot_of(work, rows[w[FOUND + row] + TOLD + i])
         if w[SLOTS + slot]:
             at = CANDIDATES + (w[SLOTS + slot] - 1) * CANDIDATE
-            rank = i if i < 4 else 4 if i < 6 else 5
-            w[at + CELL + row] = (foreign + rank) * 7 + likely(rows[w[FOUND + row] + LIKELY + i])
+            rank = first + (i if i < 4 else 4 if i < 6 else 5)
+            w[at + CELL + row] = rank * CLASSES + likely(rows[w[FOUND + row] + LIKELY + i])
             w[at + ROW] += 1
