@@ -123,8 +123,9 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
 def auto(chosen: ExamineOptions) -> None:
     """Ask a model once what it says after each of its 4,096 lowest ids, mostly frequent tokens.
 
-    That is as much work as a prompt of 4,096 tokens. The result is a small file in your cache
-    folder with which `auto` begins every answer of this model from then on.
+    That is as much work as a prompt of 4,096 tokens. The result is a small
+    file in your cache folder with which `auto` begins every answer of this
+    model from then on.
 
     [bold]Example[/bold]
 
