@@ -32,7 +32,8 @@ RATE, EPOCHS, PASS = 0.002, 3, 2
 NODES = (6, 12)
 IDS, ACCEPTED, ALL = "ids alone", "rows of accepted nodes", "rows of all nodes"
 TUNED = "rows of all nodes, behind bigrams"
-NONE = ints(KEPT * WIDTH)
+UNTUNED = ints(KEPT * WIDTH)
+"""No bigrams."""
 COSTS = (0.012, 0.022, 0.04)
 
 
@@ -131,7 +132,7 @@ def replay(belief: Belief, one: Passes, cost: float, arm: str, bigrams: Ints) ->
 
 
 def judge(
-    passes: Sequence[Passes], priors: dict[bool, Belief], arm: str, bigrams: Ints = NONE
+    passes: Sequence[Passes], priors: dict[bool, Belief], arm: str, bigrams: Ints
 ) -> dict[str, np.ndarray]:
     """By task: tokens, passes and nodes for each cost of a node."""
     tasks = {one.task: np.zeros((len(COSTS), 3)) for one in passes}
@@ -166,7 +167,7 @@ def main() -> None:
             for half, belief in halves.items():
                 mine = [one for one in passes if one.half == half]
                 teach(belief, mine, bigrams, arm != ACCEPTED)
-        tasks = judge(passes, halves, arm, bigrams if arm == TUNED else NONE)
+        tasks = judge(passes, halves, arm, bigrams if arm == TUNED else UNTUNED)
         found = [at_nodes(sum(tasks.values()), n) for n in NODES]
         base = base or found
         print(arm, [f"{x:.3f} ({x / y:.3f})" for x, y in zip(found, base, strict=True)])

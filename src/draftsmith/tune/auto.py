@@ -1,6 +1,6 @@
 """What a model says after its frequent tokens, for `auto` to begin every answer with.
 
-Source: Stewart et al. 2024, "The N-Grammys", arXiv 2411.03786, section 4.
+After Stewart et al. 2024, "The N-Grammys", arXiv 2411.03786: n-grams of the model itself.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def size(model: LoadedModel) -> int:
 def bigrams(model: LoadedModel, advance: Callable[[int], None] = lambda _: None) -> list[list[int]]:
     """A row for each of the lowest ids, in most vocabularies the most frequent tokens."""
     runner, before = Runner(model), encode(model.tokenizer, BEFORE, special=True)
+    # Tokenizers of T5's kind drop line breaks; some token has to come first.
     before = before or [getattr(model.tokenizer, "eos_token_id", None) or 0]
     rows, end = list[list[int]](), size(model)
     for start in range(0, end, CHUNK):

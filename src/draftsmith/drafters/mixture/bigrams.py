@@ -1,9 +1,9 @@
 """Bigrams: what a model says after a token in no text but a line break, for its frequent tokens.
 
 The first rows of every request, until the target's own take their place: one answer position in
-three follows a token that the answer has not had before. Source: Stewart et al. 2024, "The
-N-Grammys: Accelerating Autoregressive Inference with Learning-Free Batched Speculation",
-arXiv 2411.03786, section 4, whose model-derived bigrams are those of a token without any context.
+three has a next token that ids do not name. After Stewart et al. 2024, "The N-Grammys: Accelerating
+Autoregressive Inference with Learning-Free Batched Speculation", arXiv 2411.03786, which drafts by
+n-grams of the model itself; the line break, the places and the marks are ours.
 """
 
 from __future__ import annotations
