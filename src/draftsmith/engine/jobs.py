@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
 from time import perf_counter
@@ -164,6 +164,15 @@ def _pieces(job: Job, steps: Generator[Piece]) -> Generator[Piece]:
         yield from steps
 
 
+def _is_own(error: ValueError) -> bool:
+    """Whether an error comes from inside a generator, not from Python refusing to enter it.
+
+    Python refuses while another thread runs the generator; such an error has no frame below the
+    caller's.
+    """
+    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
+
+
 class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     """The pieces of one answer; `result` holds everything generated so far, at any time.
 
@@ -177,10 +186,10 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     def __next__(self) -> Piece:
         try:
             return next(self._pieces)
-        except ValueError:  # of a generator in which another thread is, to close it
-            if not self._job.aborted:
+        except ValueError as error:
+            if _is_own(error) or not self._job.aborted:
                 raise
-            raise StopIteration from None
+            raise StopIteration from None  # another thread is in the generator, to close it
 
     @property
     def result(self) -> GenerationResult:
@@ -193,8 +202,11 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         A reader in another thread, who just waits for a piece, comes to the end after the pass.
         """
         self._job.aborted = True
-        with suppress(ValueError):  # that reader's thread is in it
+        try:
             self._pieces.close()
+        except ValueError as error:
+            if _is_own(error):  # otherwise the reader's thread is in the generator
+                raise
 
     @property
     def closed(self) -> bool:

@@ -342,6 +342,8 @@ class Worker:
             chunk = Chunk(ticket.index, pieces, logprobs, drafts)
             if job.done:
                 self._log_drafter(job)
+                if job.session.error is not None and Refusal.of(job.session.error).status >= 500:
+                    log.error("an answer failed", exc_info=job.session.error)
                 chunk = Chunk(
                     ticket.index,
                     pieces,

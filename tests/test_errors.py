@@ -1,0 +1,257 @@
+"""What fails is told to whoever asked, by every way of asking, and never passed over."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tiny
+from command import call
+from draftsmith.core.draft import EMPTY
+from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import GenerationInterrupted, OptionError, PromptError, UnsupportedError
+from draftsmith.integrations.transformers import accelerate
+from draftsmith.testing import Scripted
+
+PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
+NEW = 12
+
+# --- E1: streams and chats raise what generate raises ---------------------------------------------
+
+
+def generate(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return engine.generate(prompt, **options).tokens
+
+
+def stream(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return [piece.token for piece in engine.stream(prompt, **options)]
+
+
+def stream_in_context(engine: Engine, prompt: Any, **options: Any) -> Any:
+    with engine.stream(prompt, **options) as pieces:
+        return [piece.token for piece in pieces]
+
+
+def chat_send(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return engine.chat(**options).send(prompt[0]["content"]).tokens
+
+
+def chat_stream(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return [piece.token for piece in engine.chat().stream(prompt[0]["content"], **options)]
+
+
+ENTRIES: list[Any] = [stream, stream_in_context, chat_send, chat_stream]
+
+
+class Raises:
+    """A processor that raises when it is called for the n-th time, in each copy of it."""
+
+    def __init__(self, error: Exception, call: int) -> None:
+        self.error, self.left = error, call
+
+    def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return scores
+
+
+ERRORS: list[Exception] = [
+    ValueError("a value does not fit"),
+    OptionError("an option does not fit"),
+    PromptError("the prompt does not fit"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a text does not fit"),
+    UnsupportedError("this cannot be done"),
+    StopIteration("at its end"),
+]
+
+
+def engine_of(**options: Any) -> Engine:
+    """An engine over a model of its own, which a test may change."""
+    model = copy.deepcopy(tiny.model())
+    return Engine.from_pretrained(model, tokenizer=copy.copy(tiny.tokenizer()), **options)
+
+
+def raised(entry: Any, engine: Engine, prompt: Any, **options: Any) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  any kind is asked for
+        entry(engine, prompt, **options)
+    return caught.value
+
+
+def same(error: Exception, expected: Exception) -> None:
+    """Assert that two ways of asking raise alike, causes included."""
+    assert type(error) is type(expected)
+    assert str(error) == str(expected)
+    if isinstance(expected, GenerationInterrupted) and isinstance(error, GenerationInterrupted):
+        assert type(error.__cause__) is type(expected.__cause__)
+        assert error.partial[0].tokens == expected.partial[0].tokens
+        assert error.partial[0].finish_reason == expected.partial[0].finish_reason
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("when", [1, 5])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_e1_a_processors_error_is_raised(
+    engine: Engine, error: Exception, when: int, entry: Any
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": NEW}
+    expected = raised(generate, engine, PROMPT, processors=Raises(error, when), **options)
+    if when > 1:
+        assert isinstance(expected, GenerationInterrupted)
+    same(raised(entry, engine, PROMPT, processors=Raises(error, when), **options), expected)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_e1_a_request_too_large_for_the_memory_is_refused(entry: Any) -> None:
+    engine = engine_of(memory=20_000)
+    prompt = [{"role": "user", "content": "the quick brown fox " * 60}]
+    expected = raised(generate, engine, prompt, max_new_tokens=200)
+    assert isinstance(expected, OptionError)
+    assert "memory=20,000" in str(expected)
+    same(raised(entry, engine, prompt, max_new_tokens=200), expected)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
+def test_e1_an_error_of_the_model_is_raised(drafter: str, entry: Any) -> None:
+    engine = engine_of(drafter=drafter, prefixes=0)
+
+    def fails(*_: Any) -> None:
+        raise ValueError("the layer does not fit")
+
+    engine.model.model.get_output_embeddings().register_forward_hook(fails)
+    expected = raised(generate, engine, PROMPT)
+    assert "the layer does not fit" in str(expected)
+    same(raised(entry, engine, PROMPT), expected)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("error", [OptionError("gamma"), UnsupportedError("heads")])
+def test_e1_a_drafter_whose_options_do_not_fit_is_refused(error: Exception, entry: Any) -> None:
+    class Refuses(Scripted):
+        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+            raise error
+
+    engine = engine_of(drafter=Refuses(lambda _: EMPTY), budget=3)
+    expected = raised(generate, engine, PROMPT)
+    assert expected is error
+    assert raised(entry, engine, PROMPT) is error
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("when", [1, 5])
+def test_e1_a_text_that_cannot_be_decoded_is_told(when: int, entry: Any) -> None:
+    """With a stop string `generate` decodes while tokens come, as streams do."""
+    engine = engine_of(drafter="none")
+    own, decodings = engine.model.tokenizer.decode, []
+
+    def decode(*given: Any, **named: Any) -> Any:
+        decodings.append(1)
+        if len(decodings) > 4 * when:
+            raise ValueError("no such character")
+        return own(*given, **named)
+
+    def asked(entry: Any) -> Exception:
+        decodings.clear()
+        return raised(entry, engine, PROMPT, max_new_tokens=NEW, stop="\0never")
+
+    engine.model.tokenizer.decode = decode
+    expected, found = asked(generate), asked(entry)
+    assert type(found) is type(expected)
+    assert "no such character" in str(found)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("read", [0, 3])
+def test_e1_a_model_put_into_training_mode_after_stream_is_told(read: int, chat: bool) -> None:
+    engine = engine_of(drafter="none")
+    asks = engine.chat().stream if chat else engine.stream
+    pieces = asks("the quick brown fox", max_new_tokens=NEW)
+    for _ in range(read):
+        next(pieces)
+    engine.model.model.train()
+    with pytest.raises(GenerationInterrupted if read else OptionError, match="training mode"):
+        list(pieces)
+    assert len(pieces.result.tokens) == read
+    engine.model.model.eval()
+    assert len(engine.generate("the quick brown fox", max_new_tokens=4).tokens) == 4
+
+
+@pytest.mark.parametrize("when", [1, 5])
+@pytest.mark.parametrize("what", ["processor", "stop rule", "streamer"])
+@pytest.mark.parametrize("error", ERRORS[:3], ids=lambda error: type(error).__name__)
+def test_e1_an_accelerated_model_raises_what_callbacks_raise(
+    error: Exception, what: str, when: int
+) -> None:
+    model = copy.deepcopy(tiny.model())
+
+    class Callback:
+        def __init__(self) -> None:
+            self.left = when + (what == "streamer")  # a streamer is given the prompt, too
+
+        def __call__(self, _ids: Any, scores: Any) -> Any:
+            self.left -= 1
+            if not self.left:
+                raise error
+            return scores if what == "processor" else torch.tensor([False])
+
+        def put(self, value: Any) -> None:
+            self(value, None)
+
+        def end(self) -> None:
+            pass
+
+    def asked() -> Exception:
+        own = Callback()
+        option: dict[str, Any] = {
+            "processor": {"logits_processor": [own]},
+            "stop rule": {"stopping_criteria": [own]},
+            "streamer": {"streamer": own},
+        }[what]
+        with pytest.raises(type(error)) as caught:
+            model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=NEW, **option)
+        return caught.value
+
+    plainly = asked()
+    with accelerate(model, "copyspec(gamma=1)"):
+        assert asked() is plainly is error
+
+
+def test_e1_a_stream_that_failed_ends_and_its_engine_serves(engine: Engine) -> None:
+    pieces = engine.stream(PROMPT, processors=Raises(ValueError("once"), 1), max_new_tokens=4)
+    with pytest.raises(ValueError, match="once"):
+        next(pieces)
+    assert pieces.closed
+    assert list(pieces) == []
+    assert pieces.result.finish_reason == "error"
+    assert len(engine.generate(PROMPT, max_new_tokens=4).tokens) == 4
+
+
+def test_e1_the_commands_say_what_failed(tmp_path: Any) -> None:
+    model = copy.deepcopy(tiny.model())
+    model.config.max_position_embeddings = 10**12
+    model.generation_config.max_length = None
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    much = ("-m", tmp_path, "--max-new-tokens", 10**11, "-d", "none")
+    done = call("run", *much, "the quick brown fox")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "Error: this request" in done.stderr
+    assert "memory" in done.stderr
+    told = json.loads(call("run", *much, "--json", "the quick brown fox").stdout)
+    assert "memory" in told["error"]
+    done = call("chat", *much, stdin="the quick brown fox\n")
+    assert "Error: this request" in done.stderr
+    assert done.stdout.strip() == ""
