@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor
 
 import tiny
 from command import call
-from draftsmith.core.draft import EMPTY
+from conftest import FAILED_PASSES
+from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import GenerationInterrupted, OptionError, PromptError, UnsupportedError
-from draftsmith.integrations.transformers import accelerate
+from draftsmith.integrations.transformers import DraftingNotice, accelerate
 from draftsmith.testing import Scripted
 
 PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
@@ -122,6 +125,7 @@ def test_e1_a_request_too_large_for_the_memory_is_refused(entry: Any) -> None:
     same(raised(entry, engine, prompt, max_new_tokens=200), expected)
 
 
+@pytest.mark.failing_passes
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
 def test_e1_an_error_of_the_model_is_raised(drafter: str, entry: Any) -> None:
@@ -255,3 +259,200 @@ def test_e1_the_commands_say_what_failed(tmp_path: Any) -> None:
     done = call("chat", *much, stdin="the quick brown fox\n")
     assert "Error: this request" in done.stderr
     assert done.stdout.strip() == ""
+
+
+# --- E2: passes that fail and are repeated --------------------------------------------------------
+
+COPIES = "the quick brown fox jumps over the lazy dog " * 3
+WRONG = 7
+"""A token that no prompt and no answer here has."""
+
+
+def wrong(ctx: Context) -> Draft:
+    return Draft.chain([WRONG][: ctx.budget], "scripted")
+
+
+def break_drafts(model: Any, *errors: Exception) -> None:
+    """Let passes of one sequence fail that carry drafts, or of several that draft `WRONG`.
+
+    With several errors, one after the other.
+    """
+    left = itertools.cycle(errors)
+
+    def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        ids = given["input_ids"]
+        alone = ids.shape[1] > 1 and int(given["position_ids"].min()) > 0
+        if bool((ids == WRONG).any()) or (alone and getattr(model, "serves_one", False)):
+            raise next(left)
+
+    model.register_forward_pre_hook(fails, with_kwargs=True)
+
+
+def failing_engine(*errors: Exception, **options: Any) -> Engine:
+    engine = engine_of(**{"drafter": Scripted(wrong), "budget": 2, "prefixes": 0} | options)
+    break_drafts(engine.model.model, *errors)
+    return engine
+
+
+def told_once(notices: Any, text: str) -> str:
+    """The one notice that names an error."""
+    (notice,) = (one for one in notices if text in one)
+    return str(notice)
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("the kernel knows no mask"),
+        FutureWarning("the kernel knows no mask"),
+        ValueError("the kernel knows no mask"),
+        NotImplementedError("the kernel knows no mask"),
+        torch.OutOfMemoryError("the kernel knows no mask"),
+        AssertionError("the kernel knows no mask"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_e2_a_drafted_pass_that_fails_is_counted_and_told(error: Exception) -> None:
+    engine = failing_engine(error)
+    plain = engine.generate(COPIES, drafter="none", max_new_tokens=20)
+    assert plain.stats.failed_passes == 0
+    assert plain.notices == ()
+    result = engine.generate(COPIES, max_new_tokens=20)
+    assert result.tokens == plain.tokens
+    assert result.stats.failed_passes > 1
+    assert result.stats.as_dict()["failed_passes"] == result.stats.failed_passes
+    assert type(error).__name__ in told_once(result.notices, "the kernel knows no mask")
+    assert any("the kernel knows no mask" in said for said in FAILED_PASSES)
+
+
+@pytest.mark.failing_passes
+def test_e2_each_kind_of_error_is_told_once() -> None:
+    engine = failing_engine(RuntimeError("one"), RuntimeError("another"), ValueError("a value"))
+    result = engine.generate(COPIES, max_new_tokens=20)
+    assert result.stats.failed_passes > 3
+    told_once(result.notices, "one")
+    told_once(result.notices, "a value")
+    assert len(result.notices) == 2
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_e2_streams_and_chats_count_alike(entry: Any) -> None:
+    engine = failing_engine(RuntimeError("no mask"))
+    plain = entry(engine, [{"role": "user", "content": COPIES}], drafter="none", max_new_tokens=9)
+    FAILED_PASSES.clear()
+    again = entry(engine, [{"role": "user", "content": COPIES}], max_new_tokens=9)
+    assert again == plain
+    assert FAILED_PASSES
+
+
+@pytest.mark.failing_passes
+def test_e2_only_answers_that_had_a_draft_count_it() -> None:
+    engine = failing_engine(RuntimeError("no mask"))
+    request = engine.prepare({"max_new_tokens": 12})
+    drafted = request.jobs([COPIES])[0]
+    plain = engine.prepare({"max_new_tokens": 12, "drafter": "none"}).jobs([COPIES])[0]
+    list(engine.scheduler.drive([plain, drafted]))
+    assert plain.result().tokens == drafted.result().tokens
+    assert drafted.result().stats.failed_passes > 0
+    assert plain.result().stats.failed_passes == 0
+    assert plain.result().notices == ()
+
+
+@pytest.mark.failing_passes
+def test_e2_sampled_drafts_keep_count_too() -> None:
+    own = copy.deepcopy(tiny.model())
+    drafter = DraftModel(own, tokenizer=tiny.tokenizer(), tokens=3, confidence=0)
+    engine = failing_engine(RuntimeError("no mask"), drafter=drafter, budget=3)
+    engine.model.model.serves_one = True
+    result = engine.generate(COPIES, temperature=1.0, seed=3, max_new_tokens=12)
+    assert len(result.tokens) <= 12
+    assert result.stats.failed_passes > 0
+    told_once(result.notices, "no mask")
+
+
+@pytest.mark.failing_passes
+def test_e2_logits_that_are_not_finite_count_as_a_failed_pass() -> None:
+    engine = engine_of(drafter=Scripted(wrong), budget=4, prefixes=0)
+    plain = engine.generate(COPIES, drafter="none", max_new_tokens=12)
+    wide = []
+
+    def watch(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        wide[:] = [bool((given["input_ids"] == WRONG).any())]
+
+    model = engine.model.model
+    model.register_forward_pre_hook(watch, with_kwargs=True)
+    model.get_output_embeddings().register_forward_hook(
+        lambda _module, _args, logits: logits * torch.nan if wide[0] else logits
+    )
+    result = engine.generate(COPIES, max_new_tokens=12)
+    assert result.tokens == plain.tokens
+    assert result.stats.failed_passes > 0
+    told_once(result.notices, "not finite")
+
+
+@pytest.mark.failing_passes
+def test_e2_a_part_of_a_prompt_that_fails_is_counted_and_told() -> None:
+    engine = engine_of(drafter="none", prefixes=0)
+    plain = engine.generate(COPIES, max_new_tokens=4)
+
+    def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        if given["input_ids"].shape[1] > 16:
+            raise torch.OutOfMemoryError("no room for this")
+
+    engine.model.model.register_forward_pre_hook(fails, with_kwargs=True)
+    result = engine.generate(COPIES, max_new_tokens=4)
+    assert result.tokens == plain.tokens
+    assert result.stats.failed_passes > 0
+    assert "prompt" in told_once(result.notices, "no room for this")
+
+
+@pytest.mark.failing_passes
+def test_e2_an_accelerated_model_warns_once() -> None:
+    model = copy.deepcopy(tiny.model())
+    ids = torch.tensor([tiny.tokenizer()(COPIES)["input_ids"]])
+    plain = model.generate(ids, max_new_tokens=12)
+    with accelerate(model, Scripted(wrong), budget=4) as handle:
+        break_drafts(model, RuntimeError("no mask"))
+        with pytest.warns(DraftingNotice, match="no mask") as told:
+            assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
+        assert len(told) == 1
+        assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
+        assert handle.stats is not None
+        assert handle.stats.failed_passes > 0
+
+
+@pytest.mark.failing_passes
+def test_e2_the_command_notes_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    load = Engine.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def broken(cls: Any, *given: Any, **named: Any) -> Engine:
+        engine: Engine = load(cls, *given, **named)
+        break_drafts(engine.model.model, RuntimeError("no mask"))
+        engine.model.model.serves_one = True
+        return engine
+
+    monkeypatch.setattr(Engine, "from_pretrained", classmethod(broken))
+    drafted = ("run", "-m", tmp_path, "--max-new-tokens", 60, "-d", "copyspec(gamma=1)")
+    asked = (*drafted, "--budget", 4, "--dtype", "float32", COPIES)
+    assert call(*asked).stderr.count("no mask") == 1
+    record = json.loads(call(*asked, "--json").stdout)
+    assert record["answers"][0]["stats"]["failed_passes"] > 0
+    told_once(record["notices"], "no mask")
+
+
+def test_e2_drafting_that_fails_for_several_answers_at_once_is_told() -> None:
+    class Alone(Scripted):
+        def draft(self, states: Any, contexts: Any) -> Any:
+            if len(states) > 1:
+                raise RuntimeError("one at a time")
+            return super().draft(states, contexts)
+
+    engine = engine_of(drafter=Alone(lambda _: EMPTY), budget=3)
+    found = engine.generate([COPIES, COPIES[4:]], max_new_tokens=8)
+    for result in found:
+        assert result.stats.drafter_failures > 0
+        told_once(result.notices, "one at a time")

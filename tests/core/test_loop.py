@@ -205,12 +205,14 @@ class Sampling(Scripted):
         return Draft.chain(tokens, "sampling", [q] * len(tokens))
 
 
+@pytest.mark.failing_passes
 def test_samples_that_overflow_keep_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a token overflows depends on what was drawn, so it cannot just be left out."""
     monkeypatch.setattr(draftsmith.testing, "ToyTarget", Overflowing)
     check_distribution(Sampling())
 
 
+@pytest.mark.failing_passes
 def test_guesses_that_overflow_are_followed_one_by_one() -> None:
     target = Overflowing(11)
     for greedy in (True, False):

@@ -12,8 +12,11 @@ from serving import api_of, client_of, events, idle, until
 from starlette.testclient import TestClient
 
 import tiny
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
 from draftsmith.engine.engine import Engine
 from draftsmith.server.api import Api
+from draftsmith.testing import Scripted
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASK: dict[str, Any] = {
@@ -50,6 +53,7 @@ def told(client: TestClient, path: str, stream: bool) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.failing_passes
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ASK)
 @pytest.mark.parametrize("after", [0, 3])
@@ -79,3 +83,28 @@ def test_e1_an_error_of_the_model_is_told_and_logged(
 def test_e1_a_request_too_large_for_the_memory_is_told(path: str, stream: bool) -> None:
     with asking(engine_of(memory=10_000)) as (client, _):
         assert "memory=10,000" in told(client, path, stream)["message"]
+
+
+@pytest.mark.failing_passes
+def test_e2_passes_that_fail_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = 7
+
+    def drafts(ctx: Context) -> Draft:
+        return Draft.chain([wrong][: ctx.budget], "scripted")
+
+    def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        if bool((given["input_ids"] == wrong).any()):
+            raise RuntimeError("the kernel knows no mask")
+
+    engine = engine_of(drafter=Scripted(drafts), budget=2)
+    engine.model.model.register_forward_pre_hook(fails, with_kwargs=True)
+    with asking(engine) as (client, _):
+        body = ASK[TEXT] | {"max_tokens": 9, "return_stats": True}
+        counts = [client.post(TEXT, json=body).json()["stats"]["failed_passes"] for _ in "ab"]
+        figures = client.get("/metrics").text
+    assert counts[0] == counts[1] > 0
+    assert f'draftsmith:failed_passes_total{{model_name="tiny"}} {float(sum(counts))}' in figures
+    (record,) = (one for one in caplog.records if one.levelname == "WARNING")
+    assert record.getMessage() == "a pass failed"
+    assert record.fields["kind"] == "RuntimeError"  # type: ignore[attr-defined]
+    assert "the kernel knows no mask" in record.fields["why"]  # type: ignore[attr-defined]

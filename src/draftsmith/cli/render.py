@@ -162,7 +162,12 @@ def say_notices(engine: Engine) -> None:
 
 
 def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
-    """Tell if the answer was cut short, and if it lacks or repeats lines of an edited file."""
+    """Tell what failed while drafting, whether the answer was cut short, and whether it lacks or
+    repeats lines of an edited file."""
+    if result.stats.failed_passes or result.stats.drafter_failures:
+        for said in result.notices:
+            if said not in engine.notices:
+                note(f"note: {said}")
     tokens, room = len(result.tokens), engine.model.context_length
     if result.finish_reason == "length":
         passage = looping(result.tokens)

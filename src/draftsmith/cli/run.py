@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -196,6 +196,7 @@ def run(
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (results or failure is None):
+            told = [result.notices for result in results]
             print_json(
                 {
                     "model": engine.model.name,
@@ -203,7 +204,7 @@ def run(
                     "device": str(engine.model.device),
                     "drafter": str(engine.drafter),
                     "answers": [record(engine, result) for result in results],
-                    "notices": list(engine.notices),
+                    "notices": [*dict.fromkeys(chain(engine.notices, *told))],
                     "error": failure,
                 }
             )

@@ -35,7 +35,11 @@ LONGEST_DRAFT = 5.0
 DRAFT_PASSES = 8
 """Passes of the target that it may take beside these: a draft model makes several of its own."""
 
-_OVERFLOW = RowOutput(torch.empty((0, 0)), finite=False)
+_NOT_COMPUTED = RowOutput(torch.empty((0, 0)), finite=False)
+
+WITHOUT_DRAFT = "a pass with drafts failed and was repeated without them"
+TOGETHER = "drafting for several answers at once failed and was repeated for each alone"
+SMALLER = "a pass over a part of the prompt failed and was repeated with a smaller part"
 
 
 def start(session: Session, target: Target[Any]) -> None:
@@ -221,7 +225,12 @@ def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> di
             for session in members:
                 session.put_aside(error)
             return {}
-        return {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
+        alone = {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
+        if all(session.drafter_error is None for session in members):
+            for session in members:
+                session.stats.drafter_failures += 1
+                session.note(TOGETHER, error)
+        return alone
     drafts = {}
     for session, draft in zip(members, made, strict=True):
         try:
@@ -269,20 +278,27 @@ def forward(
 
     First without drafts, then with smaller chunks of prompts, then without the last session, which
     ends with the error. Empties `drafts` that were given up; a sampled one is followed by plain
-    passes of its own, for whether it failed may depend on what was drawn.
+    passes of its own, for whether it failed may depend on what was drawn. Each failure is counted
+    for the sessions that get less (`Session.pass_failed`).
     """
-    outputs = [_OVERFLOW] * len(sessions)
+    outputs = [_NOT_COMPUTED] * len(sessions)
     members = list(range(len(sessions)))
     while members:
         rows = [sessions[i].row for i in members]
         try:
             found = target.forward(rows, [drafts[i] for i in members], [takes[i] for i in members])
-        except Exception as error:
-            if any(len(drafts[i]) for i in members):
+        except Exception as error:  # models are other people's code: it may be of any kind
+            drafted = [i for i in members if len(drafts[i])]
+            for i in drafted:
+                sessions[i].pass_failed(WITHOUT_DRAFT, error)
+            if drafted:
                 members = [i for i in members if not drafts[i].proposals]
                 for i in members:
                     drafts[i] = EMPTY
-            elif not _smaller(sessions, members, takes, target):
+            elif smaller := _smaller(sessions, members, takes, target):
+                for session in smaller:
+                    session.pass_failed(SMALLER, error)
+            else:
                 last = sessions[members.pop()]
                 last.fail(error)
                 target.close(last.row)
@@ -296,12 +312,12 @@ def forward(
 
 def _smaller(
     sessions: Sequence[Session], members: Sequence[int], takes: list[int], target: Target[Any]
-) -> bool:
-    """Halve the chunks of a pass; False where none can be smaller."""
+) -> list[Session]:
+    """Halve the chunks of a pass; return the sessions that had one."""
     long = [i for i in members if takes[i] > LEAST_CHUNK and target.splits(sessions[i].row)]
     for i in long:
         takes[i] = max(LEAST_CHUNK, takes[i] // 2)
-    return bool(long)
+    return [sessions[i] for i in long]
 
 
 def greedy_choices(
@@ -351,6 +367,8 @@ def settle(
         if output.finite:
             verdict = judge(session, draft, output, choices)
         else:
+            if output is not _NOT_COMPUTED:
+                session.pass_failed(WITHOUT_DRAFT, FloatingPointError("logits are not finite"))
             output, verdict = judge_plainly(session, draft, row, target)
             draft = EMPTY
         seconds = perf_counter() - begin

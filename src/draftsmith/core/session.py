@@ -15,10 +15,14 @@ from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingPara
 from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
-from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.errors import OptionError, UnsupportedError, first_line
 
 StopRule = Callable[["Session", Tensor | None], "str | None"]
 """Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
+
+
+PUT_ASIDE = "the drafter failed; the answer goes on plainly"
+NOT_CLOSED = "closing the drafter's state failed"
 
 
 class EndTokens:
@@ -80,6 +84,8 @@ class Session:
         """What ended it, where that was no stop rule."""
         self.drafter_error: Exception | None = None
         """Why its drafter was put aside."""
+        self.notices: dict[tuple[str, str], str] = {}
+        """What failed and was done in another way, by what and by kind of error."""
         self.waited = 0.0
         """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
         self.sources: list[str] = []
@@ -118,6 +124,19 @@ class Session:
         """End with an error; what was emitted stays."""
         self.error, self.finish_reason = error, "error"
 
+    def note(self, what: str, error: Exception) -> None:
+        """Keep a sentence about something that failed, one for each kind of error.
+
+        Keeps no error: its traceback would keep the tensors of the pass alive.
+        """
+        kind = type(error).__name__
+        self.notices.setdefault((what, kind), f"{what} ({kind}: {first_line(error)})")
+
+    def pass_failed(self, what: str, error: Exception) -> None:
+        """Count a pass that is repeated with less of this sequence, and keep the reason."""
+        self.stats.failed_passes += 1
+        self.note(what, error)
+
     def open_drafter(self) -> None:
         """Open the drafter's state, unless it is open; an error puts the drafter aside.
 
@@ -135,6 +154,7 @@ class Session:
         """Go on without the drafter, which failed."""
         self.stats.drafter_failures += 1
         self.drafter_error = error
+        self.note(PUT_ASIDE, error)
         self.budget = FixedBudget(0)
         self.close_drafter()
 
@@ -155,6 +175,7 @@ class Session:
             except Exception as error:
                 self.stats.drafter_failures += 1
                 self.drafter_error = self.drafter_error or error
+                self.note(NOT_CLOSED, error)
 
     def book(self) -> int:
         """Say of tokens that an interrupted or failed step emitted whose they are; how many."""

@@ -91,6 +91,9 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     probes: int = 0
+    failed_passes: int = 0
+    """Passes that failed and were repeated with less: without this answer's draft, or with a
+    smaller part of its prompt. A result's notices name the error."""
     drafter_failures: int = 0
     """Times that the drafter failed: at the first it is put aside. One that had stalled in another
     answer counts, too."""

@@ -13,7 +13,7 @@ from typing import Any
 from draftsmith.core.session import Session
 from draftsmith.engine.autocast import Mode
 from draftsmith.engine.result import GenerationResult
-from draftsmith.errors import DraftsmithError, GenerationInterrupted, first_line
+from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.text.tokenizer import TextStream, decode
 
 
@@ -112,10 +112,6 @@ class Job:
         else:
             known = self.tokenizer is not None
             text = decode(self.tokenizer, tokens, behind=self.behind) if known else ""
-        notices, failed = self.notices, session.drafter_error
-        if failed is not None:
-            said = f"{type(failed).__name__}: {first_line(failed)}"
-            notices += (f"the drafter failed ({said}); the answer goes on plainly",)
         return GenerationResult(
             tokens=tokens,
             text=text,
@@ -125,7 +121,7 @@ class Job:
             origins=[session.origins.get(position) for position in new],
             logprobs=None if session.logprobs is None else session.logprobs[:booked],
             prompt_tokens=session.ids[: session.prompt_length],
-            notices=notices,
+            notices=(*self.notices, *session.notices.values()),
             exact=self.exact,
             behind=self.behind,
         )

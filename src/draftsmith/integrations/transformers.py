@@ -12,7 +12,7 @@ import functools
 import inspect
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from math import nextafter
 from threading import RLock
@@ -60,7 +60,7 @@ class NotAcceleratedWarning(UserWarning):
 
 
 class DraftingNotice(UserWarning):
-    """How the drafter drafts for this model: by what calibration, or by what algorithm."""
+    """How the drafter drafts for this model, or what failed in drafting; each is told once."""
 
 
 def accelerate(
@@ -77,7 +77,7 @@ def accelerate(
     `budget` is the number of guessed tokens a pass may carry, "auto", or "drafter" for the
     drafter's own. A second call replaces the first. What cannot be accelerated still runs, with one
     NotAcceleratedWarning per reason. A drafter that uses a calibration or chose its algorithm says
-    so in a DraftingNotice.
+    so in a DraftingNotice, and so does one that fails, or a pass with drafts that fails.
     `tokenizer` is the model's own, for drafters that write another vocabulary than its.
     `prepack` puts layers in the place of the model's linear ones whose weights are laid out for
     this CPU, beside its own (`model.prepack`), until `restore`; do not write to weights through
@@ -160,7 +160,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self.prepacked = prepacked
         """Layers of the model that `restore` puts back."""
         self._loaded = loaded
-        self._told: set[str] = set()
+        self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
 
@@ -298,6 +298,10 @@ class Accelerated(AbstractContextManager["Accelerated"]):
                 raise session.error
         if streamer is not None:
             streamer.end()
+        for what, said in {k: v for s in sessions for k, v in s.notices.items()}.items():
+            if what not in self._told:
+                self._told.add(what)
+                warnings.warn(said, DraftingNotice, stacklevel=3)
         return record.output(_sequences(input_ids, sessions, generation_config))
 
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:

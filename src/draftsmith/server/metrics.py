@@ -51,6 +51,9 @@ class Metrics:
         )
         self.ended = counter("vllm:request_success", "Answers that ended.", "finished_reason")
         self.passes = counter("draftsmith:passes", "Passes of the model, by answer.")
+        self.failed_passes = counter(
+            "draftsmith:failed_passes", "Passes that failed and were repeated with less, by answer."
+        )
         self.failures = counter("draftsmith:drafter_failures", "Drafters that were put aside.")
         self.source_drafted = counter(
             "draftsmith:draft_tokens_by_source", "Drafted tokens, by who guessed.", "source"
@@ -105,6 +108,7 @@ class Metrics:
 
     def _book(self, stats: Stats) -> None:
         self.passes.inc(stats.passes)
+        self.failed_passes.inc(stats.failed_passes)
         self.failures.inc(stats.drafter_failures)
         self.drafts.inc(stats.attempts)
         self.drafted.inc(stats.drafted)

@@ -20,6 +20,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from draftsmith.core.loop import SMALLER, WITHOUT_DRAFT
 from draftsmith.core.stats import Guess
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
@@ -169,8 +170,8 @@ class Worker:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Ticket] = []
         """Those of the thread."""
-        self._told: Exception | None = None
-        """Why a drafter was put aside, as the log has it already."""
+        self._logged: set[tuple[str, ...]] = set()
+        """What failed and was done in another way, as the log has it already."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="draftsmith-worker", daemon=True)
@@ -341,9 +342,7 @@ class Worker:
                 job.session.drafts = []
             chunk = Chunk(ticket.index, pieces, logprobs, drafts)
             if job.done:
-                self._log_drafter(job)
-                if job.session.error is not None and Refusal.of(job.session.error).status >= 500:
-                    log.error("an answer failed", exc_info=job.session.error)
+                self._log_failures(job)
                 chunk = Chunk(
                     ticket.index,
                     pieces,
@@ -359,15 +358,20 @@ class Worker:
         if chunks:
             self._tell(partial(self._hand_out, chunks))
 
-    def _log_drafter(self, job: Job) -> None:
-        """Say why a drafter was put aside; of one that stalled once, not by every answer."""
-        failed = job.session.drafter_error
-        if failed is not None and failed is not self._told:
-            self._told = failed
-            ours = isinstance(failed, DraftsmithError)  # others may name what was asked
-            told = {"drafter": str(job.session.drafter), "kind": type(failed).__name__}
-            why = {"why": str(failed)} if ours else {}
-            log.warning("a drafter was put aside", extra={"fields": told | why})
+    def _log_failures(self, job: Job) -> None:
+        """Log why an answer failed, and once for each kind of error what it did in another way."""
+        session = job.session
+        if session.error is not None and Refusal.of(session.error).status >= 500:
+            log.error("an answer failed", exc_info=session.error)
+        for (what, kind), said in session.notices.items():
+            of_pass = what in (WITHOUT_DRAFT, SMALLER)
+            event = "a pass failed" if of_pass else "a drafter was put aside"
+            fields = {"drafter": str(session.drafter), "kind": kind}
+            # Errors of other people's drafters may name what was asked.
+            why = of_pass or isinstance(session.drafter_error, DraftsmithError)
+            if (key := (what, *fields.values())) not in self._logged:
+                self._logged.add(key)
+                log.warning(event, extra={"fields": fields | ({"why": said} if why else {})})
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None
