@@ -16,7 +16,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.session import EndTokens, Session, Stalls
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError, DrafterStalled
@@ -278,7 +278,7 @@ class Slow(ToyTarget):
     ("drafting", "passing", "stalls"),
     [(10.0, 0.01, True), (4.9, 0.0, False), (10.0, 0.7, False), (60.0, 7.0, False)],
 )
-def test_a_drafter_that_holds_up_a_pass_is_asked_once(
+def test_a_drafter_that_holds_up_a_pass_is_asked_once_for_an_answer(
     monkeypatch: pytest.MonkeyPatch, drafting: float, passing: float, stalls: bool
 ) -> None:
     """Ten seconds beside a pass that takes none; on a machine whose passes take long it may."""
@@ -301,6 +301,74 @@ def test_a_drafter_that_holds_up_a_pass_is_asked_once(
     assert session.ids[1:] == answer
     assert len(asked) == 4
     assert session.stats.drafter_failures == 0
+
+
+def answers_of(drafter: Scripted, count: int, clock: Clock) -> list[Session]:
+    """Answers one after the other, by passes that take no time."""
+    target, stalls, found = Slow(11), Stalls(), []
+    target.clock, target.seconds = clock, 0.0
+    for _ in range(count):
+        session = Session(
+            [1, 2, 3], drafter=drafter, budget=FixedBudget(2), vocab_size=11, limit=4,
+            distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
+            stalls=stalls,
+        )  # fmt: skip
+        start(session, target)
+        while not session.finished:
+            step([session], target)
+        found.append(session)
+    return found
+
+
+def test_e5_a_drafter_that_was_slow_once_is_asked_by_the_next_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that was stopped for an hour, say."""
+    clock, asked = Clock(), []
+    monkeypatch.setattr(loop, "perf_counter", clock)
+
+    def slow_once(_ctx: Context) -> Draft:
+        asked.append(clock.now)
+        clock.now += 3600.0 if len(asked) == 3 else 0.0
+        return EMPTY
+
+    first, second = answers_of(Scripted(slow_once), 2, clock)
+    assert isinstance(first.drafter_error, DrafterStalled)
+    assert first.stats.drafter_failures == 1
+    assert second.drafter_error is None
+    assert len(asked) == 3 + 3
+
+
+def test_e5_a_drafter_that_stays_slow_is_asked_ever_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, quick = Clock(), [], False
+    monkeypatch.setattr(loop, "perf_counter", clock)
+
+    def slow(_ctx: Context) -> Draft:
+        asked.append(clock.now)
+        clock.now += 0.0 if quick else 10.0
+        return EMPTY
+
+    drafter = Scripted(slow)
+    found = answers_of(drafter, 100, clock)
+    assert len(asked) == 7, "after 0, 1, 3, 7, 15 and 31 answers without it"
+    for session in found:
+        assert isinstance(session.drafter_error, DrafterStalled)
+        assert session.stats.drafter_failures == 1
+        assert session.stats.tokens == 4
+
+
+def test_e5_who_gets_quick_again_is_asked_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = Clock(), []
+    monkeypatch.setattr(loop, "perf_counter", clock)
+
+    def mostly_quick(_ctx: Context) -> Draft:
+        asked.append(clock.now)
+        clock.now += 10.0 if len(asked) % 10 == 1 else 0.0
+        return EMPTY
+
+    found = answers_of(Scripted(mostly_quick), 20, clock)
+    stalled = [session for session in found if session.drafter_error is not None]
+    assert len(stalled) == sum(1 for n in range(len(asked)) if n % 10 == 0), "no answer rested"
 
 
 def test_what_a_drafter_compiles_and_reads_is_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ drafts. It weighs what passes and drafts have cost against what has been accepte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
 """Draft widths; a short ladder, so that each is measured often and can become a CUDA graph."""
@@ -69,8 +70,11 @@ class CostCurve:
         """By rows, doublings and rung: mean width, seconds, how many."""
         self._plainly: dict[int, set[int]] = {}
         """Rows → doublings at which a plain pass was measured."""
-        self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
-        self._opening: dict[Hashable, float] = {}
+        # Weakly: a draft model that nobody uses any more must not stay for what it took.
+        self._drafting: WeakKeyDictionary[Any, dict[int, dict[int, tuple[float, int]]]]
+        self._drafting = WeakKeyDictionary()
+        """Drafter → rows → width allowed: seconds, how many."""
+        self._opening: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     def at(self, rows: int, context: int = 0) -> CostCurve:
         """What is known of passes over so many sequences and cached tokens, for all to learn."""
@@ -113,21 +117,13 @@ class CostCurve:
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
         """`drafter`, allowed `width` nodes, took `seconds` to draft for all rows."""
-        times = self._drafting.setdefault((drafter, self.rows), {})
+        times = self._drafting.setdefault(drafter, {}).setdefault(self.rows, {})
         times[width] = self._learn(times.get(width), seconds)
 
     def record_opening(self, drafter: Hashable, tokens: int, seconds: float) -> None:
         """The first drafts of sequences with so many tokens in all took `seconds`."""
         old, rate = self._opening.get(drafter), seconds / tokens
         self._opening[drafter] = rate if old is None else (old + rate) / 2
-
-    def forget(self, drafters: Collection[Hashable]) -> None:
-        """Forget what these took, and with it these; others may record meanwhile."""
-        for key in list(self._drafting):
-            if key[0] in drafters:
-                self._drafting.pop(key, None)
-        for drafter in drafters:
-            self._opening.pop(drafter, None)
 
     def opening(self, drafter: Hashable, tokens: int) -> float:
         """Cost of a sequence's first draft, in plain passes; 0 where unmeasured.
@@ -186,10 +182,10 @@ class CostCurve:
 
     def drafts(self, drafter: Hashable) -> Points:
         """What was measured: nodes that it was allowed, the cost of drafting in plain passes."""
-        if not self.knows_plain:
+        if not self.knows_plain or drafter is None:
             return [(0, 0.0)]
         plain = self._plain(self.doublings)
-        times = sorted(self._drafting.get((drafter, self.rows), {}).items())
+        times = sorted(self._drafting.get(drafter, {}).get(self.rows, {}).items())
         return [(0, 0.0), *((allowed, s / plain) for allowed, (s, count) in times if count > 1)]
 
 

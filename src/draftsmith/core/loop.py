@@ -21,7 +21,7 @@ from draftsmith.compiled import compiling
 from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
-from draftsmith.core.session import Session
+from draftsmith.core.session import PUT_ASIDE, Session
 from draftsmith.core.stats import TARGET, Step, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
@@ -244,19 +244,31 @@ def give_up(decoding: Sequence[Session], seconds: float) -> None:
     """Put drafters aside that held up a pass, which itself took so many `seconds`.
 
     It is not counted what they compiled, nor as long as it took to read their prompts: a draft
-    model reads them, too. So none is judged by how fast the machine is.
+    model reads them, too. So none is judged by how fast the machine is. The sequences of the pass
+    go on plainly; later ones ask the drafter again (`Stalls`).
     """
-    slow = [session for session in decoding if session.waited > LONGEST_DRAFT]
+    asked = [session for session in decoding if session.context.budget]
+    slow = [session for session in asked if session.waited > LONGEST_DRAFT]
+    stalled: dict[int, DrafterStalled] = {}
     for session in slow:
         read = sum(s.stats.seconds.prefill for s in slow if s.drafter is session.drafter)
         if session.waited > LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
-            error = DrafterStalled(
-                f"drafting took {session.waited:.1f} s beside a pass of {seconds:.3f} s; "
-                "it is not asked again"
+            if id(session.stalls) not in stalled:
+                session.stalls.add()
+            stalled[id(session.stalls)] = DrafterStalled(
+                f"drafting took {session.waited:.1f} s beside a pass of {seconds:.3f} s"
             )
+    for session in asked:
+        if id(session.stalls) not in stalled:
+            session.stalls.in_a_row = 0
+    for session in decoding if stalled else ():
+        if (error := stalled.get(id(session.stalls))) is None:
+            continue
+        if session.drafter_error is None:
+            session.put_aside(error)
+        elif session.waited:
             error.__cause__ = session.drafter_error
-            if session.drafter_error is None:
-                session.put_aside(error)
+            session.note(PUT_ASIDE, error)
             session.drafter_error = error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingPara
 from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
-from draftsmith.errors import OptionError, UnsupportedError, first_line
+from draftsmith.errors import DrafterStalled, OptionError, UnsupportedError, first_line
 
 StopRule = Callable[["Session", Tensor | None], "str | None"]
 """Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
@@ -33,6 +34,34 @@ class EndTokens:
 
     def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         return "stop" if session.ids[-1] in self.ids else None
+
+
+@dataclass(slots=True)
+class Stalls:
+    """How long a drafter rests that held up passes: 0, 1, 3, 7, … answers go on without it.
+
+    So it is always tried again, and holds up few of many answers where it stays slow. One object
+    for all sequences of a bound drafter; it knows the drafter by nothing, so it keeps none alive.
+    """
+
+    in_a_row: int = 0
+    """Passes that the drafter has held up since its last quick draft."""
+    resting: int = 0
+    """Answers that go on without it before it is asked again."""
+
+    def add(self) -> None:
+        """Count a pass that was held up."""
+        self.in_a_row, self.resting = self.in_a_row + 1, 2**self.in_a_row - 1
+
+    def rest(self) -> DrafterStalled | None:
+        """Why a new answer must go on without the drafter; None: it may ask."""
+        if not self.resting:
+            return None
+        self.resting -= 1
+        return DrafterStalled(
+            f"it held up the last {self.in_a_row} passes that asked it; after {self.resting} more "
+            "answers it is asked again"
+        )
 
 
 class Session:
@@ -55,6 +84,7 @@ class Session:
         draft_seed: int | None = None,
         device: str | torch.device = "cpu",
         padding: Sequence[int] = (),
+        stalls: Stalls | None = None,
     ) -> None:
         self.ids = list(ids)
         self.padding = list(padding)
@@ -86,6 +116,7 @@ class Session:
         """Why its drafter was put aside."""
         self.notices: dict[tuple[str, str], str] = {}
         """What failed and was done in another way, by what and by kind of error."""
+        self.stalls = stalls or Stalls()
         self.waited = 0.0
         """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
         self.sources: list[str] = []
@@ -143,6 +174,9 @@ class Session:
         But one about its options is the caller's to mend, and ends the session.
         """
         if self.state is None and self.drafter_error is None:
+            if (stalled := self.stalls.rest()) is not None:
+                self.put_aside(stalled)
+                return
             try:
                 self.state = self.drafter.open(self.context)
             except (OptionError, UnsupportedError) as error:

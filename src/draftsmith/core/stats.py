@@ -95,8 +95,8 @@ class Stats:
     """Passes that failed and were repeated with less: without this answer's draft, or with a
     smaller part of its prompt. A result's notices name the error."""
     drafter_failures: int = 0
-    """Times that the drafter failed: at the first it is put aside. One that had stalled in another
-    answer counts, too."""
+    """Times that the drafter failed; after the first that concerns this answer alone it is put
+    aside. One that rests because it held up other answers counts, too."""
     drafted_by_depth: list[int] = field(default_factory=list)
     """Entry d: attempts whose draft reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)

@@ -220,8 +220,7 @@ class Engine:
             made = self._called.get(config) or self._bound(config)
             self._called[config] = made
             if len(self._called) > _CALLED:
-                old = self._called.popitem(last=False)[1].drafter
-                self.cost.forget((old, *getattr(old, "drafters", ())))
+                self._called.popitem(last=False)
         return made
 
     def _bound(self, config: Drafter) -> Drafting:

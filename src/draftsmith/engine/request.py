@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from types import FunctionType, ModuleType
 from typing import Any, Literal, TypedDict
@@ -15,7 +15,7 @@ import torch
 from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
-from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.session import EndTokens, Session, Stalls
 from draftsmith.core.target import Needs
 from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.engine.autocast import Mode
@@ -93,6 +93,8 @@ class Drafting:
     cost: CostCurve
     answers: Memory | None = None
     """Of earlier answers, where they are remembered."""
+    stalls: Stalls = field(default_factory=Stalls)
+    """When the drafter is asked again that held up a pass."""
 
     @classmethod
     def of(
@@ -112,6 +114,7 @@ class Drafting:
             needs=self.needs,
             budget=self._budget(),
             vocab_size=self.model.vocab_size,
+            stalls=self.stalls,
             **options,
         )
 

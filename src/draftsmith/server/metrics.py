@@ -71,10 +71,6 @@ class Metrics:
             ),
             "vllm:kv_cache_usage_perc": ("Of the memory, 1 is all of it.", lambda: worker.reserved),
             "draftsmith:kept_prefixes": ("Rows kept.", lambda: len(worker.scheduler.prefixes)),
-            "draftsmith:stalled_drafters": (
-                "Drafters that held up a pass and are not asked again.",
-                lambda: len(worker.scheduler.stalled),
-            ),
         }  # fmt: skip
         for name, (about, read) in gauges.items():
             made = Gauge(name, about, ["model_name"], registry=self._registry)
