@@ -117,8 +117,12 @@ class Lane:
     counters: str = "waiting"
 
     def count(self, s: Stats) -> None:
-        speed, seconds = s.tokens_per_second, s.seconds.total
-        self.counters = f"{s.tokens} tokens · {speed:.0f} tok/s · {seconds:.2f} s"
+        self.counters = f"{s.tokens} tokens · {_speed(s):.0f} tok/s · {s.seconds.total:.2f} s"
+
+
+def _speed(stats: Stats) -> float:
+    """Tokens per second of the steps: drawing takes time between them."""
+    return stats.tokens / stats.seconds.total if stats.seconds.total else 0.0
 
 
 def race(
@@ -198,7 +202,7 @@ def compare(
 def figures(plain: GenerationResult, drafted: GenerationResult) -> tuple[str, ...]:
     """How the times compare, and where the guesses that held were copied from."""
     before, after = (result.stats for result in (plain, drafted))
-    ratio = after.tokens_per_second / before.tokens_per_second
+    ratio = _speed(after) / _speed(before)
     guessed = [source != TARGET for source in drafted.sources]
     copied = [origin for origin in drafted.origins if origin is not None]
     prompt = sum(origin < len(drafted.prompt_tokens) for origin in copied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from time import perf_counter
 from typing import Any, Unpack
 from weakref import ref
 
@@ -31,7 +32,7 @@ class Chat:
     def __init__(
         self,
         scheduler: Scheduler,
-        prepare: Callable[[Mapping[str, Any]], Request],
+        prepare: Callable[[Mapping[str, Any], float], Request],
         system: str | None,
         options: Mapping[str, Any],
     ) -> None:
@@ -59,9 +60,10 @@ class Chat:
 
         A new turn ends the one before. A stream that is never read leaves no trace.
         """
+        began = perf_counter()
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
-        request = self._prepare({**self.options, **options})
+        request = self._prepare({**self.options, **options}, began)
         job = request.job(request.encode(history), streaming=True)
         if job.session.context.earlier is None:
             job.session.context.earlier = self._answers.of(job.salt)

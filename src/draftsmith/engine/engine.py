@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal, Unpack, overload
 
 from draftsmith.core.budget import CostCurve
@@ -168,10 +169,11 @@ class Engine:
         per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
         anything runs, GenerationInterrupted (with what was generated) after.
         """
+        began = perf_counter()
         if n < 1:
             raise OptionError(f"n={n!r} cannot work; it must be at least 1")
         prompts, batched = as_batch(prompt)
-        jobs = self.prepare(options).jobs(prompts, n)
+        jobs = self.prepare(options, began).jobs(prompts, n)
         with partial_results(jobs):
             for _ in self.scheduler.here.drive(jobs):
                 pass
@@ -196,11 +198,14 @@ class Engine:
         if self.answers is not None and self.answers.path is not None:
             self.answers.save()
 
-    def prepare(self, options: Mapping[str, Any]) -> Request:
-        """One call's choices, checked before anything runs."""
-        given = dict(options)
+    def prepare(self, options: Mapping[str, Any], began: float | None = None) -> Request:
+        """One call's choices, checked before anything runs.
+
+        `began`: when the call was made, by `time.perf_counter`; None: now.
+        """
+        began, given = perf_counter() if began is None else began, dict(options)
         drafting = self.drafting(given.pop("drafter", None), given.pop("budget", None))
-        return Request.of(drafting, given)
+        return Request.of(drafting, given, began)
 
     def drafting(
         self, drafter: str | Drafter | None = None, budget: BudgetSpec | None = None

@@ -38,6 +38,7 @@ class Job:
     """Set where text is wanted while tokens come: for streaming and for stop strings."""
     notices: tuple[str, ...] = ()
     began: float = field(default_factory=perf_counter)
+    """When the call was made, or the request arrived."""
     mode: Mode = field(default_factory=Mode)
     """The caller's autocast mode."""
     salt: str = ""
@@ -85,6 +86,7 @@ class Job:
         new, texts, held = range(self.booked[0], session.generated), list[str](), ""
         if not new:
             return
+        session.stats.wall_seconds = now
         if not new.start:
             session.stats.first_token_seconds = now
         if self.stream is not None:

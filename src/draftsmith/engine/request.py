@@ -6,7 +6,6 @@ import copy
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from time import perf_counter
 from types import FunctionType, ModuleType
 from typing import Any, Literal, TypedDict
 
@@ -138,17 +137,18 @@ class Request:
     settings: Mapping[str, Any]
     """What the model's generation_config asks of every answer."""
     began: float
+    """When the call was made, or the request arrived."""
     salt: str
     """Cached prefixes and answers are shared with requests of the same salt only."""
     grammar: Compiled | None = None
 
     @classmethod
-    def of(cls, drafting: Drafting, options: Mapping[str, Any]) -> Request:
+    def of(cls, drafting: Drafting, options: Mapping[str, Any], began: float) -> Request:
         """Raises OptionError, also for a model that was put into training mode meanwhile.
 
         A grammar is compiled here, unless it was before.
         """
-        began, given, model = perf_counter(), dict(options), drafting.model
+        given, model = dict(options), drafting.model
         check_mode(model.model)
         template = given.pop("chat_template_kwargs", None) or {}
         prediction = given.pop("prediction", None) or ()

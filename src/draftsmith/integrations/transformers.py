@@ -16,6 +16,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from math import nextafter
 from threading import RLock
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -212,6 +213,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`generate`, with its own arguments and results; `past_key_values` is always None."""
+        began = perf_counter()
         self.stats = self.last_notice = None
         call = self._by_name(args, kwargs)
         config, reason = self._configure(call)
@@ -221,7 +223,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
             return self.original(*args, **kwargs)
         call = _with_stop_strings(call, config.stop_strings, self.model.generation_config)
-        decode = functools.partial(self._decode, streamer=call.get("streamer"))
+        decode = functools.partial(self._decode, streamer=call.get("streamer"), began=began)
         return self.original(**call, custom_generate=decode)
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +264,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         stopping_criteria: Any,
         generation_config: Any,
         *,
+        began: float,
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
@@ -287,7 +290,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
         mode = Mode.of_this_thread(self._loaded.device)
-        jobs = [Job(session, None, mode=mode) for session in sessions]
+        jobs = [Job(session, None, mode=mode, began=began) for session in sessions]
         try:
             for _ in self.scheduler.here.drive(jobs):
                 pass

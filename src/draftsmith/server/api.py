@@ -7,10 +7,10 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -20,6 +20,7 @@ from sse_starlette.sse import SendTimeoutError
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job, partial_results
 from draftsmith.errors import OptionError, PromptError
+from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
 from draftsmith.server.keys import Keys
@@ -44,7 +45,19 @@ _TEXTS = ["this and no more", "or that"]
 CLIENT_GONE = 499
 """The status of an answer that nobody waits for."""
 
+LONG = 100_000
+"""Bytes of a request whose preparation may take a noticeable time."""
+
 log = logging.getLogger(__name__)
+
+
+class Arrival(NamedTuple):
+    """A request whose body has come in."""
+
+    began: float
+    """When it had, by `time.perf_counter`."""
+    bytes: int
+    """Of its body."""
 
 
 class Api:
@@ -59,8 +72,10 @@ class Api:
         capacity = engine.scheduler.max_batch + settings.queue
         self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
         self.metrics.watch(self.worker)
-        self._preparing = ThreadPoolExecutor(1, "draftsmith-prompts")
-        """So that long prompts take one core at most."""
+        self._preparing = ThreadPoolExecutor(capacity, "draftsmith-prompts")
+        """A thread for each request, so that none waits for another's prompt or drafter."""
+        self._long = asyncio.Lock()
+        """Long prompts take turns, so that they take one core at most."""
         self._compiling = ThreadPoolExecutor(4, "draftsmith-grammars")
         """So that one which takes long holds up no other."""
 
@@ -105,10 +120,12 @@ class Api:
 
     async def chat(self, body: ChatRequest, salt: str, request: Request) -> Response:
         """Answer a chat."""
-        call, answer = await self.begin_chat(body, salt)
+        call, answer = await self.begin_chat(body, salt, request)
         return await self._reply(body, call, answer, request)
 
-    async def begin_chat(self, body: ChatRequest, salt: str) -> tuple[Call, Answer]:
+    async def begin_chat(
+        self, body: ChatRequest, salt: str, request: Request
+    ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
         messages, template = [message.plain() for message in body.messages], self._template(body)
         grammar = grammar_of(body.response_format)
@@ -140,7 +157,7 @@ class Api:
         most = None if body.parallel_tool_calls else 1
         choices = [Choice(reader(), most) for _ in range(body.n)]
         answer = self._answer(body, choices, logprobs=body.logprobs)
-        return await self._begin(body, [messages], salt, more, grammar, top), answer
+        return await self._begin(body, [messages], salt, more, grammar, top, request), answer
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -157,7 +174,8 @@ class Api:
         answer = self._answer(
             body, choices, prompts=len(prompts), chat=False, logprobs=body.logprobs is not None
         )
-        call = await self._begin(body, prompts, salt, predicted(body), grammar, body.logprobs)
+        more, top = predicted(body), body.logprobs
+        call = await self._begin(body, prompts, salt, more, grammar, top, request)
         return await self._reply(body, call, answer, request)
 
     def _template(self, body: ChatRequest) -> dict[str, Any]:
@@ -204,6 +222,7 @@ class Api:
         more: Mapping[str, Any],
         grammar: Grammar | None,
         top: int | None,
+        request: Request,
     ) -> Call:
         """Prepare the answers to some prompts and put them in line.
 
@@ -220,13 +239,13 @@ class Api:
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
-        call = self.worker.call(len(prompts) * body.n, self.settings.timeout)
+        arrival: Arrival = request.state.arrival
+        call = self.worker.call(len(prompts) * body.n, self.settings.timeout, arrival.began)
         try:
             if grammar is not None:
                 await self._compiled(grammar)
-            prepare = partial(self._prepare, prompts, options, body.n)
-            loop = asyncio.get_running_loop()
-            jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
+            prepare = partial(self._prepare, prompts, options, body.n, arrival.began)
+            jobs = await call.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
             for job in jobs if body.return_drafts else ():
                 job.session.drafts = []
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
@@ -248,8 +267,16 @@ class Api:
                 400, "the grammar took too long to compile; simplify it", param="response_format"
             ) from None
 
-    def _prepare(self, prompts: Sequence[Any], options: Mapping[str, Any], n: int) -> list[Job]:
-        jobs = self.engine.prepare(options).jobs(prompts, n, streaming=True)
+    async def _prepared(self, prepare: Callable[[], list[Job]], *, long: bool) -> list[Job]:
+        """What a thread of the request's own prepares; long prompts one after the other."""
+        async with self._long if long else nullcontext():
+            return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+
+    def _prepare(
+        self, prompts: Sequence[Any], options: Mapping[str, Any], n: int, began: float
+    ) -> list[Job]:
+        jobs = self.engine.prepare(options, began).jobs(prompts, n, streaming=True)
+        end_team()  # the next request is prepared in another thread
         most, longest = self.settings.max_context, max(job.session.prompt_length for job in jobs)
         if most is not None and longest > most:
             raise PromptError(
@@ -268,7 +295,7 @@ class Api:
 
     def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
         """A response in events, which closes the call whatever becomes of it."""
-        closing = partial(self._close, call, answer, perf_counter())
+        closing = partial(self._close, call, answer)
         return Events(events, closing, self.settings)
 
     async def whole(
@@ -281,14 +308,13 @@ class Api:
                 answer.choices[chunk.index].take(chunk)
             return True
 
-        began = perf_counter()
         try:
             done = await unless_gone(request, ready())
             return JSONResponse(body()) if done else Response(status_code=CLIENT_GONE)
         finally:
-            self._close(call, answer, began)
+            self._close(call, answer)
 
-    def _close(self, call: Call, answer: Answer, began: float) -> None:
+    def _close(self, call: Call, answer: Answer) -> None:
         call.close()
         usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
         told = {
@@ -296,7 +322,7 @@ class Api:
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
             "finish_reasons": [reason or "cancelled" for reason in each],
-            "seconds": round(perf_counter() - began, 3),
+            "seconds": round(perf_counter() - call.began, 3),
         }
         log.info("answered", extra={"fields": told})
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import draftsmith
 from draftsmith.errors import DraftsmithError
 from draftsmith.server import page, responses
-from draftsmith.server.api import Api, log
+from draftsmith.server.api import Api, Arrival, log
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import (
     ChatRequest,
@@ -33,14 +33,14 @@ _FIELDS = sorted({name for kind in (ChatRequest, CompletionRequest, TokenizeRequ
 
 
 class BodyLimit:
-    """Refuses a request that is too long, as soon as that is known."""
+    """Refuses a request that is too long, as soon as that is known; notes when it has arrived."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Whoever reads the body counts it; FastAPI's own limit does not answer in JSON."""
-        left = self._most
+        left, state = self._most, scope.setdefault("state", {})
 
         async def counted() -> Message:
             nonlocal left
@@ -48,6 +48,8 @@ class BodyLimit:
             left -= len(message.get("body", b""))
             if left < 0:
                 raise HTTPException(413, f"the body is longer than {self._most:,} bytes")
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                state["arrival"] = Arrival(time.perf_counter(), self._most - left)
             return message
 
         await self._app(scope, counted, send)

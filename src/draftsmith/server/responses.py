@@ -30,7 +30,7 @@ async def respond(api: Api, body: ResponsesRequest, salt: str, request: Request)
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
     try:
-        call, answer = await api.begin_chat(chat_of(body), salt)
+        call, answer = await api.begin_chat(chat_of(body), salt, request)
     except Refusal as refusal:
         raise refusal.renamed(_FIELDS) from refusal
     reply = Reply(body, answer)

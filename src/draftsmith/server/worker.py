@@ -68,9 +68,12 @@ class Ticket:
 class Call:
     """A request's answers as they come; belongs to the event loop. Close it, whatever happens."""
 
-    def __init__(self, worker: Worker, answers: int, seconds: float) -> None:
-        """`answers`: how many there will be. `seconds`: that it may take."""
-        self._worker, self.answers = worker, answers
+    def __init__(self, worker: Worker, answers: int, seconds: float, began: float) -> None:
+        """`answers`: how many there will be. `seconds`: that it may take.
+
+        `began`: when the request arrived, by `time.perf_counter`.
+        """
+        self._worker, self.answers, self.began = worker, answers, began
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._left = answers
         self._waiting: deque[Chunk | Refusal] = deque()
@@ -235,10 +238,13 @@ class Worker:
                 headers={"Retry-After": "1"},
             )
 
-    def call(self, answers: int, seconds: float) -> Call:
-        """Room for so many answers, for so long; raises Refusal where there is none."""
+    def call(self, answers: int, seconds: float, began: float | None = None) -> Call:
+        """Room for so many answers, for so long; raises Refusal where there is none.
+
+        `began`: when the request arrived; None: now.
+        """
         self.check(answers)
-        call = Call(self, answers, seconds)
+        call = Call(self, answers, seconds, perf_counter() if began is None else began)
         self._calls.add(call)
         return call
 
