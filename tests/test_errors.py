@@ -6,9 +6,11 @@ import copy
 import itertools
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError
 from torch import Tensor
 
 import tiny
@@ -16,10 +18,19 @@ from command import call
 from conftest import FAILED_PASSES
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.sdsat import SDSAT
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import GenerationInterrupted, OptionError, PromptError, UnsupportedError
+from draftsmith.errors import (
+    GenerationInterrupted,
+    LoadError,
+    OptionError,
+    PromptError,
+    UnsupportedError,
+)
 from draftsmith.integrations.transformers import DraftingNotice, accelerate
+from draftsmith.model import adaptive
 from draftsmith.testing import Scripted
 
 PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
@@ -456,3 +467,27 @@ def test_e2_drafting_that_fails_for_several_answers_at_once_is_told() -> None:
     for result in found:
         assert result.stats.drafter_failures > 0
         told_once(result.notices, "one at a time")
+
+
+# --- nothing fails silently -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_hub_that_does_not_answer_is_no_model_without_adaptive_tokens(
+    gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> str:
+        raise OSError("the hub does not answer") from (
+            GatedRepoError("gated", response=Mock()) if gated else ConnectionError()
+        )
+
+    monkeypatch.setattr(adaptive, "cached_file", refuses)
+    facts = ModelFacts(layers=2, heads=2, name="someone/model")
+    with pytest.raises(LoadError, match="the hub does not answer"):
+        SDSAT(k=2).bind(facts)
+
+
+def test_a_name_that_is_no_hub_id_has_no_adaptive_tokens() -> None:
+    for name in ("no such folder", "some/where/else.gguf"):
+        with pytest.raises(UnsupportedError, match="never taught"):
+            SDSAT(k=2).bind(ModelFacts(layers=2, heads=2, name=name))

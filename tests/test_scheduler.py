@@ -719,7 +719,8 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
     closed, own = list[Any](), Session.close_drafter
     monkeypatch.setattr(Session, "close_drafter", lambda self: (closed.append(self), own(self)))
     prompts = [prompt(40, n) for n in range(3)]
-    engine.generate(prompts, max_new_tokens=4)
+    for result in engine.generate(prompts, max_new_tokens=4):
+        assert any("no room for a buffer of its own" in said for said in result.notices)
     assert len(closed) == 3
     assert not engine.scheduler.prefixes
     assert not runner._memory._rows

@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 import tiny
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
+from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
 from draftsmith.server.api import Api
 from draftsmith.testing import Scripted
@@ -105,6 +106,40 @@ def test_e2_passes_that_fail_are_counted_and_logged_once(caplog: pytest.LogCaptu
     assert counts[0] == counts[1] > 0
     assert f'draftsmith:failed_passes_total{{model_name="tiny"}} {float(sum(counts))}' in figures
     (record,) = (one for one in caplog.records if one.levelname == "WARNING")
-    assert record.getMessage() == "a pass failed"
+    assert record.getMessage() == "a pass with drafts failed and was repeated without them"
     assert record.fields["kind"] == "RuntimeError"  # type: ignore[attr-defined]
     assert "the kernel knows no mask" in record.fields["why"]  # type: ignore[attr-defined]
+
+
+def test_a_time_out_of_something_else_is_not_told_as_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a drafter that is downloaded, or of a grammar's compiler."""
+
+    def times_out(*_: Any) -> Any:
+        raise TimeoutError("the hub does not answer")
+
+    engine = engine_of(drafter="none")
+    api = api_of(engine, allow_drafters=True)
+    with client_of(api) as client:
+        monkeypatch.setattr(CopySpec, "bind", times_out)
+        with pytest.raises(TimeoutError, match="the hub does not answer"):
+            client.post(TEXT, json=ASK[TEXT] | {"drafter": "copyspec(gamma=7)"})
+        monkeypatch.setattr(engine.model.grammars, "compile", times_out)
+        body = ASK[TEXT] | {"response_format": {"type": "regex", "pattern": "[ab]"}}
+        with pytest.raises(TimeoutError, match="the hub does not answer"):
+            client.post(TEXT, json=body)
+        assert api.worker.open == 0
+
+
+def test_a_model_that_follows_no_grammar_warms_up_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="draftsmith.server")
+    model = copy.deepcopy(tiny.model())
+    api = api_of(Engine.from_pretrained(model, drafter="none"))
+    api.warm_up()
+    told = [
+        one.fields for one in caplog.records if one.getMessage() == "no grammar can be followed"
+    ]
+    assert "fast tokenizer" in told[0]["why"]

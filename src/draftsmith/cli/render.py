@@ -161,13 +161,16 @@ def say_notices(engine: Engine) -> None:
         note(f"note: this model decodes plainly, without drafts: {why}")
 
 
-def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
-    """Tell what failed while drafting, whether the answer was cut short, and whether it lacks or
-    repeats lines of an edited file."""
+def say_failures(engine: Engine, result: GenerationResult) -> None:
+    """Tell what failed in drafting an answer and was done in another way."""
     if result.stats.failed_passes or result.stats.drafter_failures:
         for said in result.notices:
             if said not in engine.notices:
                 note(f"note: {said}")
+
+
+def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
+    """Tell if the answer was cut short, and if it lacks or repeats lines of an edited file."""
     tokens, room = len(result.tokens), engine.model.context_length
     if result.finish_reason == "length":
         passage = looping(result.tokens)

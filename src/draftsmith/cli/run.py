@@ -19,6 +19,7 @@ from draftsmith.cli.render import (
     AnswerPrinter,
     plural,
     say_end,
+    say_failures,
     say_notices,
     show_stats,
     visible,
@@ -187,6 +188,7 @@ def run(
                     if attribution.attribute and not as_json:
                         show_copies(engine, stream.result)
             if not as_json:
+                say_failures(engine, stream.result)
                 say_end(engine, stream.result, before)
             if "seed" in sampling:
                 sampling["seed"] += 1

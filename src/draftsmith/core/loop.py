@@ -21,7 +21,7 @@ from draftsmith.compiled import compiling
 from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
-from draftsmith.core.session import PUT_ASIDE, Session
+from draftsmith.core.session import PUT_ASIDE, TOGETHER, Session
 from draftsmith.core.stats import TARGET, Step, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
@@ -38,7 +38,6 @@ DRAFT_PASSES = 8
 _NOT_COMPUTED = RowOutput(torch.empty((0, 0)), finite=False)
 
 WITHOUT_DRAFT = "a pass with drafts failed and was repeated without them"
-TOGETHER = "drafting for several answers at once failed and was repeated for each alone"
 SMALLER = "a pass over a part of the prompt failed and was repeated with a smaller part"
 
 

@@ -23,7 +23,10 @@ StopRule = Callable[["Session", Tensor | None], "str | None"]
 
 
 PUT_ASIDE = "the drafter failed; the answer goes on plainly"
+TOGETHER = "drafting for several answers at once failed and was repeated for each alone"
 NOT_CLOSED = "closing the drafter's state failed"
+OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
+"""What drafters' errors are told by; these are other people's code."""
 
 
 class EndTokens:

@@ -11,6 +11,7 @@ from draftsmith.engine.jobs import Job
 from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
 
+NOT_KEPT = "the sequence could not be kept for later requests"
 LEAST = 16
 """Common tokens below which computing them again is as good."""
 
@@ -98,7 +99,8 @@ class Prefixes:
             return
         try:
             self.runner.part(row)
-        except Exception:  # no memory for a buffer of its own: so it is not kept
+        except (MemoryError, RuntimeError) as error:  # no room: torch's error is a RuntimeError
+            job.session.note(NOT_KEPT, error)
             self.runner.close(row)
             return
         size = self.runner.row_bytes(row.cached, row.rewinds) + (row.taps.bytes if row.taps else 0)

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -86,9 +86,11 @@ class Api:
         """
         log.info("warming up")
         began, jobs = perf_counter(), [self._short()]
-        with suppress(OptionError):  # of a model that follows none: who asks for one is told why
-            schema = Grammar.json_schema({"enum": _TEXTS})
+        schema = Grammar.json_schema({"enum": _TEXTS})
+        try:
             jobs.append(self._short(grammar=schema, prediction=_TEXTS[0]))
+        except OptionError as error:  # the model follows no grammar; requests for one say so, too
+            log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
         with partial_results(jobs):
             for _ in self.engine.scheduler.drive(jobs):
                 pass
@@ -260,9 +262,11 @@ class Api:
         compile_it = partial(self.engine.prepare, {"grammar": grammar})
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.settings.grammar_seconds):
+            async with asyncio.timeout(self.settings.grammar_seconds) as limit:
                 await loop.run_in_executor(self._compiling, compile_it)
         except TimeoutError:
+            if not limit.expired():  # the compiler has raised this
+                raise
             raise Refusal(
                 400, "the grammar took too long to compile; simplify it", param="response_format"
             ) from None

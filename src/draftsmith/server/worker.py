@@ -20,7 +20,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.loop import SMALLER, WITHOUT_DRAFT
+from draftsmith.core.session import OF_DRAFTER
 from draftsmith.core.stats import Guess
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
@@ -95,9 +95,11 @@ class Call:
     async def in_time(self, news: Awaitable[Any]) -> Any:
         """Wait for something; raises Refusal when the request's time is over."""
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(self._deadline) as limit:
                 return await news
         except TimeoutError:
+            if not limit.expired():  # what it waited for has raised this
+                raise
             raise Refusal(
                 504, "the answer took longer than this server allows", code="timeout"
             ) from None
@@ -370,14 +372,12 @@ class Worker:
         if session.error is not None and Refusal.of(session.error).status >= 500:
             log.error("an answer failed", exc_info=session.error)
         for (what, kind), said in session.notices.items():
-            of_pass = what in (WITHOUT_DRAFT, SMALLER)
-            event = "a pass failed" if of_pass else "a drafter was put aside"
             fields = {"drafter": str(session.drafter), "kind": kind}
-            # Errors of other people's drafters may name what was asked.
-            why = of_pass or isinstance(session.drafter_error, DraftsmithError)
+            ours = what not in OF_DRAFTER or isinstance(session.drafter_error, DraftsmithError)
+            why = {"why": said} if ours else {}  # other people's errors may name what was asked
             if (key := (what, *fields.values())) not in self._logged:
                 self._logged.add(key)
-                log.warning(event, extra={"fields": fields | ({"why": said} if why else {})})
+                log.warning(what, extra={"fields": fields | why})
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None
