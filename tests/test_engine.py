@@ -579,6 +579,29 @@ def test_threads_that_bring_the_same_new_drafter_bind_it_once(engine: Engine) ->
     assert found[0] is found[1]
 
 
+def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -> None:
+    loading, go = threading.Event(), threading.Event()
+
+    class Loads(Scripted):
+        def bind(self, model: Any) -> Drafter:
+            loading.set()
+            assert go.wait(300)
+            return super().bind(model)
+
+    slow = Loads(lambda _: EMPTY)
+    other = threading.Thread(
+        target=lambda: engine.generate(IDS, drafter=slow, budget=2, max_new_tokens=2)
+    )
+    other.start()
+    try:
+        assert loading.wait(300)
+        for drafter in (Scripted(lambda _: EMPTY), "copyspec(gamma=2)", "none"):
+            assert engine.generate(IDS, drafter=drafter, max_new_tokens=2).tokens
+    finally:
+        go.set()
+        other.join()
+
+
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:
     class Watching(Drafter):
         name = "watching"

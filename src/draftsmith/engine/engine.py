@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -76,8 +75,11 @@ class Engine:
         self._own = {parse(drafter): own, self.drafter: own}
         self._called: OrderedDict[Drafter, Drafting] = OrderedDict()
         """Drafters of calls, the latest last."""
-        self._binding = threading.RLock()
-        """Callers of a new drafter wait for the one who binds it, which may load a model."""
+        self._lock = threading.Lock()
+        """For `_called` and `_binding`."""
+        self._binding: dict[Drafter, threading.RLock] = {}
+        """Drafters that are being bound, which may load a model: others that ask for one of them
+        wait for it, and nobody else does."""
         if max_batch < 1:
             raise OptionError(f"max_batch={max_batch!r} cannot work; it must be at least 1")
         for name, value in (("memory", memory), ("prefixes", prefixes)):
@@ -214,18 +216,30 @@ class Engine:
         if drafter is None or (config := parse(drafter)) in self._own:
             made = self._own[self.drafter]
         else:
-            made = self._called.get(config) or self._new(config)
-            with suppress(KeyError):  # it may have been forgotten meanwhile
-                self._called.move_to_end(config)
+            made = self._recent(config) or self._new(config)
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
+
+    def _recent(self, config: Drafter) -> Drafting | None:
+        """What one of the last few calls has bound; it then counts as the latest."""
+        with self._lock:
+            if (made := self._called.get(config)) is not None:
+                self._called.move_to_end(config)
+            return made
 
     def _new(self, config: Drafter) -> Drafting:
         """Bind a call's drafter, unless another thread has just done so; forget the oldest one."""
-        with self._binding:
-            made = self._called.get(config) or self._bound(config)
-            self._called[config] = made
-            if len(self._called) > _CALLED:
-                self._called.popitem(last=False)
+        with self._lock:
+            mine = self._binding.setdefault(config, threading.RLock())
+        with mine:
+            try:
+                made = self._recent(config) or self._bound(config)
+                with self._lock:
+                    self._called[config] = made
+                    if len(self._called) > _CALLED:
+                        self._called.popitem(last=False)
+            finally:
+                with self._lock:
+                    self._binding.pop(config, None)
         return made
 
     def _bound(self, config: Drafter) -> Drafting:
