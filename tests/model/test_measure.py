@@ -150,10 +150,7 @@ def test_without_a_home_folder_choices_are_not_remembered(
 ) -> None:
     folder = saved(tmp_path / "model", torch.bfloat16)
     for _ in range(2):
-        measured = load(folder, dtype="measured").measured
-        assert measured is not None
-        assert measured.best == "bfloat16"
-        assert "measured again at the next load: there is no folder" in measured.explain()
+        assert load(folder, dtype="measured").dtype == torch.bfloat16
     assert timed == ["bfloat16", "float32"] * 2
     assert not mindful.exists()
 
@@ -164,9 +161,7 @@ def test_a_cache_folder_that_cannot_be_written_costs_only_time(
     mindful.parent.write_text("no folder")
     folder = saved(tmp_path / "model", torch.bfloat16)
     assert load(folder, dtype="measured").dtype == torch.bfloat16
-    measured = load(folder, dtype="measured").measured
-    assert measured is not None
-    assert f"measured again at the next load: {mindful}" in measured.explain()
+    assert load(folder, dtype="measured").dtype == torch.bfloat16
     assert timed == ["bfloat16", "float32"] * 2
 
 

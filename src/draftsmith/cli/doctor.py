@@ -78,7 +78,7 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     again = partial(load, loaded.name, None, device=loaded.device, prepack=packed)
     measured, _ = compare_dtypes(loaded, lambda dtype: again(dtype=dtype), thorough=True)
     if loaded.device.type == "cpu":
-        measured = measured.save(choice_file(folder_of(loaded.name), {}, packed))
+        measured.save(choice_file(folder_of(loaded.name), {}, packed))
     record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out
     record["recommendation"] = recommend(measured, capabilities.shape)
     return record

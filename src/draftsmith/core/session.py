@@ -26,7 +26,7 @@ PUT_ASIDE = "the drafter failed; the answer goes on plainly"
 TOGETHER = "drafting for several answers at once failed and was repeated for each alone"
 NOT_CLOSED = "closing the drafter's state failed"
 OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
-"""What drafters' errors are told by; these are other people's code."""
+"""Notices about errors of drafters, which may be other people's code."""
 
 
 class EndTokens:
@@ -41,14 +41,15 @@ class EndTokens:
 
 @dataclass(slots=True)
 class Stalls:
-    """How long a drafter rests that held up passes: 0, 1, 3, 7, … answers go on without it.
+    """Number of answers that go on without a drafter that held up passes: 0, 1, 3, 7, …
 
-    So it is always tried again, and holds up few of many answers where it stays slow. One object
-    for all sequences of a bound drafter; it knows the drafter by nothing, so it keeps none alive.
+    The drafter is always tried again, and one that stays slow holds up few of many answers. All
+    sequences of a bound drafter share one object. It has no reference to the drafter, so it keeps
+    no weights alive.
     """
 
     in_a_row: int = 0
-    """Passes that the drafter has held up since its last quick draft."""
+    """Passes that the drafter has held up since it last drafted in time."""
     resting: int = 0
     """Answers that go on without it before it is asked again."""
 
@@ -118,7 +119,7 @@ class Session:
         self.drafter_error: Exception | None = None
         """Why its drafter was put aside."""
         self.notices: dict[tuple[str, str], str] = {}
-        """What failed and was done in another way, by what and by kind of error."""
+        """Sentences about failures that did not end the answer, by what failed and by kind of error."""
         self.stalls = stalls or Stalls()
         self.waited = 0.0
         """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
@@ -159,15 +160,15 @@ class Session:
         self.error, self.finish_reason = error, "error"
 
     def note(self, what: str, error: Exception) -> None:
-        """Keep a sentence about something that failed, one for each kind of error.
+        """Keep a sentence about a failure, one for each kind of error.
 
-        Keeps no error: its traceback would keep the tensors of the pass alive.
+        The error itself is not kept: its traceback holds the tensors of the pass.
         """
         kind = type(error).__name__
         self.notices.setdefault((what, kind), f"{what} ({kind}: {first_line(error)})")
 
     def pass_failed(self, what: str, error: Exception) -> None:
-        """Count a pass that is repeated with less of this sequence, and keep the reason."""
+        """Count a pass that is repeated with less of this sequence, and note the reason."""
         self.stats.failed_passes += 1
         self.note(what, error)
 

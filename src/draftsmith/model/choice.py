@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import TypeVar
 
-from draftsmith.errors import WriteError, first_line
+from draftsmith.errors import WriteError
 from draftsmith.storage import write_text, writing
 
 WIDE = 16
@@ -53,8 +54,6 @@ class Measured:
     """The dtypes that hold the weights as well as the checkpoint does; one of these is taken."""
     when: str = ""
     """The day of measuring, where that was another time."""
-    forgotten: str = ""
-    """Why the choice could not be remembered; empty where it was."""
 
     @property
     def best(self) -> str:
@@ -77,22 +76,16 @@ class Measured:
                 less = "" if name in self.faithful else " (which rounds these weights)"
                 said.append(f"{self._took(name)} in {name}{less}")
         said += [f"{name} was not tried: {reason}" for name, reason in self.left_out.items()]
-        if self.forgotten:
-            said.append(f"measured again at the next load: {self.forgotten}")
         return ", ".join(said) + (f" (measured on {self.when})" if self.when else "")
 
-    def save(self, path: Path | None) -> Measured:
-        """Remember the choice, and return it with the reason if it could not be remembered."""
+    def save(self, path: Path | None) -> None:
+        """Remember the choice; where that cannot be, the next load measures again."""
         if path is None:
-            return replace(self, forgotten="there is no folder for it")
+            return
         known = asdict(self) | {"faithful": sorted(self.faithful), "when": date.today().isoformat()}
-        try:
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(known) + "\n")
-        except WriteError as error:
-            return replace(self, forgotten=first_line(error))
-        return self
+        with suppress(WriteError), writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(known) + "\n")
 
     @classmethod
     def load(cls, path: Path | None) -> Measured | None:

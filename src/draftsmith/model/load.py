@@ -107,7 +107,7 @@ def _load_measured(
         return own
     measured, models = compare_dtypes(own, load_in)
     if on_cpu and measured.seconds:
-        measured = measured.save(note)
+        measured.save(note)
     return replace(models[measured.best], measured=measured)
 
 

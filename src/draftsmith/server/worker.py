@@ -25,12 +25,14 @@ from draftsmith.core.stats import Guess
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.server.alternatives import Alternatives, Logprob
 from draftsmith.server.refusals import Refusal
 
 MOST_WAITING = 64
 """Chunks that may wait for a reader before its answers are paused."""
+
+_OURS = (DrafterError.__name__, DrafterStalled.__name__)
 
 log = logging.getLogger(__name__)
 
@@ -373,8 +375,8 @@ class Worker:
             log.error("an answer failed", exc_info=session.error)
         for (what, kind), said in session.notices.items():
             fields = {"drafter": str(session.drafter), "kind": kind}
-            ours = what not in OF_DRAFTER or isinstance(session.drafter_error, DraftsmithError)
-            why = {"why": said} if ours else {}  # other people's errors may name what was asked
+            # Errors of other people's drafters may name what was asked.
+            why = {"why": said} if what not in OF_DRAFTER or kind in _OURS else {}
             if (key := (what, *fields.values())) not in self._logged:
                 self._logged.add(key)
                 log.warning(what, extra={"fields": fields | why})
