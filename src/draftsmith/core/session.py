@@ -119,7 +119,7 @@ class Session:
         self.drafter_error: Exception | None = None
         """Why its drafter was put aside."""
         self.notices: dict[tuple[str, str], str] = {}
-        """Sentences about failures that did not end the answer, by what failed and by kind of error."""
+        """Sentences about failures that did not end the answer, by what failed and by error."""
         self.stalls = stalls or Stalls()
         self.waited = 0.0
         """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
