@@ -136,10 +136,11 @@ def test_a_model_that_follows_no_grammar_warms_up_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="draftsmith.server")
-    model = copy.deepcopy(tiny.model())
-    api = api_of(Engine.from_pretrained(model, drafter="none"))
+    model, tokenizer = copy.deepcopy(tiny.model()), copy.deepcopy(tiny.tokenizer())
+    model.generation_config.eos_token_id = tokenizer.eos_token = None
+    api = api_of(Engine.from_pretrained(model, tokenizer=tokenizer, drafter="none"))
     api.warm_up()
     told = [
         one.fields for one in caplog.records if one.getMessage() == "no grammar can be followed"
     ]
-    assert "fast tokenizer" in told[0]["why"]
+    assert "needs a model with an end token" in told[0]["why"]
