@@ -52,7 +52,6 @@ from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
 
 _NO_LIMIT = 1 << 30
-_FIRST_CALL = RLock()
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -163,11 +162,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._told: set[str] = set()
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+        self._binding = RLock()
+        """Held while the drafter is bound, which may load a model: two first calls share one."""
 
     @property
     def drafting(self) -> Drafting:
         """Who drafts, bound to this model."""
-        with _FIRST_CALL:  # since Python 3.12 two first calls could bind, or make, one each
+        with self._binding:
             return self._drafting
 
     @functools.cached_property
@@ -178,7 +179,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
     @property
     def scheduler(self) -> Scheduler:
         """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
-        with _FIRST_CALL:
+        with self._binding:
             return self._scheduler
 
     @functools.cached_property
@@ -187,11 +188,11 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        bound = ("_drafting", "_scheduler", "_passes")
+        bound = ("_drafting", "_scheduler", "_passes", "_binding")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes={})
+        vars(self).update(state, _passes={}, _binding=RLock())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
