@@ -17,6 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from draftsmith.errors import OptionError
+from draftsmith.values import number
 
 REQUIRED = "(required)"
 """The default of a field that has none."""
@@ -251,8 +252,8 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
         given = _given(**values)
         for name, value in given.items():
             zero = options[name].default == "0" or (not value and name in may_be_0)
-            if type(value) is int and value < 1 and not zero:
-                raise OptionError(f"{name}={value} cannot work; it must be at least 1")
+            if type(value) is int and not zero:
+                number(name, value, int, least=1)
         return hint(**given)
 
     return [_parameter(f, spelt.get(f.name, ""), panels[f.name]) for f in options.values()], make

@@ -45,13 +45,23 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
-from draftsmith.model.load import load
+from draftsmith.model.load import LOADING_HINTS, load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
+from draftsmith.values import known_options
 
 _NO_LIMIT = 1 << 30
+
+
+_INSTEAD = dict.fromkeys(
+    (*LOADING_HINTS, "device", "device_map", "dtype", "revision", "trust_remote_code"),
+    "choose it when you load the model",
+) | dict.fromkeys(
+    ("do_sample", "max_new_tokens", "temperature", "top_k", "top_p"), "give it to model.generate()"
+)  # fmt: skip
+"""Names that other functions know, and where to give them."""
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -62,6 +72,7 @@ class DraftingNotice(UserWarning):
     """How the drafter drafts for this model: by what calibration, or by what algorithm."""
 
 
+@known_options("accelerate", _INSTEAD)
 def accelerate(
     model: Any,
     drafter: str | Drafter = "auto",
@@ -92,7 +103,10 @@ def accelerate(
     chosen, budget = registry.parse(drafter), checked_budget(budget)
     own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
-        raise LoadError(f"{type(own).__name__} has no generate() of transformers to accelerate")
+        raise LoadError(
+            f"{type(own).__name__} has no generate() of transformers to accelerate; give a model "
+            "that transformers has loaded (Engine also takes names and folders)"
+        )
     restore(own)
     reason, loaded = refusals.of_model(own), None
     packed = lay_out(own, keep=True) if prepack and reason is None else Prepacked()

@@ -28,10 +28,29 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import compare_dtypes, machine
 from draftsmith.model.probe import probe
 from draftsmith.storage import cache_folder, digest, reading
+from draftsmith.values import known_options, shown
 
 _UNTESTED = Capabilities("plain", "eager", "none", batch=False)
 
+_LIVE = "load the model with transformers, and give the model itself"
+LOADING_HINTS = {
+    "attn_implementation": f"{_LIVE}; ours is used where the self-test finds that it agrees",
+    "cache_dir": "set the environment variable HF_HOME",
+    "load_in_4bit": f"{_LIVE}: quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+    "load_in_8bit": f"{_LIVE}: quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE to 1",
+    "low_cpu_mem_usage": "leave it out: weights are read once, into place",
+    "max_memory": _LIVE,
+    "quantization_config": _LIVE,
+    "subfolder": _LIVE,
+    "token": "run `hf auth login`, or set the environment variable HF_TOKEN",
+    "torch_dtype": "use dtype",
+    "use_auth_token": "run `hf auth login`, or set the environment variable HF_TOKEN",
+}
+"""Options of transformers for loading a model, and what to do here."""
 
+
+@known_options("load", LOADING_HINTS)
 def load(
     model: Any,
     tokenizer: Any | None = None,
@@ -77,6 +96,11 @@ def load(
         _check_live(live)
     if isinstance(tokenizer, str | Path):
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise OptionError(
+            "tokenizer must be a hub id, a folder or a transformers tokenizer, got "
+            f"{shown(tokenizer)}"
+        )
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
     return LoadedModel(live, tokenizer, probe(loaded), name, packed)
 
@@ -144,10 +168,11 @@ def folder_of(model: str) -> str:
 
 def _check_live(model: Any) -> None:
     kind = type(model).__name__
-    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+    of_model = hasattr(model, "config") and hasattr(model, "get_input_embeddings")
+    if isinstance(model, type) or not of_model:
         raise LoadError(
-            f"expected a hub id, a folder or a transformers model, got {kind}; "
-            "e.g. load('HuggingFaceTB/SmolLM2-135M')"
+            f"model must be a hub id, a folder or a transformers model, got {kind} "
+            f"({shown(model)}); e.g. 'HuggingFaceTB/SmolLM2-135M'"
         )
     _check_config(model.config, kind)
     if not model.can_generate():

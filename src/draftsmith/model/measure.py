@@ -420,14 +420,15 @@ def _steps(
     runner = Runner(loaded)
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
     budgets = [FixedBudget(0) for _ in range(batch)]
+    size = loaded.vocab_size
     sessions = [
         Session(
-            [(31 * i + row) % loaded.vocab_size for i in range(context)],
+            [(31 * i + row) % size for i in range(context)],
             drafter=_Filler(),
             budget=budget,
             distribution=Distribution((), greedy=True),
             sampler=TorchSampler.seeded(0),
-            vocab_size=loaded.vocab_size,
+            vocab_size=size,
             limit=1 << 20,
             device=loaded.device,
         )
