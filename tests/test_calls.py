@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import decimal
 import fractions
+import inspect
+import json
 import math
 import operator
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,8 +273,6 @@ def test_e9_an_engine_takes_a_model_in_any_form() -> None:
 
 
 def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
-    import inspect
-
     taken = [*inspect.signature(Engine).parameters]
     assert ["model", *EngineOptions.__annotations__] == taken
 
@@ -408,3 +412,83 @@ def test_e11_the_width_of_the_logits_is_not_asked_for_each_id(
     text, _ = len(asked), asked.clear()
     engine.generate("the quick", max_new_tokens=1)
     assert text == len(asked)
+
+
+# --------------------------------------------------------------------------- what is printed
+
+
+def test_objects_say_what_they_are() -> None:
+    engine = Engine(MODEL, drafter="none", answers=2_000_000)
+    chat, stream = engine.chat("be brief", max_new_tokens=3), engine.stream(IDS, max_new_tokens=3)
+    assert repr(engine) == (
+        "Engine('LlamaForCausalLM', drafter=none(), budget='auto', float32 on cpu)"
+    )
+    assert repr(engine.model) == "LoadedModel('LlamaForCausalLM', LlamaForCausalLM, float32 on cpu)"
+    assert repr(engine.answers) == "Memory(0 answers, 0 of 2,000,000 bytes)"
+    assert repr(chat) == "Chat(1 message, 'LlamaForCausalLM')"
+    chat.send("hello")
+    assert repr(chat) == "Chat(3 messages, 'LlamaForCausalLM')"
+    assert repr(stream) == "Stream(0 tokens, open)"
+    next(stream)
+    assert repr(stream) == "Stream(1 tokens, open)"
+    list(stream)
+    assert repr(stream) == "Stream(3 tokens, length)"
+    cancelled = engine.stream(IDS, max_new_tokens=3)
+    cancelled.close()
+    assert repr(cancelled) == "Stream(0 tokens, cancelled)"
+    with accelerate(tiny.model(), "copyspec") as handle:
+        assert repr(handle).startswith("Accelerated(LlamaForCausalLM, drafter=copyspec(gamma=3")
+        assert len(repr(handle)) < 150
+
+
+def test_an_engine_is_a_context_manager_that_closes(tmp_path: Path) -> None:
+    path = tmp_path / "answers.safetensors"
+    with Engine(MODEL, answers=2_000_000, answers_file=path) as engine:
+        engine.generate(IDS, max_new_tokens=5)
+        assert not path.exists()
+    assert path.exists()
+    with pytest.raises(ZeroDivisionError), Engine(MODEL):
+        _ = 1 / 0
+
+
+def test_a_result_is_plain_values_on_request() -> None:
+    result = ENGINE.generate(IDS, max_new_tokens=6, logprobs=True, prediction=[5, 6])
+    told = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert told["text"] == result.text
+    assert told["tokens"] == result.tokens
+    assert told["logprobs"] == result.logprobs
+    assert told["stats"]["passes"] == result.stats.passes
+    assert told["stats"]["tokens_per_pass"] == result.stats.tokens_per_pass
+    json.dumps([r.to_dict() for r in ENGINE.generate([IDS, [5]], max_new_tokens=2)])
+    json.dumps(ENGINE.chat(max_new_tokens=2).send("x").to_dict())
+
+
+# ------------------------------------------------------------------------------ type checkers
+
+TYPO = """
+import numpy as np
+from draftsmith import Engine
+
+engine = Engine("smollm2")
+engine.generate("x", temprature=0.5)
+engine.generate("x", temperature=np.float32(0.5), max_new_tokens=np.int64(3), n=2)
+engine.generate(["x"], prediction=np.array([5, 6]))
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_says_a_misspelt_option_in_a_few_words(tmp_path: Path) -> None:
+    (tmp_path / "typo.py").write_text(TYPO)
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml")]
+    told = subprocess.run(
+        [*command, "typo.py"],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+    ).stdout
+    lines = told.splitlines()
+    assert 'did you mean "temperature"?' in lines[0]
+    assert len(told) < 500
+    assert all(":6:" in line for line in lines[:-1]), told

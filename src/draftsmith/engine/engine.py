@@ -173,7 +173,7 @@ class Engine:
     def __repr__(self) -> str:
         model = self.model
         return (
-            f"Engine({last_part(model.name)!r}, drafter={str(self.drafter)!r}, "
+            f"Engine({last_part(model.name)!r}, drafter={self.drafter}, "
             f"budget={self.budget!r}, {model.dtype_name} on {model.device})"
         )
 

@@ -211,6 +211,12 @@ class Accelerated(AbstractContextManager["Accelerated"]):
     def __exit__(self, *_exception: object) -> None:
         self.restore()
 
+    def __repr__(self) -> str:
+        name, reason = type(self.model).__name__, self.model_reason
+        if reason is not None:
+            return f"Accelerated({name}, not accelerated: {reason})"
+        return f"Accelerated({name}, drafter={self.drafter}, budget={self.budget!r})"
+
     def restore(self) -> None:
         """Give the model its own `generate` back, unless another `accelerate` replaced this one."""
         if vars(self.model).get("generate") is self:

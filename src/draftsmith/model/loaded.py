@@ -38,7 +38,7 @@ def last_part(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
     """What `load` returns. Several runners may share one; the model itself is never changed."""
 
@@ -54,6 +54,10 @@ class LoadedModel:
     """Why it has its dtype, where that was to be measured."""
     exact: Widths | None = None
     """The widths of its passes, where rows shall come out alike to the bit; None: any will do."""
+
+    def __repr__(self) -> str:
+        kind = type(self.model).__name__
+        return f"LoadedModel({last_part(self.name)!r}, {kind}, {self.dtype_name} on {self.device})"
 
     @cached_property
     def forward(self) -> Forward:

@@ -118,6 +118,9 @@ class Memory:
             if path.exists():
                 self._load(path)
 
+    def __repr__(self) -> str:
+        return f"Memory({self.count} answers, {self.nbytes:,} of {self.most:,} bytes)"
+
     @property
     def count(self) -> int:
         """Answers that it holds."""
