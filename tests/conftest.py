@@ -12,7 +12,6 @@ from transformers.utils import logging
 
 from draftsmith import builtin, storage
 from draftsmith.drafters.mixture import bigrams
-from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
@@ -39,9 +38,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test leaves the dtype that it chose in the user's cache folder, or drafts with what was
-    tuned there."""
-    monkeypatch.setattr(Measured, "save", lambda *_: None)
+    """No test drafts with what was tuned in the user's cache folder."""
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
 
 

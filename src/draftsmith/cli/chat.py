@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftsmith.cli.loading import load_engine, short
+from draftsmith.cli.loading import awaited, load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
 from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
@@ -121,7 +121,7 @@ class Conversation:
         with self.chat.stream(message) as stream:
             try:
                 with stopping(stop):
-                    for piece in stream:
+                    for piece in awaited(stream):
                         printer.piece(piece)
                         if stop.is_set():
                             break

@@ -95,8 +95,8 @@ def introduce(console: Console, engine: Engine) -> None:
     where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
     say(console, "Model", f"{short(model.name)}, {size}")
     say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
-    if model.measured is not None:
-        say(console, "Dtype", model.measured.explain())
+    if model.widened is not None:
+        say(console, "Dtype", model.dtype_explained)
     if disturbed := busy():
         say(console, "Note", disturbed)
 

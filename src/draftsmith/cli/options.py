@@ -141,8 +141,8 @@ class MachineOptions(PlaceOptions):
     """How it computes."""
 
     dtype: str | None = None
-    """float32, bfloat16, float16, or measured: the cheapest here that loses nothing. [the
-    checkpoint's]"""
+    """float32, bfloat16, float16, or auto: the checkpoint's. [auto, but float32 where this
+    processor does not compute in half precision]"""
     threads: int | None = None
     """CPU threads. [torch's choice]"""
 
@@ -159,9 +159,6 @@ class ModelOptions(MachineOptions):
     """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
     budget: str = "auto"
     """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
-    dtype: str | None = "measured"
-    threads: int | None = None
-    """CPU threads. [as many as have a core to themselves]"""
 
 
 Sampling = Annotated[

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftsmith import builtin
+from draftsmith.cli.loading import short
 from draftsmith.cli.report import note, stderr, stdout
-from draftsmith.text.repetition import looping, lost_lines, repeated_lines
+from draftsmith.text.repetition import looping, lost_lines, repeated_lines, surroundings
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
@@ -86,7 +88,7 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
         return
     stats = results[0].stats if len(results) == 1 else total([r.stats for r in results])
     reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
-    s, measured, console = stats.seconds, engine.model.measured, stderr()
+    s, console = stats.seconds, stderr()
     facts = {
         "answer": f"{plural(stats.tokens, 'token')}, ended by {reasons}",
         "prompt": f"{plural(stats.prompt_tokens, 'token')}, {stats.reused_tokens} of them "
@@ -98,7 +100,7 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
         "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
         f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
         "first token": f"after {stats.first_token_seconds:.3f} s",
-        "weights": measured.explain() if measured else engine.model.dtype_name,
+        "weights": engine.model.dtype_explained,
     }
     console.print(facts_table(facts))
     if stats.by_source:
@@ -178,6 +180,11 @@ def say_end(engine: Engine, result: GenerationResult, before: str | None = None)
     if before is not None and result.finish_reason != "cancelled":
         lost, had = lost_lines(before, result.text), len(before.splitlines())
         again = repeated_lines(before, result.text)
+        if around := surroundings(before, result.text):
+            note(f"note: {' and '.join(around)} stand around the new file; take them out")
+        if builtin.is_ours(engine.model.name):
+            name = short(engine.model.name)
+            note(f"note: {name} renames words, not always rightly; compare before you use it")
         if lost > LOST_SHARE * had:
             note(f"note: {lost} of the file's {had} lines are gone; compare before you use it")
         elif again > LOST_SHARE * had:
