@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
 from draftsmith import builtin, storage
+from draftsmith.cli import loading
 from draftsmith.drafters.mixture import bigrams
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
@@ -38,7 +39,8 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test drafts with what was tuned in the user's cache folder."""
+    """No test drafts with what was tuned in the user's cache folder, or hears that this is slow."""
+    monkeypatch.setattr(loading, "PATIENCE", 1e6)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
 
 

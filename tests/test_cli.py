@@ -186,7 +186,7 @@ def test_run_with_stats_keeps_stdout_for_the_answer(model: str) -> None:
     common = ["run", "-m", model, "hello hello hello", "--max-new-tokens", "30"]
     result = call(*common, "--stats", "--show-drafts")
     assert result.stdout == call(*common).stdout  # no colours: this is no terminal
-    for word in ("passes", "guessed by", "draft position", "prefill", "tokens per second"):
+    for word in ("passes", "guessed by", "draft position", "target", "tokens per second"):
         assert word in result.stderr
 
 
@@ -482,7 +482,7 @@ def test_empty_stdin(model: str) -> None:
         (["--top-p", "0"], "--top-p must be a number > 0 and <= 1, got 0.0"),
         (["--max-new-tokens", "-3"], "--max-new-tokens must be an integer >= 0, got -3"),
         (["--stop", ""], "--stop must be non-empty strings"),
-        (["-n", "0"], "-n must be an integer >= 1, got 0"),
+        (["-n", "0"], "Error: -n must be an integer >= 1, got 0"),
         (["--device", "nonsense"], "--device='nonsense' cannot be used here"),
         (["--dtype", "nonsense"], "unknown dtype 'nonsense'"),
         (["-f", "-"], "standard input cannot be both"),
@@ -770,6 +770,25 @@ def test_drafters_lists_all() -> None:
     result = call("drafters")
     for words in ("auto", "copyspec", "gamma=3, block=10", "none", "prompt_lookup"):
         assert words in result.stdout
+
+
+def test_tables_in_a_pipe_are_not_padded() -> None:
+    for line in call("drafters").stdout.splitlines():
+        assert line == line.rstrip()
+
+
+def test_max_tokens_is_another_name(model: str) -> None:
+    record = json.loads(call("run", "-m", model, "hello", "--max-tokens", "2", "--json").stdout)
+    assert len(record["answers"][0]["tokens"]) == 2
+    said = fails(2, "run", "-m", model, "hello", "--max-tokens", "-2")
+    assert "--max-new-tokens must be an integer >= 0, got -2" in said
+
+
+def test_stats_name_the_phases_that_took_time(model: str) -> None:
+    short = call("run", "-m", model, "hello", "--max-new-tokens", "2", "--stats").stderr
+    assert "prefill" not in short
+    long = call("run", "-m", model, "hello " * 200, "--max-new-tokens", "2", "--stats").stderr
+    assert " = prefill " in long
 
 
 def test_what_is_read_of_drafters_is_what_they_are() -> None:

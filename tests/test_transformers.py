@@ -1003,6 +1003,14 @@ def test_a_copy_has_its_draft_model(duplicate: Callable[[Any], Any], tokenizer: 
         model.generate(PROMPT, max_new_tokens=3)
 
 
+def test_a_misspelt_option_is_answered_by_generate_alone() -> None:
+    model = make_llama()
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        with pytest.raises(ValueError, match="do_sampl"):  # warnings are errors here
+            model.generate(PROMPT, max_new_tokens=3, do_sampl=True)
+        assert handle.stats is None
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class SlowToBind(Drafter):
     """Takes its time to bind itself, as one that loads a model does."""

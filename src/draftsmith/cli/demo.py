@@ -40,7 +40,15 @@ _PANEL_LINES = 12
 def demo(
     model: ModelOptions,
     max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest answer.", show_default="160")
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "--max-tokens",
+            metavar="N",
+            min=1,
+            help="Longest answer.",
+            show_default="160",
+        ),
     ] = None,
 ) -> None:
     """Watch a model do a few short jobs: plainly, then with drafts, to the same answers.

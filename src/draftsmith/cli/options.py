@@ -170,6 +170,7 @@ Sampling = Annotated[
                 "max_new_tokens temperature top_k top_p min_p repetition_penalty seed stop"
             )
         },
+        {"max_new_tokens": "--max-new-tokens --max-tokens N"},
     ),
 ]
 """How tokens are chosen and when the answer ends."""
@@ -266,8 +267,11 @@ def _flags(parameters: list[inspect.Parameter]) -> Iterator[tuple[str, str]]:
     for parameter in parameters:
         (option,) = parameter.annotation.__metadata__
         if isinstance(option, OptionInfo):
+            # typer keeps the first name of an annotated option where others have their default.
+            names = (option.default, *(option.param_decls or ()))
             usual = "--" + parameter.name.replace("_", "-")
-            yield parameter.name, (option.param_decls or (usual,))[0].split("/")[0]
+            flag: str = next((name for name in names if isinstance(name, str)), usual)
+            yield parameter.name, flag.split("/")[0]
 
 
 def _check_text(value: Any, flag: str) -> None:

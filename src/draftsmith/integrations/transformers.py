@@ -222,10 +222,14 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         if vars(self.model).get("generate") is self:
             restore(self.model)
 
-    def notice(self, reason: str) -> None:
-        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+    def refuse(self, reason: str) -> None:
+        """Raise where all shall be exact and a call cannot be."""
         if self._loaded is not None and self._loaded.exact is not None:
             raise UnsupportedError(f"exact=True: this call cannot be accelerated: {reason}")
+
+    def notice(self, reason: str) -> None:
+        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+        self.refuse(reason)
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)
@@ -237,10 +241,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         call = self._by_name(args, kwargs)
         config, reason = self._configure(call)
         if reason is not None:
-            self.notice(reason)
+            self.refuse(reason)
         # Without the tokenizer for its stop strings, `generate` has an error message of its own.
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
-            return self.original(*args, **kwargs)
+            result = self.original(*args, **kwargs)
+            if reason is not None:  # said of what it has done: what it refuses, it explains itself
+                self.notice(reason)
+            return result
         call = _with_stop_strings(call, config.stop_strings, self.model.generation_config)
         decode = functools.partial(self._decode, streamer=call.get("streamer"))
         return self.original(**call, custom_generate=decode)
