@@ -112,7 +112,7 @@ def busy() -> str | None:
     return f"the load was {_LOAD:.1f} before this began, so times vary" if _LOAD > 0.5 else None
 
 
-PATIENCE = 2.0
+PATIENCE = 10.0
 """Seconds after which a file or a pipe hears what takes so long."""
 
 
