@@ -913,6 +913,33 @@ def test_doctor_compares_types_laid_out_alike(model: str, monkeypatch: pytest.Mo
     assert asked == {"torch.float32": True, "torch.bfloat16": True}
 
 
+def test_doctor_says_which_dtype_was_not_tried(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftsmith.model.measure.pass_cost", lambda *_, **__: {1: 1.0, 8: 1.0})
+    monkeypatch.setattr("draftsmith.model.measure._too_much", lambda *_: "it is too large")
+    assert "bfloat16 was not tried: it is too large" in call("doctor", model).stdout
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [("uvicorn", "a server needs uvicorn"), ("draftsmith.lost", None)]
+)
+def test_only_what_the_extra_brings_is_called_missing(
+    missing: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "draftsmith.server.api":
+                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(sys, "meta_path", [Lost(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "draftsmith.server.api", raising=False)
+    result = call("serve", "-m", "edit-1m")
+    if said is None:
+        assert isinstance(result.exception, ModuleNotFoundError)
+    else:
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:
     def told(shape: str = "tree", **seconds: dict[int, float]) -> Any:
         return recommend(seconds, {*seconds}, shape)

@@ -330,3 +330,19 @@ def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None
         lines(tmp_path / "no" / "a.jsonl")
     with pytest.raises(WriteError, match="Is a directory"):
         lines(tmp_path)
+
+
+def test_a_cache_folder_that_may_not_be_looked_into_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path))
+
+    def forbidden(_path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    assert storage.known_about("some/model", "auto", ".bin") is None
+    assert not caplog.records
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert storage.known_about("some/model", "auto", ".bin") is None
+    assert "what is known about some/model is not used" in caplog.text
+    assert "Permission denied" in caplog.text

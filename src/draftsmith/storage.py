@@ -6,6 +6,7 @@ import errno
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import os
 import re
@@ -25,6 +26,8 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("draftsmith")
 
 NEW = ".new"
 """Ends the name of a file that is being written; what comes before is different for each writer."""
@@ -77,11 +80,18 @@ def file_about(model: str, kind: str, suffix: str) -> Path:
 
 
 def known_about(model: str, kind: str, suffix: str) -> Path | None:
-    """That file if there is one to be read; a model made in memory has no name, and so none."""
+    """That file if there is one to be read; a model made in memory has no name, and so none.
+
+    A folder that may not be looked into is logged: what was learnt of the model is not used then.
+    """
     try:
         path = file_about(model, kind, suffix)
+    except WriteError:  # there is no home folder, so nothing was kept
+        return None
+    try:
         return path if model and path.is_file() else None
-    except (WriteError, OSError):  # nowhere could one have been kept, or nobody may look there
+    except OSError as error:
+        _LOG.warning("what is known about %s is not used: %s: %s", model, path, _reason(error))
         return None
 
 

@@ -221,6 +221,8 @@ def show(record: dict[str, Any]) -> None:
         relative = (f"{s / seconds[1]:.2f}×" for s in seconds.values())
         table.add_row("  relative", *relative, style="dim")
     console.print(table)
+    for name, reason in record["not_measured"].items():
+        console.print(f"{name} was not tried: {reason}", markup=False)
     if record["busy"]:
         console.print(f"({record['busy']})")
     console.print("\n[bold]Recommendation")

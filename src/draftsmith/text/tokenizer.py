@@ -23,7 +23,7 @@ def read_bare(path: Path) -> Tokenizer:
     """The tokenizer that a lone tokenizer.json describes; raises LoadError."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more special.
+    except Exception as error:  # tokenizers, which is written in Rust, raises nothing more special
         raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
