@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
 from draftsmith import builtin, storage
+from draftsmith.cli import loading
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.mixture import bigrams
-from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
@@ -78,9 +78,8 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test leaves the dtype that it chose in the user's cache folder, or drafts with what was
-    tuned there."""
-    monkeypatch.setattr(Measured, "save", lambda *_: None)
+    """No test drafts with what was tuned in the user's cache folder, or hears that this is slow."""
+    monkeypatch.setattr(loading, "PATIENCE", 1e6)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
 
 

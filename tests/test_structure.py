@@ -17,7 +17,7 @@ SOURCE = Path(draftsmith.__file__).parent
 
 ORDER = [
     {"errors"},
-    {"storage", "html", "compiled"},
+    {"storage", "html", "compiled", "values"},
     {"core", "builtin"},
     {"text"},
     {"model"},

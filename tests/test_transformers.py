@@ -1003,6 +1003,51 @@ def test_a_copy_has_its_draft_model(duplicate: Callable[[Any], Any], tokenizer: 
         model.generate(PROMPT, max_new_tokens=3)
 
 
+def test_a_misspelt_option_is_answered_by_generate_alone() -> None:
+    model = make_llama()
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        with pytest.raises(ValueError, match="do_sampl"):  # warnings are errors here
+            model.generate(PROMPT, max_new_tokens=3, do_sampl=True)
+        assert handle.stats is None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SlowToBind(Drafter):
+    """Takes its time to bind itself, as one that loads a model does."""
+
+    begun: threading.Event
+    go_on: threading.Event
+
+    name: ClassVar[str] = "slow_to_bind"
+
+    def bind(self, model: Any) -> Drafter:  # noqa: ARG002
+        self.begun.set()
+        self.go_on.wait(60)
+        return Oracle()
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        raise AssertionError("it was not bound")
+
+
+def test_e4_a_model_waits_for_no_other_models_drafter() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    ours, theirs = make_llama(), make_llama()
+    accelerate(ours, "copyspec(gamma=1)", budget=4)
+    binding = threading.Thread(target=accelerate, args=(theirs, SlowToBind(begun, go_on)))
+    call = threading.Thread(target=ours.generate, args=(PROMPT,), kwargs={"max_new_tokens": 5})
+    binding.start()
+    try:
+        assert begun.wait(60)
+        call.start()
+        call.join(30)
+        waits = call.is_alive()
+    finally:
+        go_on.set()
+        binding.join()
+        call.join()
+    assert not waits
+
+
 # What `generate` computes otherwise than the model alone
 
 

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import tiny
 from architectures import VOCAB, build, prompt
 from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
@@ -61,7 +62,7 @@ def decode_plainly(runner: Runner, ids: list[int], count: int) -> list[int]:
 
 
 def test_a_folder(folder: Path) -> None:
-    loaded = load(str(folder))
+    loaded = load(str(folder), dtype="auto")
     assert loaded.name == str(folder)
     assert loaded.dtype == torch.bfloat16
     assert loaded.device == torch.device("cpu")
@@ -77,7 +78,7 @@ def test_a_tokenizer_of_ones_own(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="pass tokenizer="):
         load(tmp_path)
     assert len(load(tmp_path, tokenizer=folder).tokenizer) == VOCAB
-    own = object()
+    own = tiny.tokenizer()
     assert load(tmp_path, tokenizer=own).tokenizer is own
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -12,13 +11,19 @@ import torch
 _RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
-def reset_peak(device: torch.device) -> None:
-    """Let the high-water mark of memory start anew from what is in use now."""
+def reset_peak(device: torch.device) -> bool:
+    """Let the high-water mark of memory start anew from what is in use now.
+
+    Returns whether that can be done: on a CPU only Linux knows how, and not in every sandbox.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError):  # Only Linux can; elsewhere there is no figure.
+        return True
+    try:
         _RESET.write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def peak_bytes(device: torch.device) -> int | None:
@@ -34,7 +39,9 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def load_per_core() -> float | None:
     """Processes that want to run, per core, mean of the last minute; None where nobody counts."""
+    if not hasattr(os, "getloadavg"):  # Windows
+        return None
     try:
         return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
-    except (AttributeError, OSError):  # Windows does not know.
+    except OSError:  # "if the load average was unobtainable"
         return None

@@ -50,11 +50,17 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout."""
+    """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout.
+
+    Where git does not tell, "unknown" with its reason.
+    """
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     here = Path(__file__).parent
+    if not any((folder / ".git").exists() for folder in here.parents):
+        return None
     try:
         done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return f"unknown ({said.strip().splitlines()[0]})"
     return done.stdout.strip()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftsmith.cli.loading import load_engine, short
+from draftsmith.cli.loading import awaited, load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
 from draftsmith.cli.render import (
     AnswerPrinter,
@@ -128,7 +128,7 @@ class Conversation:
         with self.chat.stream(message) as stream:
             try:
                 with stopping(stop):
-                    for piece in stream:
+                    for piece in awaited(stream):
                         printer.piece(piece)
                         if stop.is_set():
                             break

@@ -40,7 +40,15 @@ _PANEL_LINES = 12
 def demo(
     model: ModelOptions,
     max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest answer.", show_default="160")
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "--max-tokens",
+            metavar="N",
+            min=1,
+            help="Longest answer.",
+            show_default="160",
+        ),
     ] = None,
 ) -> None:
     """Watch a model do a few short jobs: plainly, then with drafts, to the same answers.
@@ -95,8 +103,8 @@ def introduce(console: Console, engine: Engine) -> None:
     where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
     say(console, "Model", f"{short(model.name)}, {size}")
     say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
-    if model.measured is not None:
-        say(console, "Dtype", model.measured.explain())
+    if model.widened is not None:
+        say(console, "Dtype", model.dtype_explained)
     if disturbed := busy():
         say(console, "Note", disturbed)
 

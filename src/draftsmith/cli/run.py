@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_engine, read_text, short
+from draftsmith.cli.loading import awaited, load_engine, read_text, short
 from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
 from draftsmith.cli.render import (
     COLOURS,
@@ -140,16 +140,19 @@ def run(
     attribution: AttributionOptions,
     as_json: Json = False,
 ) -> None:
-    """Answer one prompt; the text goes to standard output as it comes.
+    r"""Answer one prompt; the text goes to standard output as it comes.
 
     Notes on standard error tell of an answer that was cut or loops, and of an edit that lost or
-    repeats lines of the file; the exit code is 0 all the same.
+    repeats lines of the file, or has words or code fences around it; the exit code is 0 all the
+    same.
 
     [bold]Examples[/bold]
 
     draftsmith run "What is a list comprehension?"
 
-    draftsmith run -m edit-7m --edit app.py "rename load to read_config" > new.py
+    printf 'def main():\n    config = load("app.json")\n    print(config)\n' > app.py
+
+    draftsmith run -m edit-7m --edit app.py "rename config to settings" > new.py
 
     git diff | draftsmith run -m Qwen/Qwen3-0.6B "Write a commit message" -f - --stats
 
@@ -179,7 +182,7 @@ def run(
                 note(f"--- answer {number + 1} of {prompt.n} ---")
             with engine.stream(asked, **sampling) as stream:
                 try:
-                    for piece in stream:
+                    for piece in awaited(stream):
                         if not late:
                             printer.piece(piece)
                 finally:

@@ -15,6 +15,7 @@ from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import OptionError
+from draftsmith.model.loaded import last_part
 
 REMEMBERED = 16_000_000
 """Bytes of a conversation's answers, where the engine remembers none."""
@@ -47,6 +48,10 @@ class Chat:
         """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
         self._last: Job | None = None
         """The last turn's, whose drafter state the next one takes."""
+
+    def __repr__(self) -> str:
+        held = len(self.messages)
+        return f"Chat({held} message{'s' * (held != 1)}, {last_part(self._scheduler.model.name)!r})"
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """The answer to one message; both join the history. Options as for `generate`."""

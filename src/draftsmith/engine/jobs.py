@@ -181,6 +181,11 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         self._job = job
         self._pieces = _pieces(job, steps)
 
+    def __repr__(self) -> str:
+        result = self.result
+        state = result.finish_reason if self.closed else "open"
+        return f"Stream({len(result.tokens)} tokens, {state})"
+
     def __next__(self) -> Piece:
         try:
             return next(self._pieces)

@@ -20,7 +20,7 @@ SHARE = 0.75
 def usual_limit(device: torch.device) -> float:
     """`SHARE` in bytes; no limit where nobody tells what is free."""
     free = free_bytes(device)
-    return inf if free is None else int(SHARE * free)
+    return inf if free is None else max(1, int(SHARE * free))
 
 
 class Need(NamedTuple):

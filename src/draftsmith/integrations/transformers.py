@@ -46,14 +46,23 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
-from draftsmith.model.load import load
+from draftsmith.model.load import LOADING_HINTS, load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
+from draftsmith.values import known_options
 
 _NO_LIMIT = 1 << 30
-_FIRST_CALL = RLock()
+
+
+_INSTEAD = dict.fromkeys(
+    (*LOADING_HINTS, "device", "device_map", "dtype", "revision", "trust_remote_code"),
+    "choose it when you load the model",
+) | dict.fromkeys(
+    ("do_sample", "max_new_tokens", "temperature", "top_k", "top_p"), "give it to model.generate()"
+)  # fmt: skip
+"""Names that other functions know, and where to give them."""
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -64,6 +73,7 @@ class DraftingNotice(UserWarning):
     """How the drafter drafts for this model, or what failed in drafting; each is told once."""
 
 
+@known_options("accelerate", _INSTEAD)
 def accelerate(
     model: Any,
     drafter: str | Drafter = "auto",
@@ -94,7 +104,10 @@ def accelerate(
     chosen, budget = registry.parse(drafter), checked_budget(budget)
     own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
-        raise LoadError(f"{type(own).__name__} has no generate() of transformers to accelerate")
+        raise LoadError(
+            f"{type(own).__name__} has no generate() of transformers to accelerate; give a model "
+            "that transformers has loaded (Engine also takes names and folders)"
+        )
     restore(own)
     reason, loaded = refusals.of_model(own), None
     packed = lay_out(own, keep=True) if prepack and reason is None else Prepacked()
@@ -164,11 +177,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+        self._binding = RLock()
+        """Held while the drafter is bound, which may load a model: two first calls share one."""
 
     @property
     def drafting(self) -> Drafting:
         """Who drafts, bound to this model."""
-        with _FIRST_CALL:  # since Python 3.12 two first calls could bind, or make, one each
+        with self._binding:
             return self._drafting
 
     @functools.cached_property
@@ -179,7 +194,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
     @property
     def scheduler(self) -> Scheduler:
         """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
-        with _FIRST_CALL:
+        with self._binding:
             return self._scheduler
 
     @functools.cached_property
@@ -188,24 +203,34 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        bound = ("_drafting", "_scheduler", "_passes")
+        bound = ("_drafting", "_scheduler", "_passes", "_binding")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes={})
+        vars(self).update(state, _passes={}, _binding=RLock())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
+
+    def __repr__(self) -> str:
+        name, reason = type(self.model).__name__, self.model_reason
+        if reason is not None:
+            return f"Accelerated({name}, not accelerated: {reason})"
+        return f"Accelerated({name}, drafter={self.drafter}, budget={self.budget!r})"
 
     def restore(self) -> None:
         """Give the model its own `generate` back, unless another `accelerate` replaced this one."""
         if vars(self.model).get("generate") is self:
             restore(self.model)
 
-    def notice(self, reason: str) -> None:
-        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+    def refuse(self, reason: str) -> None:
+        """Raise where all shall be exact and a call cannot be."""
         if self._loaded is not None and self._loaded.exact is not None:
             raise UnsupportedError(f"exact=True: this call cannot be accelerated: {reason}")
+
+    def notice(self, reason: str) -> None:
+        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+        self.refuse(reason)
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)
@@ -218,10 +243,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         call = self._by_name(args, kwargs)
         config, reason = self._configure(call)
         if reason is not None:
-            self.notice(reason)
+            self.refuse(reason)
         # Without the tokenizer for its stop strings, `generate` has an error message of its own.
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
-            return self.original(*args, **kwargs)
+            result = self.original(*args, **kwargs)
+            if reason is not None:  # said of what it has done: what it refuses, it explains itself
+                self.notice(reason)
+            return result
         call = _with_stop_strings(call, config.stop_strings, self.model.generation_config)
         decode = functools.partial(self._decode, streamer=call.get("streamer"), began=began)
         return self.original(**call, custom_generate=decode)

@@ -12,7 +12,6 @@ import torch
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
-from draftsmith.model.choice import Measured
 from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
 from draftsmith.model.prepack import Prepacked
@@ -38,7 +37,7 @@ def last_part(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
     """What `load` returns. Several runners may share one; the model itself is never changed."""
 
@@ -50,10 +49,14 @@ class LoadedModel:
     """What the user called it: hub id, folder, or the class of a live model."""
     prepacked: Prepacked | None = None
     """Which linear layers are laid out for this CPU; None where that was not asked for."""
-    measured: Measured | None = None
-    """Why it has its dtype, where that was to be measured."""
+    widened: torch.dtype | None = None
+    """The checkpoint's dtype, where its weights are float32 instead (`model.dtype`)."""
     exact: Widths | None = None
     """The widths of its passes, where rows shall come out alike to the bit; None: any will do."""
+
+    def __repr__(self) -> str:
+        kind = type(self.model).__name__
+        return f"LoadedModel({last_part(self.name)!r}, {kind}, {self.dtype_name} on {self.device})"
 
     @cached_property
     def forward(self) -> Forward:
@@ -81,6 +84,14 @@ class LoadedModel:
     def dtype_name(self) -> str:
         """The same as people write it: float32."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def dtype_explained(self) -> str:
+        """The same, and why it is not the checkpoint's."""
+        if self.widened is None:
+            return self.dtype_name
+        own = str(self.widened).removeprefix("torch.")
+        return f"{self.dtype_name} (the checkpoint is {own}, which this processor computes slowly)"
 
     @property
     def vocab_size(self) -> int:

@@ -112,9 +112,10 @@ class Grammars:
                 self._tokenizers[ends] = make(
                     self.tokenizer, n_vocab=self.vocab_size, eos_token=list(ends)
                 )
-            except Exception as error:
+            except Exception as error:  # of a converter that meets any kind of tokenizer
                 raise OptionError(
-                    f"a grammar needs a fast tokenizer that llguidance can read: {error}"
+                    "a grammar needs a fast tokenizer that llguidance can read: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
         matcher = library.LLMatcher
         if grammar.kind == "JSON schema" and levels(grammar.text) > DEEPEST:

@@ -6,25 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, PromptError
+from draftsmith.values import is_number, listed, token_ids
 
 Message = Mapping[str, Any]
 NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
-_INTEGERS = (int, np.integer)
 
 
 def read_bare(path: Path) -> Tokenizer:
     """The tokenizer that a lone tokenizer.json describes; raises LoadError."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more special.
+    except Exception as error:  # tokenizers, which is written in Rust, raises nothing more special
         raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
@@ -38,20 +37,15 @@ def as_batch(prompt: Any) -> tuple[list[Any], bool]:
     mask = None
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         prompt, mask = prompt["input_ids"], prompt.get("attention_mask")
-    rows, tensor = _listed(prompt), hasattr(prompt, "tolist")
+    rows, tensor = listed(prompt), hasattr(prompt, "tolist")
     if mask is not None:
-        rows = _shown(rows, _listed(mask))
+        rows = _shown(rows, listed(mask))
     if tensor and isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
-    single = isinstance(rows, str) or _list_of(rows, _INTEGERS) or _list_of(rows, Mapping)
-    if single or not isinstance(rows, Sequence) or not len(rows):
+    single = isinstance(rows, str) or _are_ids(rows) or _are_messages(rows)
+    if single or not isinstance(rows, Sequence) or isinstance(rows, bytes) or not len(rows):
         return [rows], False
     return list(rows), True
-
-
-def _listed(values: Any) -> Any:
-    """A tensor or an array as nested lists, anything else as it is."""
-    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _shown(ids: Any, mask: Any) -> list[Any]:
@@ -64,13 +58,17 @@ def _shown(ids: Any, mask: Any) -> list[Any]:
     return [ids[place] for place in places]
 
 
-def _list_of(prompt: Any, kind: type | tuple[type, ...]) -> bool:
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str | bytes | bytearray)
-        and len(prompt) > 0
-        and all(isinstance(item, kind) for item in prompt)
-    )
+def _are_ids(prompt: Any) -> bool:
+    return _is_list(prompt) and all(type(i) is int or is_number(i, int) for i in prompt)
+
+
+def _are_messages(prompt: Any) -> bool:
+    return _is_list(prompt) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def _is_list(prompt: Any) -> bool:
+    some = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
+    return some and len(prompt) > 0
 
 
 def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
@@ -80,9 +78,9 @@ def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> l
         raise PromptError("the prompt is empty; give a text, token ids, or messages")
     if isinstance(one, str) and not many:
         return encode(tokenizer, one, special=True)
-    if _list_of(one, _INTEGERS) and not many:
-        return [int(i) for i in one]
-    if _list_of(one, Mapping) and not many:
+    if _are_ids(one) and not many:
+        return token_ids("a prompt", one, error=PromptError)
+    if _are_messages(one) and not many:
         return render_chat(tokenizer, one, template)
     raise PromptError(
         f"a prompt is a text, token ids, or a list of messages, not "

@@ -23,6 +23,7 @@ from draftsmith.bench.run import encoded, filled
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import LoadError, PromptError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
@@ -119,7 +120,8 @@ def answers(
 
 
 def _plain(engine: Engine, ids: list[int], limit: int) -> list[int]:
-    return engine.generate(ids, temperature=0.0, max_new_tokens=limit).tokens
+    result: GenerationResult = engine.generate(ids, temperature=0.0, max_new_tokens=limit)
+    return result.tokens
 
 
 def cost_here(model: LoadedModel) -> Slope:
