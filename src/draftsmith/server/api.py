@@ -55,6 +55,8 @@ class Api:
         self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
         self.tokenizer = engine.model.tokenizer
         self.spell = speller(engine.model)
+        self.markers = {} if self.tokenizer is None else markers_of(self.tokenizer)
+        """Tags of tool calls that no text shows, by token."""
         self.metrics = Metrics(name)
         capacity = engine.scheduler.max_batch + settings.queue
         self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
@@ -121,7 +123,7 @@ class Api:
             if family is None:
                 raise Refusal(400, "this model's chat template knows no tools", param="tools")
             template["tools"] = [tool.model_dump() for tool in tools]
-            names = [name_of(tool) for tool in tools]
+            known = {name_of(tool): tool.function.get("parameters") for tool in tools}
             forced = forced_call(tools, body)
             if forced is not None:
                 grammar, family = forced, "llama"
@@ -132,7 +134,7 @@ class Api:
                     "'none' or 'required'",
                     param="response_format",
                 )
-            reader = partial(ToolReader, family, names, markers_of(self.tokenizer))
+            reader = partial(ToolReader, family, known, self.markers)
         more = {"chat_template_kwargs": template} | predicted(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -229,6 +231,9 @@ class Api:
             jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
             for job in jobs if body.return_drafts else ():
                 job.session.drafts = []
+            for job in jobs:
+                assert job.stream is not None
+                job.stream.apart = self.markers
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
             await call.start(jobs, watching)
         except BaseException:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.core.drafter import common_prefix
-from draftsmith.errors import OptionError, first_line
+from draftsmith.errors import DraftsmithError, OptionError, first_line
+from draftsmith.text.vocab import Vocabulary
 
 KEPT = 64
 """Compiled grammars that a model keeps, the latest."""
@@ -106,16 +108,15 @@ class Grammars:
     def _build(self, grammar: Grammar, ends: tuple[int, ...]) -> Compiled:
         if not ends:
             raise OptionError("a grammar needs a model with an end token, which this one has not")
-        library, make = _library()
+        library = _library()
         if ends not in self._tokenizers:
             try:
-                self._tokenizers[ends] = make(
-                    self.tokenizer, n_vocab=self.vocab_size, eos_token=list(ends)
-                )
-            except Exception as error:
-                raise OptionError(
-                    f"a grammar needs a fast tokenizer that llguidance can read: {error}"
-                ) from error
+                spelt = _Spelt(Vocabulary.of(self.tokenizer, self.vocab_size), ends[0])
+            except DraftsmithError as error:
+                raise OptionError(f"a grammar cannot be followed: {error}") from error
+            self._tokenizers[ends] = library.LLTokenizer(
+                library.TokenizerWrapper(spelt), n_vocab=self.vocab_size, eos_token=list(ends)
+            )
         matcher = library.LLMatcher
         if grammar.kind == "JSON schema" and levels(grammar.text) > DEEPEST:
             raise _refusal(grammar, "it goes too deep")
@@ -258,17 +259,36 @@ def unpacked(mask: bytes) -> NDArray[np.uint8]:
     return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
 
 
-def _library() -> tuple[Any, Any]:
-    """llguidance, and what makes its tokenizers; raises OptionError if it is not installed."""
+class _Spelt:
+    """A vocabulary as llguidance reads one, in which no text spells a special token.
+
+    What llguidance reads by itself from a tokenizer's JSON does: it cannot write `<|python_tag|>`
+    in a string where that is a special token, nor `</tool_call>` where that is a token at all.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
+        # What is forced is asked for again with every token that comes nearer to it.
+        self.encode, self.eos_token_id = lru_cache(KEPT)(vocabulary.encode_known), end
+        names = {i: name.encode() for i, name in vocabulary.special.items()}
+        self.tokens = [data or names.get(i, b"") for i, data in enumerate(vocabulary.tokens)]
+        self.special_token_ids = sorted(names)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self.encode(text)
+
+
+def _library() -> Any:
+    """llguidance; raises OptionError if it is not installed."""
     try:
         import llguidance
-        from llguidance.hf import from_tokenizer
     except ImportError as error:
         raise OptionError(
             f"a grammar needs llguidance, which cannot be imported ({error}); "
             "pip install 'draftsmith[grammar]'"
         ) from error
-    return llguidance, from_tokenizer
+    return llguidance
 
 
 def _refusal(grammar: Grammar, said: str) -> OptionError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,10 +281,16 @@ class TextStream:
         self._held = ""
         self._ready: list[str] = []
         self.stopped = False
+        self.apart: Collection[int] = ()
+        """Special tokens that part the text: no stop string goes on behind one."""
 
     def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         """Stop rule: take the newest token; `stop` when a stop string is complete."""
-        self._ready.append(self._release(self._decoder.push(session.ids[-1])))
+        token = session.ids[-1]
+        text = self._release(self._decoder.push(token))
+        if token in self.apart:
+            text, self._held = text + self._held, ""
+        self._ready.append(text)
         return "stop" if self.stopped else None
 
     def take(self) -> list[str]:
