@@ -10,7 +10,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +33,12 @@ DEEPEST = 20_000
 """Levels of a schema, references followed, that are read: llguidance calls itself for each."""
 STACK = 512 << 20
 """Bytes of address space for that: those that threads have end the process at some hundred."""
+SHORT_ESCAPES = 'nrbtf\\"'
+"""Escapes in JSON by which every character has one spelling.
+
+llguidance takes a key for another one than a named `a` if it is spelled `\\u0061`, and so lets it
+past the schema of `a`. Without `\\u` the other control characters cannot be written.
+"""
 _MAKING = threading.Lock()
 
 
@@ -117,14 +123,19 @@ class Grammars:
             self._tokenizers[ends] = library.LLTokenizer(
                 library.TokenizerWrapper(spelt), n_vocab=self.vocab_size, eos_token=list(ends)
             )
-        matcher = library.LLMatcher
-        if grammar.kind == "JSON schema" and levels(grammar.text) > DEEPEST:
-            raise _refusal(grammar, "it goes too deep")
+        matcher, options = library.LLMatcher, dict[str, Any](whitespace_flexible=False)
+        if grammar.kind == "JSON schema":
+            if levels(grammar.text) > DEEPEST:
+                raise _refusal(grammar, "it goes too deep")
+            schema = json.loads(grammar.text)
+            if admits_more_keys(schema):
+                if needs_long_escapes(schema):
+                    raise _refusal(grammar, "control characters in a const or an enum need objects "
+                                   "with additionalProperties: false")  # fmt: skip
+                options["json_allowed_escapes"] = SHORT_ESCAPES
         try:
             if grammar.kind == "JSON schema":
-                made = matcher.grammar_from_json_schema(
-                    grammar.text, overrides={"whitespace_flexible": False}
-                )
+                made = matcher.grammar_from_json_schema(grammar.text, overrides=options)
             elif grammar.kind == "regular expression":
                 made = matcher.grammar_from_regex(grammar.text)
             else:
@@ -241,6 +252,36 @@ def levels(schema: str) -> int:
         deep += 1
         level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
     return deep * (1 + len(set(re.findall(r'"\$\w*[rR]ef": "(.*?)"', schema))))
+
+
+def parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield one
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def admits_more_keys(schema: Any) -> bool:
+    """Whether some object may have keys of several kinds: named ones, by a pattern, any others."""
+    return any(
+        bool(one.get("properties"))
+        + bool(one.get("patternProperties"))
+        + (one.get("additionalProperties") is not False)
+        > 1
+        for one in parts(schema)
+    )
+
+
+def needs_long_escapes(schema: Any) -> bool:
+    """Whether a constant has characters that only `SHORT_ESCAPES` and `\\u` can write."""
+    constants = [one.get(name) for one in parts(schema) for name in ("const", "enum")]
+    return _LONG.search(json.dumps(constants)) is not None
+
+
+_LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
 
 
 def deeply(call: Callable[..., Compiled], *given: Any) -> Compiled:
