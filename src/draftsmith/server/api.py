@@ -30,6 +30,7 @@ from draftsmith.server.settings import Settings
 from draftsmith.server.tools import ToolReader, family_of, markers_of
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
+from draftsmith.text.tokenizer import OPENING
 
 _INFILLING = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -166,10 +167,18 @@ class Api:
         """Variables for the chat template; not what decides how it is applied."""
         given = dict(body.chat_template_kwargs or {})
         apply: Any = getattr(self.tokenizer, "apply_chat_template", lambda: None)
-        if wrong := sorted(inspect.signature(apply).parameters.keys() & given.keys()):
+        ours = inspect.signature(apply).parameters.keys() - {*OPENING}
+        if wrong := sorted(ours & given.keys()):
             raise Refusal(
                 400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
             )
+        for name in OPENING:
+            value = getattr(body, name)
+            if value is not None and given.setdefault(name, value) is not value:
+                raise Refusal(
+                    400, f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
+                    "send one of them", param=name
+                )  # fmt: skip
         return given
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:

@@ -26,7 +26,7 @@ from draftsmith.server.schema import (
     ResponsesRequest,
     TokenizeRequest,
 )
-from draftsmith.text.tokenizer import decode, encode, render_chat
+from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
 
 _FIELDS = sorted({name for kind in (ChatRequest, CompletionRequest, TokenizeRequest)
                   for name in kind.model_fields})  # fmt: skip
@@ -133,7 +133,9 @@ def create_app(api: Api) -> FastAPI:
     def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         api.check_model(body.model)
         if body.messages is not None:
-            ids = render_chat(api.tokenizer, [message.plain() for message in body.messages])
+            opening = {name: getattr(body, name) for name in OPENING}
+            messages = [message.plain() for message in body.messages]
+            ids = render_chat(api.tokenizer, messages, opening)
         else:
             ids = encode(api.tokenizer, body.prompt or "", special=body.add_special_tokens)
         return {"tokens": ids, "count": len(ids), "max_model_len": api.engine.model.context_length}

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftsmith.server.refusals import Refusal
+from draftsmith.text.tokenizer import OPENING
 
 IGNORED = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -228,6 +229,8 @@ class ChatRequest(Sampling):
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @property
     def longest(self) -> str:
@@ -276,12 +279,16 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool = True
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
     def one(self) -> TokenizeRequest:
         """Refuses both, and neither."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give a prompt or messages")
+        if self.messages is None and self.model_fields_set & {*OPENING}:
+            raise ValueError(f"{OPENING[0]} and {OPENING[1]} need messages")
         return self
 
 

@@ -17,6 +17,8 @@ Message = Mapping[str, Any]
 NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
+OPENING = ("continue_final_message", "add_generation_prompt")
+"""Variables of a chat template that say where the assistant begins, as transformers names them."""
 _INTEGERS = (int, np.integer)
 
 
@@ -104,10 +106,53 @@ def opening(tokenizer: Any) -> tuple[int, ...]:
     return (first,) if tokenizer("a")["input_ids"][0] == first is not None else ()
 
 
+def continues(messages: Any, template: Mapping[str, Any]) -> bool:
+    """Return whether a chat's last message is continued, rather than answered.
+
+    It is where it is the assistant's and `template` says `continue_final_message=True` or
+    `add_generation_prompt=False`. Raises OptionError for what contradicts itself.
+    """
+    goes_on, begins = (template.get(name) for name in OPENING)
+    for name in OPENING:
+        if not isinstance(template.get(name), bool | None):
+            raise OptionError(f"{name} must be true or false, got {template[name]!r:.100}")
+    if goes_on and begins:
+        raise OptionError(
+            "continue_final_message=True continues the last message and add_generation_prompt=True "
+            "begins another one; leave one of them out"
+        )
+    last = messages[-1] if _list_of(messages, Mapping) else {}
+    if last.get("role") != "assistant":
+        if goes_on:
+            raise OptionError(
+                "continue_final_message=True needs a last message of the role 'assistant', "
+                f"got {last.get('role')!r:.100}; add one with the text to continue"
+            )
+        return False
+    if goes_on is False and begins is False:
+        raise OptionError(
+            "continue_final_message=False and add_generation_prompt=False leave nothing to write "
+            "behind an assistant's message; set one of them to true"
+        )
+    if begins is not False and not goes_on:
+        return False
+    if last.get("tool_calls"):
+        raise OptionError(
+            "continue_final_message=True needs a last message without tool calls; add their "
+            "results, or leave the calls out"
+        )
+    return True
+
+
 def render_chat(
     tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """Token ids of a chat in the model's own template, ready for the assistant to answer."""
+    """Token ids of a chat in the model's own template, ready for the assistant to answer.
+
+    `template`: variables of the template. A last message may be left open (`continues`): then its
+    text ends the ids as it is, white space included. Raises PromptError, and OptionError for
+    variables that contradict each other.
+    """
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="messages cannot be rendered"))
     if not getattr(tokenizer, "chat_template", None):
@@ -118,15 +163,48 @@ def render_chat(
     for message in messages:
         if "role" not in message or "content" not in message:
             raise PromptError(f"a message needs 'role' and 'content', not {sorted(message)}")
+    given = dict(template or {})
+    if continues(messages, given):
+        return encode(tokenizer, _left_open(tokenizer, messages, given))
+    begins = given.get("add_generation_prompt") is not False
+    # The template writes its special tokens itself; the tokenizer must not add them again.
+    return encode(tokenizer, _rendered(tokenizer, messages, given, begins))
+
+
+def _left_open(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
+    """A chat up to the end of its last message's text.
+
+    Templates trim texts, so another word is rendered in its place.
+    """
+    *before, last = messages
+    if not isinstance(last["content"], str):
+        raise PromptError("a message that is continued needs a text, not parts")
+    word, all_texts = "CONTINUED", repr(messages)
+    while word in all_texts:
+        word += "D"
+    text = _rendered(tokenizer, [*before, {**last, "content": word}], template, False)
+    head, found, _ = text.rpartition(word)
+    if not found:
+        raise PromptError(
+            "the model's chat template does not show the last message as it is, so it cannot be "
+            "continued; end the messages with one of the user"
+        )
+    return head + last["content"]
+
+
+def _rendered(
+    tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any], begins: bool
+) -> str:
+    """A chat as its template writes it; `begins`: with the beginning of an answer."""
+    given = {name: value for name, value in template.items() if name not in OPENING}
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **(template or {})
+        text: str = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=begins, **given
         )
     except Exception as error:
         # Templates are programs of the model's author: they refuse roles, orders, and more.
         raise PromptError(f"the model's chat template refused the messages: {error}") from error
-    # The template writes its special tokens itself; the tokenizer must not add them again.
-    return encode(tokenizer, text)
+    return text
 
 
 def split_stops(tokenizer: Any, stop: Sequence[str]) -> tuple[list[str], list[int]]:
