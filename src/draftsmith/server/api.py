@@ -22,6 +22,7 @@ from draftsmith.engine.jobs import Job, partial_results
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
@@ -106,14 +107,22 @@ class Api:
 
     # --- what is asked ----------------------------------------------------------------------------
 
-    async def chat(self, body: ChatRequest, salt: str, request: Request) -> Response:
+    async def chat(
+        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
+    ) -> Response:
         """Answer a chat."""
-        call, answer = await self.begin_chat(body, salt)
+        call, answer = await self.begin_chat(body, salt, ignored)
         return await self._reply(body, call, answer, request)
 
-    async def begin_chat(self, body: ChatRequest, salt: str) -> tuple[Call, Answer]:
+    async def begin_chat(
+        self, body: ChatRequest, salt: str, ignored: Ignored
+    ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
         messages, template = [message.plain() for message in body.messages], self._template(body)
+        for number, message in enumerate(body.messages):
+            for name, value in (message.model_extra or {}).items():
+                if value not in (None, [], {}):
+                    ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
         grammar = grammar_of(body.response_format)
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):

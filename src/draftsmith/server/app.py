@@ -18,6 +18,7 @@ import draftsmith
 from draftsmith.errors import DraftsmithError
 from draftsmith.server import page, responses
 from draftsmith.server.api import Api, log
+from draftsmith.server.ignored import HEADER, Ignored
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import (
     ChatRequest,
@@ -27,9 +28,6 @@ from draftsmith.server.schema import (
     TokenizeRequest,
 )
 from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
-
-_FIELDS = sorted({name for kind in (ChatRequest, CompletionRequest, TokenizeRequest)
-                  for name in kind.model_fields})  # fmt: skip
 
 
 class BodyLimit:
@@ -75,7 +73,11 @@ def create_app(api: Api) -> FastAPI:
     if settings.cors:
         origins = list(settings.cors)
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER],
         )
     bearer = HTTPBearer(auto_error=False)
 
@@ -83,20 +85,24 @@ def create_app(api: Api) -> FastAPI:
         return api.keys.salt(None if given is None else given.credentials)
 
     Caller = Annotated[str, Depends(salt)]  # noqa: N806
+    strict = not settings.tolerant
     guarded = [] if settings.public else [Depends(salt)]
     _tell_errors(app)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
-        return await api.chat(body, caller, request)
+        ignored = Ignored(body, strict)
+        return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
-        return await api.complete(body, caller, request)
+        ignored = Ignored(body, strict)
+        return ignored.named(await api.complete(body, caller, request))
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
-        return await responses.respond(api, body, caller, request)
+        ignored = Ignored(body, strict=False)  # agents send much that means nothing here
+        return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     born = int(time.time())
     model = {"id": api.name, "object": "model", "created": born, "owned_by": "draftsmith",
@@ -130,8 +136,9 @@ def create_app(api: Api) -> FastAPI:
 
     # No `async`: long texts take their time, in a thread of their own.
     @app.post("/tokenize", dependencies=[Depends(salt)])
-    def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
         api.check_model(body.model)
+        Ignored(body, strict).named(response)
         if body.messages is not None:
             opening = {name: getattr(body, name) for name in OPENING}
             messages = [message.plain() for message in body.messages]
@@ -141,8 +148,9 @@ def create_app(api: Api) -> FastAPI:
         return {"tokens": ids, "count": len(ids), "max_model_len": api.engine.model.context_length}
 
     @app.post("/detokenize", dependencies=[Depends(salt)])
-    def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    def detokenize(body: DetokenizeRequest, response: Response) -> dict[str, Any]:
         api.check_model(body.model)
+        Ignored(body, strict).named(response)
         size = api.engine.model.vocab_size
         if wrong := [i for i in body.tokens if not 0 <= i < size]:
             raise Refusal(400, f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")
@@ -172,7 +180,7 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(request, Refusal.of_validation(error.errors(), _FIELDS))
+        return told(request, Refusal.of_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def usual(request: Request, error: HTTPException) -> Response:

@@ -1,7 +1,7 @@
 """What requests may say: OpenAI's fields, and our own at the end of `Sampling`.
 
-Unknown fields are refused, so that a misspelt one is not ignored; those of OpenAI's that mean
-nothing to one model on one machine are tolerated (`IGNORED`).
+A request's unknown fields are kept in `model_extra`; `ignored.py` refuses or names them. Fields of
+OpenAI's that mean nothing to one model on one machine are left out (`IGNORED`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAME = {
 class Body(BaseModel):
     """Any request."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -80,7 +80,9 @@ class ToolCall(Tolerant):
 
 
 class Message(Tolerant):
-    """One message of a chat."""
+    """One message of a chat; what it says beside these fields is ignored, and named."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
@@ -252,8 +254,6 @@ class CompletionRequest(Sampling):
 
 class ResponsesRequest(Body):
     """POST /v1/responses; agents send much that means nothing here."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
