@@ -28,7 +28,14 @@ from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, Tool, text_of
 from draftsmith.server.settings import Settings
-from draftsmith.server.tools import ToolReader, family_of, markers_of
+from draftsmith.server.tools import (
+    USUAL,
+    ToolReader,
+    described,
+    family_of,
+    markers_of,
+    shows_tools,
+)
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.tokenizer import OPENING
@@ -127,12 +134,9 @@ class Api:
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
+        messages, family = self._shown(messages, tools, template, ignored)
         reader: Callable[[], ToolReader] = ToolReader
         if tools:
-            family = family_of(self.tokenizer)
-            if family is None:
-                raise Refusal(400, "this model's chat template knows no tools", param="tools")
-            template["tools"] = [tool.model_dump() for tool in tools]
             known = {name_of(tool): tool.function.get("parameters") for tool in tools}
             forced = forced_call(tools, body)
             if forced is not None:
@@ -154,6 +158,27 @@ class Api:
         answer = self._answer(body, choices, logprobs=body.logprobs)
         return await self._begin(body, [messages], salt, more, grammar, top), answer
 
+    def _shown(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Tool],
+        template: dict[str, Any],
+        ignored: Ignored,
+    ) -> tuple[list[dict[str, Any]], str]:
+        """The messages as the model is shown them with its tools, and the format of its calls.
+
+        Adds the tools to the `template`'s variables where it knows any; else a prompt has them.
+        """
+        given, family = [tool.model_dump() for tool in tools], family_of(self.tokenizer)
+        if shows_tools(self.tokenizer) and (family or not given):
+            template |= {"tools": given} if given else {}
+            return messages, family or USUAL
+        if given:
+            ignored.add(
+                "tools were described in a prompt: the chat template has no format for them"
+            )
+        return described(self.tokenizer, messages, given, family or USUAL), family or USUAL
+
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
         prompts: list[Any] = [body.prompt]
@@ -162,8 +187,6 @@ class Api:
         self.worker.check(len(prompts) * body.n)  # before anything is made for each
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
-        if body.best_of not in (None, body.n):
-            raise Refusal(400, "best_of must be n: this server drops no answer", param="best_of")
         grammar = grammar_of(body.response_format)
         choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
         answer = self._answer(
@@ -233,6 +256,13 @@ class Api:
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options needs stream=true", param="stream_options")
+        if body.best_of not in (None, body.n):
+            raise Refusal(
+                400,
+                f"best_of={body.best_of} must be n, which is {body.n}: this server drops no "
+                "answer; ask for all of them by n, and choose by their log-probabilities",
+                param="best_of",
+            )
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")

@@ -166,6 +166,7 @@ class Sampling(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
+    best_of: int | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
@@ -245,7 +246,6 @@ class CompletionRequest(Sampling):
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: Literal[False] | None = None
-    best_of: int | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     response_format: dict[str, Any] | None = None

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from draftsmith.engine.jobs import Piece
-from draftsmith.server.calls.formats import FORMATS, Format, family_of, markers_of
+from draftsmith.server.calls.formats import FORMATS, Format, family_of, markers_of, shows_tools
 from draftsmith.server.calls.source import Call, NoCall, Parser, Source
+from draftsmith.text.tokenizer import shows_role
 
-__all__ = ["Call", "ToolReader", "family_of", "markers_of"]
+__all__ = ["USUAL", "Call", "ToolReader", "described", "family_of", "markers_of", "shows_tools"]
+
+USUAL = "hermes"
+"""The format of a model whose chat template teaches none."""
+
+_PROMPT = """You may call functions to help with the request. These are the functions:
+<tools>
+{tools}
+</tools>
+To call one, write its name and its arguments like this, and nothing behind it:
+{example}"""
 
 
 class ToolReader:
@@ -115,3 +128,48 @@ def begun(text: str, marks: Sequence[str]) -> int:
     return max(
         (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0
     )
+
+
+def described(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any], family: str
+) -> list[dict[str, Any]]:
+    """Return messages for a chat template that knows no tools: all of them are text.
+
+    The tools come with the system message, or with the first other one where the template shows no
+    system message. Earlier calls and their results become text, unless the template has them.
+    """
+    known = "tool_calls" in str(getattr(tokenizer, "chat_template", None) or "")
+    told = [*messages] if known else _as_text(messages)
+    if not tools:
+        return told
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    prompt = _PROMPT.format(tools=listed, example=FORMATS[family].example)
+    first = told[0]
+    if first["role"] != "system" and shows_role(tokenizer, "system"):
+        return [{"role": "system", "content": prompt}, *told]
+    text = f"{first['content']}\n\n{prompt}" if first["role"] == "system" else (
+        f"{prompt}\n\n{first['content']}"
+    )  # fmt: skip
+    return [{**first, "content": text}, *told[1:]]
+
+
+def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without anything that only templates with tools know."""
+    told, results = list[dict[str, Any]](), False
+    for message in messages:
+        text, result = message["content"], message["role"] == "tool"
+        if result:
+            text = f"<tool_response>\n{text}\n</tool_response>"
+        elif "tool_calls" in message:
+            calls = (
+                json.dumps(one["function"], ensure_ascii=False) for one in message["tool_calls"]
+            )
+            text = "\n".join([text, *(f"<tool_call>\n{one}\n</tool_call>" for one in calls)])
+        if results and (result or message["role"] == "user"):  # templates want roles to alternate
+            told[-1]["content"] += "\n" + text
+        elif result or "tool_calls" in message:
+            told.append({"role": "user" if result else message["role"], "content": text.lstrip()})
+        else:
+            told.append({**message})
+        results = result
+    return told

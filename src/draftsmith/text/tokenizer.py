@@ -171,6 +171,15 @@ def render_chat(
     return encode(tokenizer, _rendered(tokenizer, messages, given, begins))
 
 
+def shows_role(tokenizer: Any, role: str) -> bool:
+    """Return whether a chat template takes a first message of a role and shows its text."""
+    asked = [{"role": role, "content": "SHOWN"}, {"role": "user", "content": "hello"}]
+    try:
+        return "SHOWN" in _rendered(tokenizer, asked, {}, True)
+    except PromptError:
+        return False
+
+
 def _left_open(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
     """A chat up to the end of its last message's text.
 
