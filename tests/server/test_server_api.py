@@ -15,7 +15,7 @@ import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest
+from draftsmith.server.schema import ChatRequest, CompletionRequest, ResponsesRequest
 from draftsmith.text.vocab import Vocabulary
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "the quick brown fox"}]}
@@ -389,6 +389,23 @@ def test_openapi_describes_every_endpoint(client: TestClient) -> None:
     told = client.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize",
             "/detokenize", "/health", "/metrics"} <= told["paths"].keys()  # fmt: skip
+
+
+def test_s5_docs_describe_every_endpoint_and_field_and_load_nothing(client: TestClient) -> None:
+    response, told = client.get("/docs"), client.get("/openapi.json").json()
+    assert response.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    page = response.text
+    assert "src=" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    for path in told["paths"]:
+        assert f" {path}</code>" in page
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
+        for name in kind.model_fields:
+            assert f"<code>{name}</code>" in page
+    assert "list of Message" in page
+    with client_of(api_of(keys=("one",))) as keyed:
+        assert keyed.get("/docs").status_code == keyed.get("/openapi.json").status_code == 200
 
 
 def test_metrics_count_what_was_done() -> None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import draftsmith
 from draftsmith.errors import DraftsmithError
-from draftsmith.server import page, responses
+from draftsmith.server import page, reference, responses
 from draftsmith.server.api import Api, log
 from draftsmith.server.ignored import HEADER, Ignored
 from draftsmith.server.refusals import Refusal
@@ -66,7 +66,7 @@ def create_app(api: Api) -> FastAPI:
         title="draftsmith",
         version=draftsmith.__version__,
         lifespan=lifespan,
-        docs_url=None,  # they load scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
     )
     app.add_middleware(BodyLimit, most=settings.max_body)
@@ -91,16 +91,19 @@ def create_app(api: Api) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
+        """Answer a chat, whole or as server-sent events."""
         ignored = Ignored(body, strict)
         return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
+        """Continue one or more texts or lists of token ids."""
         ignored = Ignored(body, strict)
         return ignored.named(await api.complete(body, caller, request))
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
+        """Answer a conversation of items; nothing is stored."""
         ignored = Ignored(body, strict=False)  # agents send much that means nothing here
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
@@ -110,10 +113,12 @@ def create_app(api: Api) -> FastAPI:
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
+        """List the one model."""
         return {"object": "list", "data": [model]}
 
     @app.get("/v1/models/{name:path}", dependencies=guarded)
     async def one_model(name: str) -> dict[str, Any]:
+        """Tell of the model, if it has this name."""
         api.check_model(name)
         return model
 
@@ -124,19 +129,26 @@ def create_app(api: Api) -> FastAPI:
     async def front() -> Response:
         return HTMLResponse(index, headers=page.HEADERS)
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(reference.page(app.openapi(), api.name), headers=page.HEADERS)
+
     @app.get("/health", dependencies=guarded)
     async def health() -> dict[str, str]:
+        """Tell whether requests are taken."""
         if not api.worker.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
         return {"status": "ok"}
 
     @app.get("/metrics", dependencies=[Depends(salt)])
     async def metrics() -> Response:
+        """Give figures for Prometheus."""
         return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # No `async`: long texts take their time, in a thread of their own.
     @app.post("/tokenize", dependencies=[Depends(salt)])
     def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
+        """Turn a prompt, or messages as the chat template writes them, into token ids."""
         api.check_model(body.model)
         Ignored(body, strict).named(response)
         if body.messages is not None:
@@ -149,6 +161,7 @@ def create_app(api: Api) -> FastAPI:
 
     @app.post("/detokenize", dependencies=[Depends(salt)])
     def detokenize(body: DetokenizeRequest, response: Response) -> dict[str, Any]:
+        """Turn token ids into text, special tokens included."""
         api.check_model(body.model)
         Ignored(body, strict).named(response)
         size = api.engine.model.vocab_size
