@@ -207,6 +207,39 @@ def test_logprobs_are_the_models_own(client: TestClient, drafter: str) -> None:
     assert bytes(b for token in content for b in token["bytes"])
 
 
+@pytest.mark.parametrize("stop", [None, ["qu", "\ufffd\ufffd\ufffd\ufffdno"]])
+@pytest.mark.parametrize("seed", range(4))
+def test_s6_each_offset_is_where_the_tokens_own_text_begins(
+    client: TestClient, seed: int, stop: list[str] | None
+) -> None:
+    """Also behind bytes that form no character, and where a stop string holds text back."""
+    asked = {"temperature": 1.5, "seed": seed, "max_tokens": 60, "logprobs": 0, "stop": stop}
+    (choice,) = complete(client, **asked)["choices"]
+    text, seen = choice["text"], choice["logprobs"]
+    placed = list(zip(seen["tokens"], seen["text_offset"], strict=True))
+    for token, start in placed:
+        if not token.startswith("bytes:") and token not in ("<pad>", "<s>", "</s>"):
+            assert token.startswith(text[start:][: len(token)])
+    starts = [start for _, start in placed]
+    assert starts == sorted(starts)
+    assert any(token.startswith("bytes:") for token, _ in placed)
+    streamed = events(client.post("/v1/completions", json=TEXT | asked | {"stream": True}))
+    parts = [part for chunk in streamed for part in chunk["choices"]]
+    assert [at for part in parts for at in part["logprobs"]["text_offset"]] == starts
+
+
+def test_s6_an_end_token_stands_behind_bytes_that_form_no_character(client: TestClient) -> None:
+    byte = tiny.tokenizer().encode("€")[0]
+    bias = {"logit_bias": {str(byte): 100}, "max_tokens": 3, "logprobs": 0, "temperature": 0}
+    (choice,) = complete(client, **bias)["choices"]
+    assert choice["text"] == "\ufffd" * 3
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    ends = bias | {"logit_bias": {"2": 100, str(byte): 50}, "min_tokens": 2}
+    (choice,) = complete(client, **ends)["choices"]
+    assert choice["logprobs"]["tokens"] == ["bytes:\\xe2", "bytes:\\xe2", "</s>"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+
+
 def test_sources_and_figures_are_told_when_asked(client: TestClient) -> None:
     told = complete(client, return_sources=True, return_stats=True, max_tokens=40, ignore_eos=True)
     sources = told["choices"][0]["sources"]
@@ -239,13 +272,6 @@ def test_drafts_are_told_pass_by_pass_when_asked(client: TestClient) -> None:
     parts = [part for chunk in streamed for part in chunk["choices"]]
     assert [drafted for part in parts for drafted in part["drafts"]] == choice["drafts"]
     assert all(len(part["drafts"]) == 1 for part in parts)
-    asked |= {"stream": True, "logprobs": 0}
-    streamed = events(client.post("/v1/completions", json=TEXT | asked))
-    starts = [
-        start for chunk in streamed for start in chunk["choices"][0]["logprobs"]["text_offset"]
-    ]
-    lengths = [len(text) for text, _ in choice["sources"]]
-    assert starts == [sum(lengths[:number]) for number in range(40)]
     assert "drafts" not in complete(client)["choices"][0]
 
 

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from draftsmith.core.stats import Guess, total
@@ -42,7 +41,7 @@ class Delta:
     drafts: tuple[tuple[Guess, ...], ...]
     """By pass."""
     offsets: list[int]
-    """Where each token begins in the whole text."""
+    """Where each token's own text begins in the whole text."""
 
 
 @dataclass(slots=True)
@@ -57,8 +56,6 @@ class Choice:
     sources: list[list[str]] = field(default_factory=list)
     drafts: list[tuple[Guess, ...]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    length: int = 0
-    """Characters of all tokens so far."""
     result: GenerationResult | None = None
 
     def take(self, chunk: Chunk) -> Delta:
@@ -70,9 +67,8 @@ class Choice:
         if self.most_calls is not None:
             calls = calls[: self.most_calls - len(self.calls)]
         sources = [[piece.text, piece.source] for piece in chunk.pieces]
-        ends = list(accumulate((len(piece.text) for piece in chunk.pieces), initial=self.length))
-        self.length = ends[-1]
-        delta = Delta(text, calls, chunk.logprobs, sources, chunk.drafts, ends[:-1])
+        offsets = [piece.start for piece in chunk.pieces]
+        delta = Delta(text, calls, chunk.logprobs, sources, chunk.drafts, offsets)
         self.text += text
         self.calls += calls
         self.logprobs += delta.logprobs

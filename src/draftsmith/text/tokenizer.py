@@ -10,8 +10,10 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from draftsmith.core.drafter import common_prefix
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, PromptError
+from draftsmith.text.spelling import FALLBACK
 
 Message = Mapping[str, Any]
 NO_TOKENIZER = (
@@ -272,13 +274,21 @@ class StreamDecoder:
         self._held: list[int] = []
         self._text = ""
         """Of those held."""
+        self._length = 0
+        """Characters given out."""
+        self.start = 0
+        """Where the last token's own text begins, in characters of the whole text."""
+        self.silent = False
+        """Whether the last token never writes anything."""
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
         held = [*self._held, token]
         text = self._behind(held)
-        if text == self._text and not self._decode([token, token]):
-            return ""  # a token that never writes anything
+        self.start = self._length + self._before_last(held, text)
+        self.silent = text == self._text and not self._decode([token, token])
+        if self.silent:
+            return ""
         self._held, self._text = held, text
         if text and not text.endswith("\ufffd"):
             return self._give(len(held))
@@ -291,6 +301,19 @@ class StreamDecoder:
                 return self._give(count)
         return self._give(len(held)) if len(held) >= MOST_HELD else ""
 
+    def _before_last(self, held: Sequence[int], text: str) -> int:
+        """Characters of what `held` write, `text`, that end before the last token.
+
+        Bytes that are no character are characters of their own. A token in the midst of one that
+        is unfinished has its beginning for a place.
+        """
+        before = self._text
+        if text.endswith("\ufffd") and (data := fallback_bytes(self.tokenizer, held)):
+            # Where bytes are tokens, a decoder shows each of an unfinished character for itself.
+            before, text = data[:-1].decode(errors="replace"), data.decode(errors="replace")
+        unfinished = text.endswith("\ufffd")
+        return min(common_prefix(before, text), len(text) - unfinished)
+
     def unfinished(self) -> str:
         """What is left at the end, unfinished characters as U+FFFD."""
         return self._text
@@ -298,6 +321,7 @@ class StreamDecoder:
     def _give(self, count: int) -> str:
         """The text of the first `count` held ids, which are held no longer."""
         text = self._behind(self._held[:count])
+        self._length += len(text)
         self._given, self._held = self._held[:count], self._held[count:]
         self._text = self._behind(self._held)
         return text
@@ -308,6 +332,15 @@ class StreamDecoder:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return decode(self.tokenizer, ids, special=self.special)
+
+
+def fallback_bytes(tokenizer: Any, ids: Sequence[int]) -> bytes:
+    """Return the bytes of tokens that are one byte each (`<0x0A>`); empty if one is not."""
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # some only decode
+    if named is None:
+        return b""
+    names = [FALLBACK.fullmatch(name or "") for name in named(list(ids))]
+    return bytes(int(name[1], 16) for name in names if name) if all(names) else b""
 
 
 def token_texts(
@@ -368,6 +401,8 @@ class TextStream:
         self._held = ""
         self._ready: list[str] = []
         self.stopped = False
+        self.starts: list[int] = []
+        """Where each token's own text begins, also where it is released later."""
         self.apart: Collection[int] = ()
         """Special tokens that part the text: no stop string goes on behind one."""
 
@@ -375,6 +410,7 @@ class TextStream:
         """Stop rule: take the newest token; `stop` when a stop string is complete."""
         token = session.ids[-1]
         text = self._release(self._decoder.push(token))
+        self.starts.append(self._decoder.start)
         if token in self.apart:
             text, self._held = text + self._held, ""
         self._ready.append(text)
@@ -384,6 +420,11 @@ class TextStream:
         """Text released by each token since the last call, in order."""
         ready, self._ready = self._ready, []
         return ready
+
+    @property
+    def silent(self) -> bool:
+        """Whether the newest token never writes anything, as one that ends an answer."""
+        return self._decoder.silent
 
     def held(self) -> str:
         """What is still held back; all that is left to show when nothing more will come."""
