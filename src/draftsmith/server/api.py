@@ -38,7 +38,7 @@ from draftsmith.server.tools import (
 )
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
-from draftsmith.text.tokenizer import OPENING
+from draftsmith.text.tokenizer import OPENING, continues
 
 _INFILLING = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -126,6 +126,7 @@ class Api:
     ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
         messages, template = [message.plain() for message in body.messages], self._template(body)
+        continues(messages, template)  # raises what contradicts itself
         for number, message in enumerate(body.messages):
             for name, value in (message.model_extra or {}).items():
                 if value not in (None, [], {}):
