@@ -26,6 +26,8 @@ class Piece:
     source: str
     seconds: float
     """Since the call."""
+    start: int = 0
+    """Where the token's own text begins in the answer's text, in characters."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,12 +96,15 @@ class Job:
             if session.finished and texts:
                 texts[-1] += held
                 held = ""
+                if self.stream.silent:  # it stands behind all text
+                    self.stream.starts[-1] = sum(map(len, (*self.released, *texts)))
         self.released += texts
         self.booked = new.stop, held
         # One that failed may have emitted a token and not its text.
         for text, at in zip(texts, new, strict=False):
             token = session.ids[session.prompt_length + at]
-            self.pieces.append(Piece(text, token, session.sources[at], now))
+            start = 0 if self.stream is None else self.stream.starts[at]
+            self.pieces.append(Piece(text, token, session.sources[at], now, start))
 
     def result(self) -> GenerationResult:
         """What was generated so far, but for the tokens of a pass that is not over."""

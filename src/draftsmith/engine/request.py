@@ -204,7 +204,7 @@ class Request:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
             # A text goes on; an answer to messages, and maybe to ids, begins one.
-            goes_on = isinstance(prompt, str)
+            goes_on = isinstance(prompt, str) or text.continues(prompt, self.template)
             tokenizer = self.drafting.model.tokenizer
             encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
         if len(encoded) * n == 1:

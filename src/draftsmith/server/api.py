@@ -23,14 +23,23 @@ from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, Tool, text_of
 from draftsmith.server.settings import Settings
-from draftsmith.server.tools import ToolReader, family_of, markers_of
+from draftsmith.server.tools import (
+    USUAL,
+    ToolReader,
+    described,
+    family_of,
+    markers_of,
+    shows_tools,
+)
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
+from draftsmith.text.tokenizer import OPENING, continues
 
 _INFILLING = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -68,6 +77,8 @@ class Api:
         self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
         self.tokenizer = engine.model.tokenizer
         self.spell = speller(engine.model)
+        self.markers = {} if self.tokenizer is None else markers_of(self.tokenizer)
+        """Tags of tool calls that no text shows, by token."""
         self.metrics = Metrics(name)
         capacity = engine.scheduler.max_batch + settings.queue
         self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
@@ -120,27 +131,31 @@ class Api:
 
     # --- what is asked ----------------------------------------------------------------------------
 
-    async def chat(self, body: ChatRequest, salt: str, request: Request) -> Response:
+    async def chat(
+        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
+    ) -> Response:
         """Answer a chat."""
-        call, answer = await self.begin_chat(body, salt, request)
+        call, answer = await self.begin_chat(body, salt, request, ignored)
         return await self._reply(body, call, answer, request)
 
     async def begin_chat(
-        self, body: ChatRequest, salt: str, request: Request
+        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
     ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
         messages, template = [message.plain() for message in body.messages], self._template(body)
+        continues(messages, template)  # raises what contradicts itself
+        for number, message in enumerate(body.messages):
+            for name, value in (message.model_extra or {}).items():
+                if value not in (None, [], {}):
+                    ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
         grammar = grammar_of(body.response_format)
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
+        messages, family = self._shown(messages, tools, template, ignored)
         reader: Callable[[], ToolReader] = ToolReader
         if tools:
-            family = family_of(self.tokenizer)
-            if family is None:
-                raise Refusal(400, "this model's chat template knows no tools", param="tools")
-            template["tools"] = [tool.model_dump() for tool in tools]
-            names = [name_of(tool) for tool in tools]
+            known = {name_of(tool): tool.function.get("parameters") for tool in tools}
             forced = forced_call(tools, body)
             if forced is not None:
                 grammar, family = forced, "llama"
@@ -151,7 +166,7 @@ class Api:
                     "'none' or 'required'",
                     param="response_format",
                 )
-            reader = partial(ToolReader, family, names, markers_of(self.tokenizer))
+            reader = partial(ToolReader, family, known, self.markers)
         more = {"chat_template_kwargs": template} | predicted(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -161,6 +176,27 @@ class Api:
         answer = self._answer(body, choices, logprobs=body.logprobs)
         return await self._begin(body, [messages], salt, more, grammar, top, request), answer
 
+    def _shown(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Tool],
+        template: dict[str, Any],
+        ignored: Ignored,
+    ) -> tuple[list[dict[str, Any]], str]:
+        """The messages as the model is shown them with its tools, and the format of its calls.
+
+        Adds the tools to the `template`'s variables where it knows any; else a prompt has them.
+        """
+        given, family = [tool.model_dump() for tool in tools], family_of(self.tokenizer)
+        if shows_tools(self.tokenizer) and (family or not given):
+            template |= {"tools": given} if given else {}
+            return messages, family or USUAL
+        if given:
+            ignored.add(
+                "tools were described in a prompt: the chat template has no format for them"
+            )
+        return described(self.tokenizer, messages, given, family or USUAL), family or USUAL
+
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
         prompts: list[Any] = [body.prompt]
@@ -169,8 +205,6 @@ class Api:
         self.worker.check(len(prompts) * body.n)  # before anything is made for each
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
-        if body.best_of not in (None, body.n):
-            raise Refusal(400, "best_of must be n: this server drops no answer", param="best_of")
         grammar = grammar_of(body.response_format)
         choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
         answer = self._answer(
@@ -184,10 +218,18 @@ class Api:
         """Variables for the chat template; not what decides how it is applied."""
         given = dict(body.chat_template_kwargs or {})
         apply: Any = getattr(self.tokenizer, "apply_chat_template", lambda: None)
-        if wrong := sorted(inspect.signature(apply).parameters.keys() & given.keys()):
+        ours = inspect.signature(apply).parameters.keys() - {*OPENING}
+        if wrong := sorted(ours & given.keys()):
             raise Refusal(
                 400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
             )
+        for name in OPENING:
+            value = getattr(body, name)
+            if value is not None and given.setdefault(name, value) is not value:
+                raise Refusal(
+                    400, f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
+                    "send one of them", param=name
+                )  # fmt: skip
         return given
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
@@ -234,6 +276,13 @@ class Api:
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options needs stream=true", param="stream_options")
+        if body.best_of not in (None, body.n):
+            raise Refusal(
+                400,
+                f"best_of={body.best_of} must be n, which is {body.n}: this server drops no "
+                "answer; ask for all of them by n, and choose by their log-probabilities",
+                param="best_of",
+            )
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
@@ -250,6 +299,9 @@ class Api:
             jobs = await call.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
             for job in jobs if body.return_drafts else ():
                 job.session.drafts = []
+            for job in jobs:
+                assert job.stream is not None
+                job.stream.apart = self.markers
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
             await call.start(jobs, watching)
         except BaseException:

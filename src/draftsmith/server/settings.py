@@ -46,6 +46,8 @@ class Settings:
     """A stream with no news says so after so many seconds."""
     drain: float = 30.0
     """Seconds that running requests are given after SIGTERM."""
+    tolerant: bool = False
+    """Ignore unknown fields of a request, and name them in a header, instead of refusing them."""
     allow_drafters: bool = False
     """Let requests choose drafter and budget (a drafter may load a model)."""
     log_prompts: bool = False
