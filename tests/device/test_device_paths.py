@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from both import Both, same
 
 import tiny
@@ -250,6 +251,78 @@ def test_accelerate_a_padded_batch(device: str) -> None:
         fast = model.generate(ids, **asked)
     assert handle.last_notice is None
     assert torch.equal(plain, fast)
+
+
+def mapped(model: Any, first: str, second: str) -> Any:
+    """A copy whose later layers, norm and head are on another device, by accelerate's hooks."""
+    model = copy.deepcopy(model)
+    count, named = model.config.num_hidden_layers, list(model.named_modules())
+    (blocks, *_) = (n for n, m in named if isinstance(m, torch.nn.ModuleList) and len(m) == count)
+    places: dict[str, str] = {}
+    for name, _ in (*model.named_parameters(), *model.named_buffers()):
+        owner = name.rpartition(".")[0]
+        if owner.startswith(blocks):
+            layer = int(owner.removeprefix(f"{blocks}.").split(".")[0])
+            places[f"{blocks}.{layer}"] = first if layer < count // 2 else second
+        else:
+            early = any(part in owner for part in ("embed", "wte", "wpe", "rotary"))
+            places[owner] = first if early else second
+    head = model.get_output_embeddings()
+    tied = head.weight is model.get_input_embeddings().weight
+    places[next(name for name, module in named if module is head)] = first if tied else second
+    return dispatch_model(model, device_map=places, main_device=first)
+
+
+@pytest.fixture(scope="module")
+def spread(device: str) -> Both:
+    """The tiny model on the CPU, and over both devices."""
+    cpu = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    model = mapped(tiny.model(), device, device.replace("0", "1"))
+    return Both(cpu, Engine.from_pretrained(model, tokenizer=tiny.tokenizer()))
+
+
+def test_d2_a_device_map_packs(spread: Both) -> None:
+    found = spread.device.model.capabilities
+    assert (found.shape, found.attention, found.batch, found.packed) == ("tree", "draftsmith", 1, 1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "gpt_oss", "starcoder2"])
+def test_d2_other_architectures_pack_over_either_order_of_devices(device: str, name: str) -> None:
+    model, other = build(name), device.replace("0", "1")
+    expected = Engine.from_pretrained(model)
+    for first, second in ((device, other), (other, device)):
+        engine = Engine.from_pretrained(mapped(model, first, second))
+        assert engine.model.capabilities.packed == expected.model.capabilities.packed
+        Both(expected, engine).generate(MANY, drafter="auto", max_new_tokens=12, budget=8)
+
+
+@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if "CORPUS" not in d and "sdsat" not in d])
+def test_a_device_map(spread: Both, folder: Path, drafter: str) -> None:
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 16, "budget": 8}
+    spread.generate(IDS, **options, **GREEDY)
+    spread.generate(IDS, **options, **SAMPLED)
+    spread.generate([IDS, IDS[:20]], **options, **GREEDY)
+
+
+def test_a_device_map_keeps_prefixes(spread: Both) -> None:
+    options = {"drafter": "auto", "max_new_tokens": 6, "budget": 6}
+    spread.generate([*IDS, 9, 4], **options)
+    (found,) = spread.generate([*IDS, 9, 5], **options)
+    assert found.stats.reused_tokens
+
+
+def test_accelerate_over_a_device_map(device: str) -> None:
+    model = mapped(tiny.model(), device, device.replace("0", "1"))
+    ids = torch.tensor([IDS], device=device)
+    for options in ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.1}):
+        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
+        torch.manual_seed(0)
+        plain = model.generate(ids, **asked)
+        torch.manual_seed(0)
+        with accelerate(model) as handle:
+            fast = model.generate(ids, **asked)
+        assert handle.last_notice is None
+        assert torch.equal(plain, fast)
 
 
 FEW = ("qwen2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt_neo", "qwen3_next")

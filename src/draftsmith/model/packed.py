@@ -369,7 +369,7 @@ class PackedMemory(Memory):
         outputs, picked = [], 0
         for draft, one in zip(drafts, needed, strict=True):
             begin = len(logits) - len(tokens) + one.start  # of those asked for and maybe others
-            if isinstance(last, Tensor):
+            if not isinstance(last, int):
                 begin, picked = picked, picked + len(one)
             end = begin + len(one)
             outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))
