@@ -8,83 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import dispatch_model
-from both import Both, same
+from both import (
+    BYTES,
+    DRAFTERS,
+    GREEDY,
+    IDS,
+    MANY,
+    SAMPLED,
+    SMALL,
+    Both,
+    mapped,
+    named,
+    on,
+    same,
+)
 
 import tiny
-from architectures import CHAINS, RECURRENT, TREES, build, prompt
+from architectures import CHAINS, RECURRENT, TREES, build
 from draftsmith import accelerate
-from draftsmith.corpus.index import write_index
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import lookup, names
 from draftsmith.engine.engine import Engine
-from draftsmith.model.adaptive import AdaptiveTokens
-from draftsmith.model.load import load
 from draftsmith.text.grammar import Grammar
-
-IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
-MANY = [prompt(9, 1), prompt(30, 2), prompt(17, 3), prompt(9, 1)]
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-SAMPLED: dict[str, Any] = {
-    "temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "seed": 3,
-    "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
-    "logit_bias": {5: -1.0},
-}  # fmt: skip
-DRAFTERS = [
-    "none",
-    "copyspec(gamma=2)",
-    "prompt_lookup",
-    "longest_match",
-    "auto",
-    "pld_plus",
-    "pld_plus(average=3, threshold=-0.9)",
-    "pld_plus(rank=attention, heads=((0, 1), (1, 2)))",
-    "spectra(N=3, W=4, G=4)",
-    "spectra(pool=False)",
-    "lookahead(N=3, W=4, G=4)",
-    "copyspec(gamma=6)+auto",
-    "retrieval(corpus=CORPUS)",
-    "spectra(N=3, W=4, G=4, corpus=CORPUS)",
-    "sdsat(k=3)",
-    "sdsat(k=3, tree=6)",
-    "sdsat(k=2, passes=1)",
-    "draft_model(model=FOLDER, tokens=3)",
-    "draft_model(model=FOLDER, tokens=3, reproducible=True)",
-]
-SMALL, BYTES = 300, 259
-"""Vocabularies of draft models: with words of its own, and of single bytes, as slrs wants it."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, its tokenizer, adaptive tokens, and a corpus in `corpus`."""
-    path = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(path)
-    tiny.tokenizer().save_pretrained(path)
-    AdaptiveTokens(tokens=(4,), L=3, objective="improved").save(path)
-    texts = [IDS, *MANY, [*range(3, 99)] * 2]
-    vocabulary = load(tiny.model(), tiny.tokenizer()).vocabulary
-    assert vocabulary is not None
-    write_index(path / "corpus", texts, vocabulary=vocabulary, examples=len(texts), model="tiny")
-    return path
-
-
-@pytest.fixture(scope="module")
-def engines(folder: Path, device: str) -> Both:
-    """The model of `folder` on both sides."""
-    cpu, there = (
-        Engine.from_pretrained(folder, device=where, drafter="none", prepack=False)
-        for where in ("cpu", device)
-    )
-    assert there.model.device == torch.device(device)
-    assert there.model.capabilities == cpu.model.capabilities
-    return Both(cpu, there)
-
-
-def named(drafter: str, folder: Path) -> str:
-    return drafter.replace("CORPUS", repr(str(folder / "corpus"))).replace(
-        "FOLDER", repr(str(folder))
-    )
 
 
 def test_every_registered_drafter_is_tried() -> None:
@@ -182,10 +127,6 @@ def test_a_processor_of_the_callers_own(engines: Both) -> None:
         engines.generate(IDS, **options, **more)
 
 
-def on(device: str, model: Any) -> Any:
-    return copy.deepcopy(model).to(device)
-
-
 @pytest.mark.parametrize("kind", ["same", "other", "cpu"])
 @pytest.mark.parametrize("algorithm", ["standard", "union", "tli", "slem", "slrs"])
 def test_draft_models_anywhere(engines: Both, device: str, algorithm: str, kind: str) -> None:
@@ -251,26 +192,6 @@ def test_accelerate_a_padded_batch(device: str) -> None:
         fast = model.generate(ids, **asked)
     assert handle.last_notice is None
     assert torch.equal(plain, fast)
-
-
-def mapped(model: Any, first: str, second: str) -> Any:
-    """A copy whose later layers, norm and head are on another device, by accelerate's hooks."""
-    model = copy.deepcopy(model)
-    count, named = model.config.num_hidden_layers, list(model.named_modules())
-    (blocks, *_) = (n for n, m in named if isinstance(m, torch.nn.ModuleList) and len(m) == count)
-    places: dict[str, str] = {}
-    for name, _ in (*model.named_parameters(), *model.named_buffers()):
-        owner = name.rpartition(".")[0]
-        if owner.startswith(blocks):
-            layer = int(owner.removeprefix(f"{blocks}.").split(".")[0])
-            places[f"{blocks}.{layer}"] = first if layer < count // 2 else second
-        else:
-            early = any(part in owner for part in ("embed", "wte", "wpe", "rotary"))
-            places[owner] = first if early else second
-    head = model.get_output_embeddings()
-    tied = head.weight is model.get_input_embeddings().weight
-    places[next(name for name, module in named if module is head)] = first if tied else second
-    return dispatch_model(model, device_map=places, main_device=first)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,8 @@ class MaskBuilder:
         if self._additive is not None:
             floor = torch.finfo(self._additive).min
             mask = torch.zeros(mask.shape, dtype=self._additive).masked_fill_(~mask, floor)
-        return mask.to(self._device, non_blocking=True)
+        # Blocking: MPS may read the source of any other copy after it was freed.
+        return mask.to(self._device)
 
 
 def visible(spans: Sequence[Span], view: View, window: Window | None = None) -> Tensor:
