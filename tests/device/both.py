@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pretended
 import torch
 from accelerate import dispatch_model
 
@@ -118,3 +120,10 @@ def mapped(model: Any, first: str, second: str) -> Any:
     tied = head.weight is model.get_input_embeddings().weight
     places[next(name for name, module in named if module is head)] = first if tied else second
     return dispatch_model(model, device_map=places, main_device=first)
+
+
+@contextmanager
+def like_mps() -> Iterator[None]:
+    """Copies that do not block happen late, and there is no float64."""
+    with pretended.late_copies(), pretended.without_float64():
+        yield

@@ -7,21 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pretended
 import pytest
-from both import BYTES, DRAFTERS, GREEDY, IDS, MANY, SAMPLED, SMALL, Both, named, on, same
+import torch
+from both import BYTES, DRAFTERS, GREEDY, IDS, MANY, SAMPLED, SMALL, Both, like_mps, named, on, same
 
 import tiny
 from architectures import build
+from draftsmith import accelerate
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
-
-
-@contextmanager
-def like_mps() -> Iterator[None]:
-    """Copies that do not block happen late, and there is no float64."""
-    with pretended.late_copies(), pretended.without_float64():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +78,91 @@ def test_d4_draft_models_without_float64(mps: Both, device: str, algorithm: str)
         cpu = mps.cpu.generate(texts, drafter=expected, **options)
         with like_mps():
             same(cpu, mps.device.generate(texts, drafter=drafter, **options))
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    """What `torch.set_default_device` does, for a while."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.fixture(scope="module")
+def usual(engines: Both, folder: Path, device: str) -> Both:
+    """The CPU's engine beside one that was loaded under a default device."""
+    with default_device(device):
+        there = Engine.from_pretrained(folder, device=device, drafter="none", prepack=False)
+    assert there.model.capabilities == engines.cpu.model.capabilities
+    return Both(engines.cpu, there, engines._known)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_d3_every_drafter_under_another_default_device(
+    usual: Both, folder: Path, drafter: str
+) -> None:
+    """Another than the model's: whatever is made without naming a device then lies elsewhere."""
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 20, "budget": 8}
+    with default_device("pretend:1"):
+        usual.generate(IDS, **options, **GREEDY)
+        usual.generate(IDS, **options, **SAMPLED)
+        usual.generate(MANY, **options, **GREEDY)
+
+
+@pytest.mark.parametrize("algorithm", ["union", "tli", "slem", "slrs", "reproducible"])
+def test_d3_draft_models_under_a_default_device(usual: Both, device: str, algorithm: str) -> None:
+    own: dict[str, Any] = {"algorithm": algorithm}
+    if algorithm == "reproducible":
+        own = {"algorithm": "tli", "reproducible": True}
+    texts = ["def foo(x): return x + 1", "the quick brown fox jumps over the lazy dog"]
+    expected, drafter = draft_model("cpu", **own), draft_model(device, **own)
+    for more in (GREEDY, {"temperature": 0.9, "seed": 4}):
+        options = {"max_new_tokens": 10, "budget": "drafter", **more}
+        cpu = usual.cpu.generate(texts, drafter=expected, **options)
+        with default_device("pretend:1"):
+            same(cpu, usual.device.generate(texts, drafter=drafter, **options))
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "falcon", "gpt_neo", "qwen3_next"])
+@pytest.mark.parametrize("where", ["pretend:0", "cpu"])
+def test_d3_a_model_beside_a_default_device(name: str, where: str) -> None:
+    """It may be on the CPU, too, while the default is another one."""
+    model = build(name)
+    options = {"drafter": "copyspec(gamma=2)", "max_new_tokens": 12, "budget": 8}
+    expected = Engine.from_pretrained(model).generate(MANY, **options)
+    with default_device("pretend:1"):
+        same(expected, Engine.from_pretrained(on(where, model)).generate(MANY, **options))
+
+
+def test_d3_exact_and_prepacked_models_beside_a_default_device(folder: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "exact": True}
+    expected = Engine.from_pretrained(folder, **options).generate(IDS, max_new_tokens=12)
+    with default_device("pretend:1"):
+        engine = Engine.from_pretrained(folder, **options)
+        assert engine.generate(IDS, max_new_tokens=12).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("where", ["pretend:0", "cpu"])
+def test_d3_accelerate_under_a_default_device(where: str) -> None:
+    model, streamed = on(where, tiny.model()), list[torch.Tensor]()
+
+    class Streamer:
+        def put(self, value: torch.Tensor) -> None:
+            streamed.append(value)
+
+        def end(self) -> None:
+            pass
+
+    ids = torch.tensor([IDS], device=where)
+    for options in ({"do_sample": False}, {"do_sample": True, "top_k": 20}):
+        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
+        torch.manual_seed(0)
+        plain = model.generate(ids, **asked)
+        torch.manual_seed(0)
+        with default_device("pretend:1"), accelerate(model) as handle:
+            fast = model.generate(ids, streamer=Streamer(), **asked)
+        assert handle.last_notice is None
+        assert torch.equal(plain, fast)
+    assert {value.device.type for value in streamed} == {"cpu"}  # as generate() streams them

@@ -35,7 +35,7 @@ LONGEST_DRAFT = 5.0
 DRAFT_PASSES = 8
 """Passes of the target that it may take beside these: a draft model makes several of its own."""
 
-_OVERFLOW = RowOutput(torch.empty((0, 0)), finite=False)
+_OVERFLOW = RowOutput(torch.empty((0, 0), device="cpu"), finite=False)
 
 
 def start(session: Session, target: Target[Any]) -> None:
