@@ -26,6 +26,10 @@
 #include <unordered_set>
 #include <vector>
 
+namespace at::autocast {
+TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType);  // its header takes ten seconds to compile
+}
+
 namespace {
 
 using c10::Device;
@@ -443,6 +447,37 @@ void operate(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* s
   }
 }
 
+// Attention that is to be differentiated is made of smaller operations.
+void attend(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
+  static const auto in_parts = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_scaled_dot_product_attention_math", "");
+  const auto first = stack->size() - op.schema().arguments().size();  // query, key, value, mask, dropout, causal, scale, groups
+  bool differentiated = false;
+  for (auto i = first; i < first + 3; ++i) differentiated = differentiated || (*stack)[i].toTensor().requires_grad();
+  if (!differentiated || !c10::GradMode::is_enabled()) {
+    c10::impl::ExcludeDispatchKeyGuard below(BELOW_AUTOGRAD);
+    op.callBoxed(stack);
+    return;
+  }
+  if (auto& mask = (*stack)[first + 3]; mask.isTensor() && mask.toTensor().scalar_type() == at::kBool) {
+    auto added = (*stack)[first].toTensor().new_zeros(mask.toTensor().sizes());
+    mask = added.masked_fill(mask.toTensor().logical_not(), -std::numeric_limits<double>::infinity());
+  }
+  stack->insert(stack->begin() + static_cast<int64_t>(first) + 6, c10::IValue());  // no dropout mask
+  in_parts.callBoxed(stack);
+  stack->pop_back();  // the weights
+}
+
+// In a lower precision, as the CPU computes products where autocast is on.
+void autocast(const c10::OperatorHandle& op, DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(DispatchKey::AutocastPrivateUse1);
+  const auto dtype = at::autocast::get_autocast_dtype(KIND);
+  for (auto i = stack->size() - op.schema().arguments().size(); i < stack->size(); ++i) {
+    auto& value = (*stack)[i];
+    if (value.isTensor() && on_device(value.toTensor()) && value.toTensor().is_floating_point()) value = value.toTensor().to(dtype);
+  }
+  op.callBoxed(stack);
+}
+
 at::Tensor host_side(Call& call, const at::Tensor& t) { return on_device(t) ? call.to_host(t) : t; }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
@@ -548,6 +583,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &set_storage);
   // Made of others elsewhere; here the CPU's own kernel computes them whole, so that bits are equal.
   for (const char* whole : {"scaled_dot_product_attention", "convolution"}) m.impl(whole, torch::CppFunction::makeFromBoxedFunction<&operate>());
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("scaled_dot_product_attention", torch::CppFunction::makeFromBoxedFunction<&attend>());
+}
+
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  for (const char* low : {"addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention"})
+    m.impl(low, torch::CppFunction::makeFromBoxedFunction<&autocast>());
 }
 
 TORCH_LIBRARY(pretended, m) {

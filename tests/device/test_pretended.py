@@ -58,6 +58,32 @@ def test_attention_has_the_cpus_bits(device: str) -> None:
     assert torch.equal(ours.cpu(), F.scaled_dot_product_attention(q, k, k, mask))
 
 
+def test_gradients_are_the_cpus(device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3, 1, 4, 5, 8, generator=generator)
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+
+    def gradient(on: str, **options: Any) -> torch.Tensor:
+        w = weights.clone().to(on).requires_grad_()
+        F.scaled_dot_product_attention(*w, **options).square().sum().backward()
+        assert w.grad is not None
+        return w.grad.cpu()
+
+    for options in ({"is_causal": True}, {"attn_mask": mask}):
+        there = {
+            name: value if value is True else value.to(device) for name, value in options.items()
+        }
+        torch.testing.assert_close(gradient(device, **there), gradient("cpu", **options))
+
+
+def test_autocast_lowers_products(device: str) -> None:
+    x, linear = torch.ones(2, 3, device=device), torch.nn.Linear(3, 4).to(device)
+    assert linear(x).dtype == torch.float32
+    with torch.autocast(device.split(":")[0], torch.bfloat16):
+        assert linear(x).dtype == (x @ x.T).dtype == torch.bfloat16
+        assert (x + x).dtype == torch.float32
+
+
 @pytest.mark.parametrize("seeded", [True, False])
 def test_draws_are_the_cpus(device: str, seeded: bool) -> None:
     def draws(on: str) -> Any:
