@@ -9,13 +9,30 @@ from typing import Any
 
 import pytest
 import torch
-from both import BYTES, DRAFTERS, GREEDY, IDS, MANY, SAMPLED, SMALL, Both, like_mps, named, on, same
+from accelerate.hooks import remove_hook_from_module
+from both import (
+    BYTES,
+    DRAFTERS,
+    GREEDY,
+    IDS,
+    MANY,
+    SAMPLED,
+    SMALL,
+    Both,
+    like_mps,
+    mapped,
+    named,
+    on,
+    same,
+)
+from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 import tiny
 from architectures import build
 from draftsmith import accelerate
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
+from draftsmith.text.grammar import Grammar
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +183,55 @@ def test_d3_accelerate_under_a_default_device(where: str) -> None:
         assert handle.last_notice is None
         assert torch.equal(plain, fast)
     assert {value.device.type for value in streamed} == {"cpu"}  # as generate() streams them
+
+
+@pytest.fixture(scope="module")
+def apart(engines: Both, device: str) -> Both:
+    """The CPU's engine beside one whose logits end on another device than its ids go in."""
+    model = mapped(tiny.model(), device, "pretend:1")
+    remove_hook_from_module(model)  # the outermost, which brings the logits back
+    there = Engine.from_pretrained(model, tokenizer=tiny.tokenizer())
+    ids = torch.tensor([IDS], device=device)
+    assert model(ids).logits.device == torch.device("pretend:1")
+    return Both(engines.cpu, there, engines._known)
+
+
+APART: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "logit_bias": {"logit_bias": {5: 1.0}},
+    "min_new_tokens": {"min_new_tokens": 9},
+    "truncation": {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "log-probabilities": {"logprobs": True},
+    "a processor": {"processors": lambda ids, scores: scores + 0.01 * ids.float().mean()},
+    "transformers' processors": {
+        "processors": [NoRepeatNGramLogitsProcessor(2), RepetitionPenaltyLogitsProcessor(1.3)]
+    },
+    "a grammar": {"grammar": Grammar.regex("(fox|dog)+ [0-9]{3}")},
+    "all": SAMPLED,
+}
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_d5_what_reads_ids_where_logits_are_elsewhere(apart: Both, kind: str) -> None:
+    for drafter in ("none", "auto", "spectra(N=3, W=4, G=4)"):
+        options = {"drafter": drafter, "max_new_tokens": 16, "budget": 8, **APART[kind]}
+        apart.generate("the quick brown fox jumps", **options)
+        apart.generate(IDS, **{"temperature": 1.0, "seed": 1, **options})
+
+
+def test_d5_accelerate_where_logits_are_elsewhere(device: str) -> None:
+    """As `generate` on one device, since transformers' own fails for some of these."""
+    whole, model = on(device, tiny.model()), mapped(tiny.model(), device, "pretend:1")
+    remove_hook_from_module(model)
+    ids = torch.tensor([IDS], device=device)
+    for options in ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.2}):
+        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
+        torch.manual_seed(0)
+        plain = whole.generate(ids, **asked)
+        torch.manual_seed(0)
+        with accelerate(model) as handle:
+            fast = model.generate(ids, **asked)
+        assert handle.last_notice is None
+        assert torch.equal(plain, fast)
