@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pretended
 import pytest
 import torch
 from accelerate.hooks import remove_hook_from_module
@@ -32,6 +33,7 @@ from architectures import build
 from draftsmith import accelerate
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
+from draftsmith.model.runner import Runner
 from draftsmith.text.grammar import Grammar
 
 
@@ -235,3 +237,37 @@ def test_d5_accelerate_where_logits_are_elsewhere(device: str) -> None:
             fast = model.generate(ids, **asked)
         assert handle.last_notice is None
         assert torch.equal(plain, fast)
+
+
+def waits(engine: Engine) -> int:
+    """How often `Runner.wait` waits for a device."""
+    runner = Runner(engine.model)
+    with pretended.counted() as seen:
+        runner.wait()
+    assert {line.split(":")[0] for _, line in seen.waits} <= {"model/runner.py"}
+    return seen.waits.total()
+
+
+def test_d7_a_pass_is_timed_to_its_end_on_any_device(engines: Both, apart: Both) -> None:
+    assert waits(engines.device) == 1
+    assert waits(apart.device) == 2  # layers on two devices
+    assert waits(engines.cpu) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        (GREEDY, ("copy to the host", "core/loop.py")),
+        (SAMPLED, ("synchronize", "model/runner.py")),
+    ],
+    ids=["greedy", "sampled"],
+)
+def test_d7_a_budget_learns_from_passes_and_not_from_launches(
+    engines: Both, options: dict[str, Any], ends: tuple[str, str]
+) -> None:
+    """A pass whose time is taken ends in a copy of its choices, or in a wait for the device."""
+    engine = Engine(engines.device.model, drafter="copyspec(gamma=2)", budget=6)
+    with pretended.counted() as seen:
+        passes = engine.generate(IDS, max_new_tokens=12, **options).stats.passes
+    waits = [n for (why, line), n in seen.waits.items() if (why, line.split(":")[0]) == ends]
+    assert sum(waits) >= passes
