@@ -35,7 +35,7 @@ LONGEST_DRAFT = 5.0
 DRAFT_PASSES = 8
 """Passes of the target that it may take beside these: a draft model makes several of its own."""
 
-_NOT_COMPUTED = RowOutput(torch.empty((0, 0)), finite=False)
+_NOT_COMPUTED = RowOutput(torch.empty((0, 0), device="cpu"), finite=False)
 
 WITHOUT_DRAFT = "a pass with drafts failed and was repeated without them"
 SMALLER = "a pass over a part of the prompt failed and was repeated with a smaller part"

@@ -273,7 +273,9 @@ class Distribution:
         """(V,) raw logits of one node → (1, V) processed scores; `ids` (1, T) is its prefix."""
         # A copy: processors may write in place, and the raw row is also shown to drafters.
         exact = logits.dtype == torch.float64
-        scores = logits[None].to(torch.float64 if exact else torch.float32, copy=True)
+        # Where the ids are, as `generate` has it: a device map may leave logits on another device.
+        device = logits.device if ids is None else ids.device
+        scores = logits[None].to(device, torch.float64 if exact else torch.float32, copy=True)
         scores = without(scores, self.banned)
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]

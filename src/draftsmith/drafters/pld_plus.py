@@ -169,9 +169,9 @@ class _Places(DrafterState):
 
     def _scores(self, P: list[int], ctx: Context) -> Tensor | None:  # noqa: N803
         """(|P|,) one score per candidate; None where the target recorded nothing."""
-        c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P)
+        c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P, device="cpu")
         if c.rank == "hidden" and ctx.hidden is not None:
-            own = state_before(ctx.hidden, torch.tensor([t]), c.average)
+            own = state_before(ctx.hidden, j.new_tensor([t]), c.average)
             states = (state_before(ctx.hidden, some, c.average) for some in torch.split(j, AT_ONCE))
             scores = torch.cat([torch.cosine_similarity(H, own, dim=-1) for H in states])
         elif c.rank == "attention" and ctx.attention is not None:
@@ -199,7 +199,7 @@ def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
     m = 1: H_{j−1}. For j = 0, which nothing precedes, the value means nothing. Source: equation 3,
     appendix B.2.
     """
-    back = (j[:, None] - torch.arange(1, m + 1)).to(hidden.device)
+    back = (j[:, None] - torch.arange(1, m + 1, device=j.device)).to(hidden.device)
     if m == 1:
         return hidden.index_select(0, back[:, 0].clamp_min(0)).float()
     inside = (back >= 0)[..., None]

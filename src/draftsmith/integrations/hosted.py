@@ -32,7 +32,7 @@ from draftsmith.errors import UnsupportedError, first_line
 OVERLAP = 8
 """Known ids that are compared with the host's each step; where they differ, all of them are."""
 
-_NO_LOGITS = torch.empty((0, 0))
+_NO_LOGITS = torch.empty((0, 0), device="cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,7 +365,7 @@ class Observer:
         if self.scores is not None and scores is not None:
             self.scores += (scores,)
         if self.streamer is not None:
-            self.streamer.put(torch.tensor(session.ids[-1:]))
+            self.streamer.put(torch.tensor(session.ids[-1:], device="cpu"))
         return "stop" if bool(self.criteria(session.prefix(), self.scores).all()) else None
 
     def session(
@@ -423,7 +423,7 @@ def _of_row(processors: Any, index: int) -> Any:
 def _sampler(drafter: Drafter) -> Sampler:
     """torch's global generator, what `generate` draws from; or noise seeded by it."""
     if drafter.shares_noise:
-        return Gumbel(int(torch.randint(2**63 - 1, ())))
+        return Gumbel(int(torch.randint(2**63 - 1, (), device="cpu")))
     return TorchSampler(None)
 
 
@@ -436,7 +436,7 @@ def _draft_seed(device: torch.device, index: int) -> int:
 def _sequences(input_ids: Tensor, sessions: Sequence[Session], config: Any) -> Tensor:
     """(B, T) prompts and answers; shorter answers are padded on the right."""
     pad = config._pad_token_tensor
-    answers = [torch.tensor(session.ids[session.prompt_length :]) for session in sessions]
+    answers = [torch.tensor(one.ids[one.prompt_length :], device="cpu") for one in sessions]
     fill = 0 if pad is None else int(pad.flatten()[0])
     new = pad_sequence(answers, batch_first=True, padding_value=fill)
     return torch.cat([input_ids, new.to(input_ids)], dim=1)

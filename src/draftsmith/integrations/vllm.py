@@ -360,8 +360,9 @@ def _samples_wrongly() -> bool:
 
     if not current_platform.is_cpu():
         return False
-    given = torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32)
-    found: list[float] = expand_batch_to_tokens(*given, 3).tolist()
+    values = torch.tensor([0.5, 2.0], device="cpu")
+    ends = torch.tensor([1, 3], dtype=torch.int32, device="cpu")
+    found: list[float] = expand_batch_to_tokens(values, ends, 3).tolist()
     return found != [0.5, 2.0, 2.0]
 
 

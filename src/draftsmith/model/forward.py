@@ -53,7 +53,7 @@ class Forward:
         positions: Sequence[Sequence[int]],
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
-        last: int | Tensor,
+        last: int | list[int],
         taps: Recorder | None = None,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions.
@@ -82,7 +82,7 @@ class Forward:
         with taps.recording():
             return self._recorded(**options)
 
-    def logits_of(self, positions: Sequence[int], width: int) -> int | Tensor:
+    def logits_of(self, positions: Sequence[int], width: int) -> int | list[int]:
         """How to ask for the logits of these positions, ascending, of `width`, and few others.
 
         A number: those of the last positions are given, at least so many; else of just these.
@@ -90,7 +90,8 @@ class Forward:
         last = width - positions[0]
         if len(positions) == last or not self.picks:
             return last
-        return torch.tensor(positions)  # on the host: blocks may lie on several devices
+        # No tensor: hooks of a device map would move it to the first device, not to the head's.
+        return list(positions)
 
     @property
     def exclusive(self) -> str | None:

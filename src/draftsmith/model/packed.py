@@ -243,7 +243,8 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
     if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
         return None  # the causal kernels need none; blocks do
     view = View(0, span.cached + span.width - first, (first,))
-    return visible([span], view, window).to(device, non_blocking=True)
+    # Blocking: MPS may read the source of any other copy after it was freed.
+    return visible([span], view, window).to(device)
 
 
 class PackedMemory(Memory):
@@ -369,7 +370,7 @@ class PackedMemory(Memory):
         outputs, picked = [], 0
         for draft, one in zip(drafts, needed, strict=True):
             begin = len(logits) - len(tokens) + one.start  # of those asked for and maybe others
-            if isinstance(last, Tensor):
+            if not isinstance(last, int):
                 begin, picked = picked, picked + len(one)
             end = begin + len(one)
             outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))

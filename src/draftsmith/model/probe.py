@@ -391,7 +391,8 @@ def _rounded(loaded: LoadedModel) -> Iterator[None]:
     def off(_module: Any, _args: Any, output: Any) -> Any:
         if isinstance(output, tuple):
             return (off(None, None, output[0]), *output[1:])
-        sign = 2 * torch.randint(2, output.shape, generator=generator, dtype=torch.int8) - 1
+        kind: Any = {"dtype": torch.int8, "device": generator.device}  # whatever the default is
+        sign = 2 * torch.randint(2, output.shape, generator=generator, **kind) - 1
         return output * (1 + share * sign.to(output.device, output.dtype))
 
     blocks = loaded.blocks if loaded.blocks is not None else ()

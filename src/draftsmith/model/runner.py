@@ -59,6 +59,10 @@ class Runner:
         """By layer; a model that masks by itself sees all slots."""
         self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
+        kind = torch.accelerator.current_accelerator()
+        devices = {loaded.device, *(weight.device for weight in loaded.model.parameters())}
+        self._accelerators = [device for device in devices if kind and device.type == kind.type]
+        """Where its layers are computed, but for a CPU."""
 
     def _make_memory(self) -> Memory:
         loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
@@ -180,11 +184,8 @@ class Runner:
         return self._memory.verify(rows, drafts)
 
     def wait(self) -> None:
-        device = self.loaded.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()
+        for device in self._accelerators:
+            torch.accelerator.synchronize(device)
 
     @torch.inference_mode()
     def commit(

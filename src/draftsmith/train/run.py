@@ -127,7 +127,7 @@ class Run:
                 for name, weight in weights.items():
                     weight.copy_(state[f"weights/{name}"])
                     adamw.state[weight] = {
-                        "step": torch.tensor(float(step)),
+                        "step": torch.tensor(float(step), device="cpu"),
                         **{slot: state[f"{slot}/{name}"].to(weight.device) for slot in _SLOTS},
                     }
         except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:

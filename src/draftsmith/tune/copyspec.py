@@ -153,15 +153,17 @@ def similarity(embeddings: Tensor, texts: Sequence[Text], gamma: int) -> float:
     long = [(begin, ids) for begin, ids in long if len(ids) > gamma]
     if not long:
         return nan
-    windows = torch.cat([torch.tensor(ids).unfold(0, gamma + 1, 1) for _, ids in long])
-    own = torch.cat([torch.arange(gamma, len(ids)) >= begin for begin, ids in long])
+    sequences = [torch.tensor(ids, device="cpu") for _, ids in long]
+    windows = torch.cat([ids.unfold(0, gamma + 1, 1) for ids in sequences])
+    own = torch.cat([torch.arange(gamma, len(ids), device="cpu") >= begin for begin, ids in long])
     known, windows = torch.unique(windows, return_inverse=True)
     left, right = windows[:, :-1], windows[:, -1]
     E = embeddings.detach()[known.to(embeddings.device)].float().cpu().clone().requires_grad_()  # noqa: N806
     optimizer = torch.optim.Adam([E], lr=RATE)
     order = torch.Generator().manual_seed(0)
     for _ in range(EPOCHS):
-        for some in torch.split(torch.randperm(len(windows), generator=order), BATCH):
+        shuffled = torch.randperm(len(windows), generator=order, device="cpu")
+        for some in torch.split(shuffled, BATCH):
             optimizer.zero_grad()
             # log P(t | C_left) over the ids that occur
             loss = cross_entropy(E[left[some]].mean(1) @ E.T, right[some])
