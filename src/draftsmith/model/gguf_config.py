@@ -53,8 +53,9 @@ _WITHOUT_EFFECT = (
 """Values that no logits depend on, if no setting takes them."""
 
 _NEUTRAL = {
-    "attention.causal": True, "embedding_scale": 1, "expert_weights_scale": 1, "logit_scale": 1,
-    "residual_scale": 1, "rope.scaling.yarn_ext_factor": 1,
+    "attention.causal": True, "embedding_scale": 1, "expert_gating_func": 1,
+    "expert_weights_scale": 1, "logit_scale": 1, "residual_scale": 1,
+    "rope.scaling.yarn_ext_factor": 1,
 }  # fmt: skip
 """Values that change nothing; of all others only 0 does."""
 
@@ -139,13 +140,14 @@ def _no_place(file: File, what: str) -> LoadError:
 
 
 def _of_all_layers(value: Any) -> Any:
-    """One number for a list with a number for each layer, if they agree; 0: not such a layer."""
+    """Return one number for a list of one for each layer, where all but zeros are the same."""
     if isinstance(value, list) and not any(isinstance(one, bool | str) for one in value):
         return max(value) if len({*value} - {0}) == 1 else value
     return value
 
 
 def _set_heads(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Set the size of a head, and the scale of attention scores where it is a setting."""
     heads, width = config.num_attention_heads, config.hidden_size
     size = left.pop("attention.key_length", 0) or width // heads
     if "head_dim" in settings or size != width // heads:
@@ -153,7 +155,7 @@ def _set_heads(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> N
     if hasattr(config, "query_pre_attn_scalar"):
         large = (config.model_type, config.num_hidden_layers) in _27B
         settings["query_pre_attn_scalar"] = width // heads if large else size
-    # Architectures without such settings have these values.
+    # What architectures have that have no settings for it.
     implied = {
         "attention.value_length": size,
         "attention.head_count_kv": heads,
@@ -165,6 +167,7 @@ def _set_heads(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> N
 
 
 def _set_window(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Set the sliding window and the layers that have it."""
     context = settings.get("max_position_embeddings", math.inf)
     window = left.get("attention.sliding_window")
     if config.model_type in _WINDOWED:
@@ -183,7 +186,7 @@ def _set_window(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> 
 
 
 def _set_rotary(file: File, left: dict[str, Any], settings: dict[str, Any]) -> set[str]:
-    """Set what positions do; the names of the tensors that had a place in it."""
+    """Set the rotary settings; return the names of the tensors that they hold."""
     rope = settings.pop("rope_parameters", None) or {}
     table = rope.get("full_attention", rope)
     theta = left.get("rope.freq_base") or table.get("rope_theta") or settings.get("rope_theta")
@@ -196,7 +199,7 @@ def _set_rotary(file: File, left: dict[str, Any], settings: dict[str, Any]) -> s
     if "partial_rotary_factor" in settings or "partial_rotary_factor" in table:
         settings["partial_rotary_factor"] = turned / size
     elif turned != size:
-        return set()  # and so the value is left
+        return set()  # the value is left, and refused
     left.pop("rope.dimension_count", None)
     local = rope.get("sliding_attention", {}).get("rope_theta")
     if local is not None or "rope_local_base_freq" in settings:
@@ -225,13 +228,15 @@ def _scaling(
         if kind in ("none", "linear") and given and not any(both):
             linear = factor if kind == "linear" else 1
             both, original = ([one * linear for one in given],) * 2, context
-            kind = "longrope"  # of one table, whatever the length
+            kind = "longrope"  # the one setting that takes a factor for each frequency
         if kind in ("none", "longrope") and all(both):
             left.pop("rope.scaling.type", None)
             return _longrope(both, original, left, settings), {n for n in factors if factors[n]}
     if kind not in ("none", "linear", "yarn"):
-        return None, set()  # and so its name is left
+        return None, set()  # the kind is left, and refused
     left.pop("rope.scaling.type", None)
+    if kind != "yarn" and left.get("rope.scaling.attn_factor") == 1:
+        del left["rope.scaling.attn_factor"]
     if kind == "none":
         return None, set()
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
@@ -240,14 +245,13 @@ def _scaling(
         for name in ("beta_fast", "beta_slow"):
             if value := left.pop(f"rope.scaling.yarn_{name}", 0):
                 scaling[name] = value
-    elif left.get("rope.scaling.attn_factor") == 1:
-        del left["rope.scaling.attn_factor"]
     return scaling, set()
 
 
 def _longrope(
     factors: Any, original: int, left: dict[str, Any], settings: dict[str, Any]
 ) -> dict[str, Any]:
+    """Return `rope_scaling` with (short, long) factors for each frequency."""
     ratio = settings["max_position_embeddings"] / original
     usual = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
     own = "original_max_position_embeddings" in settings  # Phi-3 has a setting of its own
