@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from draftsmith import Engine, builtin
 from draftsmith.errors import LoadError, WriteError
 from draftsmith.model import gguf as ours
+from draftsmith.model.gguf_file import read_file
 from draftsmith.model.load import load, read_tokenizer
 from draftsmith.model.loaded import LoadedModel
 
@@ -168,6 +171,19 @@ def test_damaged_files_are_refused(file: Path, change: Any, words: str, cache: P
     with pytest.raises(LoadError, match=words):
         load(spoiled(file, change))
     assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_g1_no_header_breaks_the_reader(file: Path) -> None:
+    """Bytes of the header that anybody may have written: read, or refused as any other file."""
+    good, dice = file.read_bytes(), random.Random(0)
+    for _ in range(30):
+        content = bytearray(good)
+        for _ in range(dice.choice([1, 1, 3])):
+            content[dice.randrange(4, 900)] = dice.choice([0, 1, 8, 9, 255, dice.randrange(256)])
+        file.write_bytes(content)
+        with suppress(LoadError):
+            found = read_file(file)
+            assert all(0 <= i < 400 for i in found.end_ids)
 
 
 @pytest.mark.parametrize("package", ["gguf", "accelerate"])

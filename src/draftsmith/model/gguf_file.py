@@ -61,7 +61,8 @@ class File:
             self.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
         ]
         known = set(_END_OF_TURN) - ({"<|end|>"} if "<|return|>" in tokens else set())  # harmony
-        named += [i for i, kind in enumerate(kinds) if kind == _CONTROL and tokens[i] in known]
+        both = enumerate(zip(tokens, kinds, strict=False))
+        named += [i for i, (token, kind) in both if kind == _CONTROL and token in known]
         return list(dict.fromkeys(i for i in named if i is not None and i < len(tokens)))
 
     def numbers(self, name: str) -> list[float] | None:
