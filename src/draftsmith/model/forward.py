@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.rope import forget, growing
 from draftsmith.model.shell import OtherAttention
+
+_CACHE_NAMES = ("cache", "cache_params", "past_key_values")
+"""Names of a model's cache, in arguments and outputs: the first from transformers 5.24 on."""
 
 
 class Recorder(Protocol):
@@ -43,7 +47,7 @@ class Forward:
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
         self.picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
         """Whether it can be asked for the logits of any positions."""
-        self._cache = "cache_params" if "cache_params" in known else "past_key_values"
+        self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
         self._growing = growing(original)
 
@@ -110,10 +114,28 @@ class Forward:
             cache_position=torch.arange(ids.shape[1], device=self.device),
             use_cache=True,
         )
-        cache = inputs.get(self._cache)
+        cache = cache_of(inputs)
         if cache is None:
             raise UnsupportedError("it neither returns a cache nor prepares one")
         return cache
+
+
+def cache_name(forward: Callable[..., Any]) -> str:
+    """Name of the argument for the cache of a model's `forward`, by its signature.
+
+    A `forward` that names none takes it as transformers' own methods do.
+    """
+    both = (forward, GenerationMixin.prepare_inputs_for_generation)
+    signatures = [inspect.signature(function).parameters for function in both]
+    return next(name for known in signatures for name in _CACHE_NAMES if name in known)
+
+
+def cache_of(output: Mapping[str, Any]) -> Any:
+    """The cache in a model's output, or in inputs prepared for it; None if there is none.
+
+    Looks at the names that are there: in some versions asking for an old name warns.
+    """
+    return next((value for name, value in output.items() if name in _CACHE_NAMES), None)
 
 
 def _running(model: Any, attention: str | None) -> Any:

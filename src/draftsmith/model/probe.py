@@ -26,7 +26,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.capabilities import CacheKind, Capabilities
-from draftsmith.model.forward import Forward, unwrapped
+from draftsmith.model.forward import Forward, cache_of, unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.replay_memory import first_recurrent_state, recurrent_cache
 from draftsmith.model.rope import scaled_by_slot
@@ -427,7 +427,7 @@ def _position_sizes(loaded: LoadedModel) -> tuple[float, ...]:
     """
     try:
         output = Forward(loaded.model, None)([[loaded.vocab_size // 4]], [[0]], None, None, 1)
-        layers = output.past_key_values.layers
+        layers = cache_of(output).layers
     except Exception:  # third-party code; `row_bytes` then asks the configuration
         return ()
     pairs = [(getattr(one, "keys", None), getattr(one, "values", None)) for one in layers]
