@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from draftsmith import builtin, storage
 from draftsmith.drafters.mixture import bigrams
+from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
@@ -39,9 +40,11 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test leaves the dtype that it chose in the user's cache folder, or drafts with what was
-    tuned there."""
+    """No test leaves the dtype that it chose, or what its models can do, in the user's cache
+    folder, or drafts with what was tuned there."""
     monkeypatch.setattr(Measured, "save", lambda *_: None)
+    monkeypatch.setattr(Capabilities, "save", lambda *_: None)
+    monkeypatch.setattr(Capabilities, "load", lambda *_: None)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from draftsmith.core.target import Shape
+from draftsmith.errors import WriteError
+from draftsmith.storage import write_text, writing
 
 CacheKind = Literal["rows", "replay", "none"]
 """rows: our cache of many sequences; replay: the model's own, one each; none: no cache at all."""
@@ -17,7 +22,7 @@ _SHAPES = {
 }
 _CACHES = {
     "rows": "keeps keys and values in rows that rewind for free",
-    "replay": "keeps a recurrent state per sequence; rejected drafts are undone by replaying",
+    "replay": "keeps a cache of its own per sequence; rejected drafts are undone by replaying",
     "none": "has no usable cache: every step computes the whole sequence again",
 }
 
@@ -48,6 +53,46 @@ class Capabilities:
     """Keys and values of a position, layer by layer, in numbers of the model's dtype, which may
     change; empty: its cache does not show them."""
 
+    searched: str = ""
+    """Why the self-test searched the whole model, not a small copy of it; empty: it did not."""
+
+    def save(self, path: Path | None, key: object) -> None:
+        """Remember them under what they were found for; where that cannot be, nothing is lost."""
+        if path is None:
+            return
+        with suppress(WriteError), writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps({"key": key, "found": asdict(self)}) + "\n")
+
+    @classmethod
+    def load(cls, path: Path | None, key: object) -> Capabilities | None:
+        """What `save` wrote for the same key; None where there is nothing of the kind."""
+        if path is None:
+            return None
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            found = cls(**known["found"])
+            found = replace(found, reasons=tuple(found.reasons), position_sizes=())
+            return found if known["key"] == key and found.consistent else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def consistent(self) -> bool:
+        """Whether every entry says something, and no two contradict each other."""
+        return (
+            self.shape in _SHAPES
+            and self.cache in _CACHES
+            and self.batch in (True, False)
+            and self.packed in (True, False)
+            and all(
+                isinstance(text, str) for text in (self.attention, self.searched, *self.reasons)
+            )
+            and (self.shape == "tree" or not self.batch)
+            and (self.batch or not self.packed)
+            and (self.cache == "rows" or self.shape != "tree")
+        )
+
     def explain(self) -> list[str]:
         """The same in sentences for a person."""
         lines = [
@@ -56,4 +101,6 @@ class Capabilities:
             f"Attention runs as {self.attention!r}.",
             _BATCHES[self.batch + self.packed],
         ]
+        if self.searched:
+            lines.append(f"The whole model was searched, which takes longer: {self.searched}.")
         return lines + [f"Refused: {reason}" for reason in self.reasons]

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
-from draftsmith.model.forward import Forward
+from draftsmith.model.forward import Forward, returned_cache
 from draftsmith.model.rows import Memory, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, Place, record
 
@@ -126,7 +126,7 @@ class ReplayMemory(Memory):
             row.state = self._forward.prepared_cache(tokens)
         output = self._forward([tokens], positions, None, row.state, last, taps)
         if row.state is None:
-            row.state = output.get("past_key_values", output.get("cache_params"))
+            row.state = returned_cache(output)
         if row.state is None:
             # Some models of transformers 4 fill a cache but leave making it to generate().
             self._prepared = True
