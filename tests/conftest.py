@@ -12,7 +12,8 @@ from transformers.utils import logging
 
 from draftsmith import builtin, storage
 from draftsmith.drafters.mixture import bigrams
-from draftsmith.model.capabilities import Capabilities
+from draftsmith.errors import WriteError
+from draftsmith.model import probe
 from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
@@ -43,9 +44,12 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test leaves the dtype that it chose, or what its models can do, in the user's cache
     folder, or drafts with what was tuned there."""
     monkeypatch.setattr(Measured, "save", lambda *_: None)
-    monkeypatch.setattr(Capabilities, "save", lambda *_: None)
-    monkeypatch.setattr(Capabilities, "load", lambda *_: None)
+    monkeypatch.setattr(probe, "cache_folder", no_folder)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
+
+
+def no_folder() -> Path:
+    raise WriteError("tests keep nothing")
 
 
 @pytest.fixture
@@ -53,6 +57,7 @@ def kept(forgetful: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A cache folder of the test's own, in which what was tuned is found again."""
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bigrams, "known_about", storage.known_about)
+    monkeypatch.setattr(probe, "cache_folder", storage.cache_folder)
     return tmp_path / "cache"
 
 

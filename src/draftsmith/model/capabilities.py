@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +26,9 @@ _CACHES = {
     "none": "has no usable cache: every step computes the whole sequence again",
 }
 
+
+_REMEMBERED = ("shape", "attention", "cache", "batch", "packed", "reasons")
+"""Fields that the architecture decides."""
 
 _BATCHES = (
     "A batch runs one sequence after the other.",
@@ -52,45 +55,44 @@ class Capabilities:
     position_sizes: tuple[float, ...] = ()
     """Keys and values of a position, layer by layer, in numbers of the model's dtype, which may
     change; empty: its cache does not show them."""
-
     searched: str = ""
     """Why the self-test searched the whole model, not a small copy of it; empty: it did not."""
 
-    def save(self, path: Path | None, key: object) -> None:
-        """Remember them under what they were found for; where that cannot be, nothing is lost."""
+    def remember(self, path: Path | None, key: object) -> None:
+        """Write them to a file, with what they hold for; if that fails, nothing is lost."""
         if path is None:
             return
+        found = {name: getattr(self, name) for name in _REMEMBERED}
         with suppress(WriteError), writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps({"key": key, "found": asdict(self)}) + "\n")
+            write_text(path, json.dumps({"key": key, "found": found}) + "\n")
 
     @classmethod
-    def load(cls, path: Path | None, key: object) -> Capabilities | None:
-        """What `save` wrote for the same key; None where there is nothing of the kind."""
+    def recall(cls, path: Path | None, key: object) -> Capabilities | None:
+        """What `remember` wrote for the same key; None where the file says nothing of the kind."""
         if path is None:
             return None
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            found = cls(**known["found"])
-            found = replace(found, reasons=tuple(found.reasons), position_sizes=())
-            return found if known["key"] == key and found.consistent else None
-        except (OSError, ValueError, KeyError, TypeError):
+            values = known["found"]
+            reasons = values.pop("reasons")
+            found = cls(**values, reasons=tuple(reasons))
+            right = known["key"] == key and values.keys() | {"reasons"} == set(_REMEMBERED)
+            return found if right and isinstance(reasons, list) and found.consistent else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     @property
     def consistent(self) -> bool:
-        """Whether every entry says something, and no two contradict each other."""
+        """Whether every entry is of its type, and no two contradict each other."""
         return (
             self.shape in _SHAPES
             and self.cache in _CACHES
-            and self.batch in (True, False)
-            and self.packed in (True, False)
-            and all(
-                isinstance(text, str) for text in (self.attention, self.searched, *self.reasons)
-            )
-            and (self.shape == "tree" or not self.batch)
+            and type(self.batch) is type(self.packed) is bool
+            and all(isinstance(text, str) for text in (self.attention, *self.reasons))
             and (self.batch or not self.packed)
-            and (self.cache == "rows" or self.shape != "tree")
+            and (self.shape == "tree" or not self.batch)
+            and (self.shape != "tree" or self.cache == "rows")
         )
 
     def explain(self) -> list[str]:

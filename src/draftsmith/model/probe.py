@@ -79,14 +79,14 @@ def of_architecture(loaded: LoadedModel) -> Capabilities:
         path = cache_folder() / "architectures" / f"{loaded.config.model_type}-{name}.json"
     except WriteError:
         path = None
-    found = _KNOWN.get(name) or Capabilities.load(path, key)
+    found = _KNOWN.get(name) or Capabilities.recall(path, key)
     if found is None:
         copy = small_copy(loaded, config)
         try:
             found = replace(search(copy), position_sizes=())
         except Exception as error:
             raise UnsupportedError(f"a small copy of it fails ({first_line(error)})") from error
-        found.save(path, key)
+        found.remember(path, key)
     _KNOWN[name] = found
     return found
 
@@ -111,7 +111,8 @@ def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
     if reference.disturbed > NOT_CAUSAL:
         raise UnsupportedError("its logits depend on tokens that come later")
     change, *findings = ask(_together if claim.batch else _alone, loaded, claim, reference)
-    if change.what == DEPENDENT and change.excess > 1 and reference.cached:
+    padded = claim.batch and not claim.packed  # then rows may depend on each other in a batch only
+    if change.what == DEPENDENT and change.excess > 1 and reference.cached and not padded:
         return Capabilities(
             "plain",
             own_attention(loaded),
