@@ -21,6 +21,8 @@ from draftsmith import builtin, storage
 from draftsmith.cli import loading
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.mixture import bigrams
+from draftsmith.errors import WriteError
+from draftsmith.model import probe
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
@@ -78,9 +80,15 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test drafts with what was tuned in the user's cache folder, or hears that this is slow."""
+    """No test drafts with what was tuned in the user's cache folder, leaves there what its models
+    can do, or hears that this is slow."""
     monkeypatch.setattr(loading, "PATIENCE", 1e6)
+    monkeypatch.setattr(probe, "cache_folder", no_folder)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
+
+
+def no_folder() -> Path:
+    raise WriteError("tests keep nothing")
 
 
 @pytest.fixture
@@ -88,6 +96,7 @@ def kept(forgetful: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A cache folder of the test's own, in which what was tuned is found again."""
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bigrams, "known_about", storage.known_about)
+    monkeypatch.setattr(probe, "cache_folder", storage.cache_folder)
     return tmp_path / "cache"
 
 

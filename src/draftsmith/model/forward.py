@@ -153,6 +153,17 @@ def unwrapped(model: Any) -> Any:
     return _uncompiled(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
 
+def is_compiled(model: Any) -> bool:
+    """Whether a compiler has the model, or a part of it."""
+    for module in model.modules():
+        replaced = vars(module).get("forward")
+        if hasattr(module, "_orig_mod") or hasattr(replaced, "_torchdynamo_orig_callable"):
+            return True
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return True
+    return False
+
+
 def input_device(model: Any) -> torch.device:
     """Where a model takes its input ids, also when its weights are offloaded until needed."""
     embeddings = model.get_input_embeddings()
