@@ -50,7 +50,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
-from draftsmith.values import known_options
+from draftsmith.values import known_options, switch
 
 _NO_LIMIT = 1 << 30
 
@@ -101,6 +101,7 @@ def accelerate(
     needs what this model cannot record, or for a model that cannot be `exact` here.
     """
     chosen, budget = registry.parse(drafter), checked_budget(budget)
+    prepack, exact = switch("prepack", prepack), switch("exact", exact)
     own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
         raise LoadError(
