@@ -1003,6 +1003,13 @@ def test_a_copy_has_its_draft_model(duplicate: Callable[[Any], Any], tokenizer: 
         model.generate(PROMPT, max_new_tokens=3)
 
 
+def test_warnings_point_at_the_callers_line() -> None:
+    config = T5Config(vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    with pytest.warns(NotAcceleratedWarning) as said:
+        accelerate(T5ForConditionalGeneration(config).eval())
+    assert said[0].filename == __file__
+
+
 def test_a_misspelt_option_is_answered_by_generate_alone() -> None:
     model = make_llama()
     with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
