@@ -363,7 +363,7 @@ def test_e9_options_from_elsewhere_get_a_hint(
         (lambda: accelerate(tiny.model(), draftr="x"), "Did you mean 'drafter'"),
         (lambda: ENGINE.generate(IDS, torch_dtype="x"), "Give it to Engine"),
         (lambda: ENGINE.generate(IDS, max_batch=4), "Give it to Engine"),
-        (lambda: ENGINE.generate(IDS, max_tokens=4), "Use max_new_tokens"),
+        (lambda: ENGINE.generate(IDS, max_tokens=4), "Did you mean 'max_new_tokens'"),
         (lambda: ENGINE.generate(IDS, response_format={}), "Grammar.json_schema"),
         (lambda: ENGINE.generate(input_ids=IDS), "Give it first"),
         (lambda: ENGINE.generate(messages=[]), "Give it first"),
