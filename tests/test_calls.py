@@ -232,7 +232,7 @@ def test_e6_ids_may_be_arrays_and_tensors(made: Callable[[list[int]], Any]) -> N
     "wrong",
     [5, 1.5, True, np.array(5), [1.5], [True], np.array([1.5]), np.array([True]), b"ab", {5, 6},
      [[5], [6]], [None], object()],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_e9_what_are_no_ids_is_named(wrong: Any) -> None:
     with pytest.raises(OptionError, match="prediction must be a text or token ids, got "):
@@ -248,6 +248,8 @@ def test_switches_are_true_or_false() -> None:
             SamplingParams(logprobs=wrong)
         with pytest.raises(OptionError, match="exact must be True or False, got"):
             Engine(MODEL, exact=wrong)
+        with pytest.raises(OptionError, match="prepack must be True or False, got"):
+            accelerate(tiny.model(), prepack=wrong)
     assert SamplingParams(logprobs=torch.tensor(True)).logprobs is True
     with pytest.raises(OptionError, match="logprobs must be True or False, got 2"):
         ENGINE.generate(IDS, logprobs=2)
@@ -361,7 +363,7 @@ def test_e9_options_from_elsewhere_get_a_hint(
         (lambda: accelerate(tiny.model(), draftr="x"), "Did you mean 'drafter'"),
         (lambda: ENGINE.generate(IDS, torch_dtype="x"), "Give it to Engine"),
         (lambda: ENGINE.generate(IDS, max_batch=4), "Give it to Engine"),
-        (lambda: ENGINE.generate(IDS, max_tokens=4), "Use max_new_tokens"),
+        (lambda: ENGINE.generate(IDS, max_tokens=4), "Did you mean 'max_new_tokens'"),
         (lambda: ENGINE.generate(IDS, response_format={}), "Grammar.json_schema"),
         (lambda: ENGINE.generate(input_ids=IDS), "Give it first"),
         (lambda: ENGINE.generate(messages=[]), "Give it first"),

@@ -87,9 +87,10 @@ def token_ids(
     return [one for one in made if one is not None]
 
 
-def listed(value: object) -> Any:
+def listed(value: Any) -> Any:
     """Return an array or a tensor as nested lists, anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    of_array = hasattr(value, "tolist") and not isinstance(value, type)
+    return value.tolist() if of_array else value
 
 
 def switch(name: str, value: object) -> bool:
@@ -141,7 +142,8 @@ def _hint(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str | 
     near = difflib.get_close_matches(name, [*known, *instead], n=1, cutoff=0.7)
     if name in instead or not near or near[0] not in instead:
         return instead.get(name)
-    return f"did you mean {near[0]!r}? {instead[near[0]].capitalize()}"
+    hint = instead[near[0]]
+    return f"did you mean {near[0]!r}? {hint[0].upper()}{hint[1:]}"
 
 
 def _plain(value: object, kind: type[Number]) -> Number | None:

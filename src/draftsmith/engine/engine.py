@@ -123,6 +123,8 @@ class Engine:
         max_batch = number("max_batch", max_batch, int, least=1)
         prefixes = number("prefixes", prefixes, int, least=0)
         answers = number("answers", answers, int, least=0, note="(bytes)")
+        prepack, exact = switch("prepack", prepack), switch("exact", exact)
+        trust_remote_code = switch("trust_remote_code", trust_remote_code)
         if memory is not None:
             memory = number("memory", memory, int, least=1, note="(bytes)")
         if cost is not None and not isinstance(cost, CostCurve):
@@ -140,7 +142,7 @@ class Engine:
                 )
         else:
             model = load(model, tokenizer, *places, trust_remote_code, revision, prepack)
-        if switch("exact", exact) and model.exact is None:
+        if exact and model.exact is None:
             model = exactly(model)
         self.model: LoadedModel = model
         self.cost = cost or CostCurve()

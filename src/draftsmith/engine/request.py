@@ -80,8 +80,6 @@ _INSTEAD = {
     "guided_regex": "use grammar=Grammar.regex(…)",
     "logits_processor": "use processors",
     "max_length": "use max_new_tokens, which does not count the prompt",
-    "max_tokens": "use max_new_tokens",
-    "min_tokens": "use min_new_tokens",
     "n": "a stream or a chat gives one answer; n needs generate()",
     "num_beams": "beam search is not speculative; use the model's own generate()",
     "num_return_sequences": "use n",

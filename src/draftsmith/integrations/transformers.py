@@ -51,7 +51,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
-from draftsmith.values import known_options
+from draftsmith.values import known_options, switch
 
 _NO_LIMIT = 1 << 30
 
@@ -102,6 +102,7 @@ def accelerate(
     needs what this model cannot record, or for a model that cannot be `exact` here.
     """
     chosen, budget = registry.parse(drafter), checked_budget(budget)
+    prepack, exact = switch("prepack", prepack), switch("exact", exact)
     own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
         raise LoadError(
@@ -126,9 +127,9 @@ def accelerate(
     own.generate = handle
     end_team()  # the self-test has computed, and other threads may call it
     if reason is not None:
-        handle.notice(reason)
+        handle.notice(reason, stacklevel=4)
     if why:
-        warnings.warn(why, DraftingNotice, stacklevel=2)
+        warnings.warn(why, DraftingNotice, stacklevel=3)
     return handle
 
 
@@ -228,13 +229,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         if self._loaded is not None and self._loaded.exact is not None:
             raise UnsupportedError(f"exact=True: this call cannot be accelerated: {reason}")
 
-    def notice(self, reason: str) -> None:
+    def notice(self, reason: str, stacklevel: int = 3) -> None:
         """Say once that a call is not accelerated, and why; raises where all shall be exact."""
         self.refuse(reason)
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)
-            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel=3)
+            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `generate`, with its own arguments; the cache in its result is always None."""

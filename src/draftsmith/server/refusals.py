@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,12 +46,13 @@ class Refusal(DraftsmithError):
             return error
         if isinstance(error, OptionError | PromptError | LoadError | UnsupportedError):
             message = str(error)
-            param = message.partition("=")[0] if isinstance(error, OptionError) else None
+            named = re.match(r"[^\W\d]\w*(?==| must be )", message)
+            param = named[0] if named and isinstance(error, OptionError) else None
             long = "context" if isinstance(error, PromptError) and "context" in message else None
             return cls(
                 400,
                 message,
-                param=param if param and param.isidentifier() else None,
+                param=param,
                 code=f"{long}_length_exceeded" if long else None,
             )
         return cls(500, "the answer failed; the server's log says why", code="internal_error")
