@@ -67,9 +67,12 @@ class Ticket:
 class Call:
     """A request's answers as they come; belongs to the event loop. Close it, whatever happens."""
 
-    def __init__(self, worker: Worker, answers: int, seconds: float) -> None:
-        """`answers`: how many there will be. `seconds`: that it may take."""
-        self._worker, self.answers = worker, answers
+    def __init__(self, worker: Worker, answers: int, seconds: float, counted: bool) -> None:
+        """`answers`: how many there will be. `seconds`: that it may take.
+
+        `counted`: whether the figures have them.
+        """
+        self._worker, self.answers, self.counted = worker, answers, counted
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._left = answers
         self._waiting: deque[Chunk | Refusal] = deque()
@@ -234,10 +237,10 @@ class Worker:
                 headers={"Retry-After": "1"},
             )
 
-    def call(self, answers: int, seconds: float) -> Call:
+    def call(self, answers: int, seconds: float, counted: bool = True) -> Call:
         """Room for so many answers, for so long; raises Refusal where there is none."""
         self.check(answers)
-        call = Call(self, answers, seconds)
+        call = Call(self, answers, seconds, counted)
         self._calls.add(call)
         return call
 
@@ -257,7 +260,8 @@ class Worker:
 
     def _hand_out(self, chunks: Sequence[tuple[Call, Chunk]]) -> None:
         for call, chunk in chunks:
-            self.observe(chunk)
+            if call.counted:
+                self.observe(chunk)
             call.put(chunk)
 
     # --- in the thread ----------------------------------------------------------------------------
