@@ -52,28 +52,23 @@ class Recital:
         return forced
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Prompt(Drafter):
-    """Drafts the tokens of a prompt."""
-
-    ids: Sequence[int]
+    """Drafts a prediction word for word, from its beginning."""
 
     name = "prompt"
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Reading(self.ids)
+        return _Reading()
 
     def bytes_for(self, positions: int) -> int:  # noqa: ARG002
         return 0
 
 
-@dataclass(frozen=True)
 class _Reading(DrafterState):
-    ids: Sequence[int]
-
     def draft(self, ctx: Context) -> Draft:
         done = len(ctx.ids)
-        return Draft.chain(self.ids[done : done + min(ctx.budget, ctx.depth)], "prompt")
+        return Draft.chain(ctx.prediction[done : done + min(ctx.budget, ctx.depth)], "prompt")
 
 
 def echo_of(engine: Engine, prompt: Any, top: int | None, salt: str) -> tuple[Echo, Job | None]:
@@ -95,8 +90,8 @@ def echo_of(engine: Engine, prompt: Any, top: int | None, salt: str) -> tuple[Ec
 
 
 def _scoring(engine: Engine, ids: Sequence[int], recital: Recital, salt: str) -> Job:
-    options = {"max_new_tokens": len(ids) - 1, "cache_salt": salt}
-    drafting = Drafting.of(engine.model, _Prompt(ids), WIDTH, engine.cost)
+    options = {"max_new_tokens": len(ids) - 1, "prediction": ids, "cache_salt": salt}
+    drafting = Drafting.of(engine.model, _Prompt(), WIDTH, engine.cost)
     job = replace(engine.prepare(options), drafting=drafting).job(ids[:1])
     session = job.session
     session.distribution = Distribution((recital,), greedy=True)
