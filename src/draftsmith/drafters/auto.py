@@ -67,7 +67,7 @@ KEPT_RATE = 0.003
 PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
-"""Drafts for which a cost curve is read once."""
+"""Drafts that read the cost curve each; later ones read it once in so many, or when it changes."""
 FIXED = 330_000 if COMPILED else 1 << 22
 """Bytes of a state beside its bank at most: rows, belief, work; plain lists take more."""
 TOO_DEAR = 0.1
