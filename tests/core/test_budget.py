@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from draftsmith.core.budget import (
+    GUESSED,
     LADDER,
     RETRY_WIDTH,
     SHORT,
@@ -203,6 +204,28 @@ def test_batch_sizes_have_their_own_curves() -> None:
     assert not cost.at(4).knows_plain
     cost.at(4).record(0, 1.0)
     assert cost.at(4).knows_plain
+
+
+def test_e13_rows_that_were_not_measured_draft_by_the_nearest_that_were() -> None:
+    """While a batch grows and shrinks, or reads prompts; then one pass shows what it costs."""
+    cost = curve(0.01)
+    for width in (0, *LADDER):
+        cost.at(8).record(width, 2.0 + 0.1 * width)
+    for rows, near in ((2, 1), (3, 2), (7, 8), (9, 8), (16, 9)):
+        assert cost.nearest(rows).rows == near
+        assert cost.nearest(rows).relative(16) == cost.at(near).relative(16)
+        assert AutoBudget(cost).next(rows, 0) > 0
+        for _ in range(GUESSED):
+            assert cost.nearest(rows).rows == near
+            cost.at(rows).record(8, 9.0)
+        assert cost.nearest(rows).rows == rows
+        assert AutoBudget(cost).next(rows, 0) == OpenBudget(cost, 64).next(rows, 0) == 0
+        cost.at(rows).record(0, 8.0)
+        assert cost.nearest(rows).relative(8) == pytest.approx(9 / 8)
+    assert not cost.nearest(4, 4 * 30_000).knows_plain, "behind a long context nothing is known"
+    cost.at(1, 30_000).record(0, 5.0)
+    assert cost.nearest(4, 4 * 30_000).doublings == cost.at(1, 30_000).doublings
+    assert not CostCurve().nearest(3).knows_plain
 
 
 def test_long_contexts_have_their_own_curves() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -144,6 +144,47 @@ def test_costs_are_learnt_from_the_passes() -> None:
     start(session, target)
     step([session], target, cost)
     assert cost.knows_plain
+
+
+class Told(CostCurve):
+    """Learns as it does, but that passes take a known time: a node 0.01 of a row's pass."""
+
+    def record(self, width: int, seconds: float) -> None:  # noqa: ARG002
+        super().record(width, 1.0 + 0.1 * self.rows + 0.01 * width)
+
+    def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
+        pass
+
+
+def test_e13_a_batch_that_shrinks_learns_its_costs_without_a_plain_pass_for_each_size() -> None:
+    """Eight requests took twice the passes that each took alone."""
+
+    def passes(cost: CostCurve, together: bool) -> int:
+        target, sessions, made = ToyTarget(11), list[Session](), 0
+        for number in range(8):
+            answer = plain(target, [number], 40 + 8 * number)
+            sessions.append(
+                Session(
+                    [number],
+                    drafter=oracle(answer, 8),
+                    budget=AutoBudget(cost, 8),
+                    distribution=Distribution((), greedy=True),
+                    sampler=TorchSampler.seeded(0),
+                    vocab_size=11,
+                    limit=len(answer),
+                )
+            )
+            start(sessions[-1], target)
+        for members in [sessions] if together else [[one] for one in sessions]:
+            while going := [one for one in members if not one.finished]:
+                step(going, target, cost)
+                made += len(going)
+        return made
+
+    cost = Told()
+    alone = passes(cost, together=False)
+    assert passes(cost, together=True) <= alone + 3 * 8
+    assert passes(cost, together=True) <= alone + 8
 
 
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])

@@ -32,6 +32,9 @@ SETTLING = 4
 """Passes of a width of which the fastest counts; later ones are averaged."""
 
 
+GUESSED = 4
+"""Passes over a number of rows whose widths are decided by the costs of another number."""
+
 SHORT = 1024
 """Cached tokens a row below which all passes are alike; from there on contexts count by doublings.
 
@@ -66,6 +69,8 @@ class CostCurve:
         """Sequences per pass; every batch size has its own curves (`at`)."""
         self.doublings = 0
         """Of the context, from `SHORT` on."""
+        self._guessed: dict[tuple[int, int], int] = {}
+        """By rows and doublings where no plain pass was measured: others that were."""
         self._passes: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         """By rows, doublings and rung: mean width, seconds, how many."""
         self._plainly: dict[int, set[int]] = {}
@@ -84,6 +89,23 @@ class CostCurve:
         curve = copy(self)
         curve.rows, curve.doublings = rows, doublings
         return curve
+
+    def nearest(self, rows: int, context: int = 0) -> CostCurve:
+        """What to decide by in such a pass: the curve `at` it, or that of the nearest rows known.
+
+        The latter until a few passes over so many rows were measured. Then one is made without
+        drafts, to compare with. So the rows of a batch that grows, shrinks, or reads prompts beside
+        (such passes are no measure) draft meanwhile.
+        """
+        here = self.at(rows, context)
+        place = rows, here.doublings
+        if here.knows_plain or self._guessed.get(place, 0) >= GUESSED:
+            return here
+        known = [n for n, doublings in self._plainly.items() if here.doublings in doublings]
+        if not known:
+            return here
+        near = min(known, key=lambda n: (max(n, rows) / min(n, rows), n))
+        return self.at(near, context * near // rows)
 
     @property
     def context(self) -> int:
@@ -104,9 +126,12 @@ class CostCurve:
         """One pass whose drafts had `width` nodes together took `seconds`."""
         rungs = 0, *self.ladder
         rung = next((rung for rung in rungs if rung >= width), rungs[-1])
-        key = self.rows, self.doublings, rung
+        place = self.rows, self.doublings
+        key = *place, rung
         if not rung:
             self._plainly.setdefault(self.rows, set()).add(self.doublings)
+        elif not self.knows_plain:
+            self._guessed[place] = self._guessed.get(place, 0) + 1
         mean, old, count = self._passes.get(key, (width, seconds, 0))
         new, count = self._learn((old, count), seconds)
         if count > SETTLING:
@@ -301,7 +326,7 @@ class OpenBudget(FixedBudget):
         self._pause_length = 1
 
     def next(self, rows: int, context: int) -> int:
-        self.cost = cost = self.cost.at(rows, context)
+        self.cost = cost = self.cost.nearest(rows, context)
         if not cost.knows_plain:
             return 0
         if self._asked:
@@ -364,7 +389,7 @@ class AutoBudget:
 
     def awake(self, rows: int, context: int) -> bool:
         """Whether it drafts in the next pass, as for `next`; counts pauses down."""
-        self.cost = self.cost.at(rows, context)
+        self.cost = self.cost.nearest(rows, context)
         if self.cost.knows_plain and self._pause > 0:
             self._pause -= 1
             return False

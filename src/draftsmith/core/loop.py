@@ -169,7 +169,7 @@ def propose(
         context = session.context
         context.budget, session.waited = width, 0.0
         if context.cost is not None:
-            context.cost = context.cost.at(len(decoding), tokens)
+            context.cost = context.cost.nearest(len(decoding), tokens)
         if session.needs.taps and width:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention

@@ -12,6 +12,7 @@ from typing import Any
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
+from draftsmith.server.echo import Echo
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.tools import Call, ToolReader
 from draftsmith.server.worker import Chunk
@@ -53,6 +54,8 @@ class Choice:
 
     reader: ToolReader
     most_calls: int | None = None
+    echo: Echo | None = None
+    """The prompt, where the answer begins with it."""
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
@@ -60,6 +63,8 @@ class Choice:
     drafts: list[tuple[Guess, ...]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     result: GenerationResult | None = None
+    echoed: bool = False
+    """Whether the prompt has been told."""
 
     def take(self, chunk: Chunk) -> Delta:
         """Add a chunk."""
@@ -70,8 +75,13 @@ class Choice:
         if self.most_calls is not None:
             calls = calls[: self.most_calls - len(self.calls)]
         sources = [[piece.text, piece.source] for piece in chunk.pieces]
-        offsets = [piece.start for piece in chunk.pieces]
-        delta = Delta(text, calls, chunk.logprobs, sources, chunk.drafts, offsets)
+        offsets, logprobs = [piece.start for piece in chunk.pieces], chunk.logprobs
+        if self.echo is not None:
+            offsets = [len(self.echo.text) + start for start in offsets]
+            if not self.echoed:
+                text, logprobs = self.echo.text + text, (*self.echo.logprobs, *logprobs)
+                offsets, self.echoed = [*self.echo.offsets, *offsets], True
+        delta = Delta(text, calls, logprobs, sources, chunk.drafts, offsets)
         self.text += text
         self.calls += calls
         self.logprobs += delta.logprobs
@@ -231,7 +241,7 @@ class Answer:
         return [text, *guess[1:]]
 
     def _chat_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
-        def one(token: int, logprob: float) -> dict[str, Any]:
+        def one(token: int, logprob: float | None) -> dict[str, Any]:
             data = self.spell(token)
             text = data.decode(errors="replace")
             return {"token": text, "logprob": logprob, "bytes": list(data)}
@@ -256,7 +266,10 @@ class Answer:
             "tokens": [text(seen.token) for seen in logprobs],
             "token_logprobs": [seen.logprob for seen in logprobs],
             "top_logprobs": [
-                {text(token): logprob for token, logprob in reversed(seen.top)} for seen in logprobs
+                None
+                if seen.logprob is None
+                else {text(token): logprob for token, logprob in reversed(seen.top)}
+                for seen in logprobs
             ],
         }
 

@@ -23,6 +23,7 @@ from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.echo import Echo, echo_of
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
@@ -206,13 +207,42 @@ class Api:
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
-        choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
+        self.check_model(body.model)
+        echoes: list[Echo | None] = [None] * len(prompts)
+        if body.echo and not await unless_gone(request, self._echo(body, prompts, salt, echoes)):
+            return Response(status_code=CLIENT_GONE)
+        choices = [Choice(ToolReader(), echo=echo) for echo in echoes for _ in range(body.n)]
         answer = self._answer(
             body, choices, prompts=len(prompts), chat=False, logprobs=body.logprobs is not None
         )
         more, top = predicted(body), body.logprobs
         call = await self._begin(body, prompts, salt, more, grammar, top, request)
         return await self._reply(body, call, answer, request)
+
+    async def _echo(
+        self,
+        body: CompletionRequest,
+        prompts: Sequence[Any],
+        salt: str,
+        echoes: list[Echo | None],
+    ) -> bool:
+        """Put what each prompt's answers begin with into `echoes`; say that it is done."""
+        if body.suffix is not None:
+            raise Refusal(400, "echo cannot be used with a suffix", param="echo")
+        prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
+        jobs = [job for _, job in made if job is not None]
+        if jobs:
+            call = self.worker.call(len(jobs), self.settings.timeout, counted=False)
+            try:
+                await call.start(jobs, [None] * len(jobs))
+                async for _ in call.chunks():
+                    pass
+            finally:
+                call.close()
+        echoes[:] = [echo for echo, _ in made]
+        return True
 
     def _template(self, body: ChatRequest) -> dict[str, Any]:
         """Variables for the chat template; not what decides how it is applied."""
@@ -271,7 +301,7 @@ class Api:
         """Prepare the answers to some prompts and put them in line.
 
         `more`: further options of the engine. `top`: alternatives for each token's log-probability;
-        None: no log-probabilities.
+        None: no log-probabilities. `seconds`: that they may take; None: the server's limit.
         """
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
@@ -291,7 +321,8 @@ class Api:
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
         arrival: Arrival = request.state.arrival
-        call = self.worker.call(len(prompts) * body.n, self.settings.timeout, arrival.began)
+        seconds = self.settings.timeout - (perf_counter() - arrival.began)
+        call = self.worker.call(len(prompts) * body.n, seconds, arrival.began)
         try:
             if grammar is not None:
                 await self._compiled(grammar)

@@ -245,7 +245,7 @@ class CompletionRequest(Sampling):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
-    echo: Literal[False] | None = None
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     response_format: dict[str, Any] | None = None

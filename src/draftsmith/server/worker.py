@@ -70,12 +70,16 @@ class Ticket:
 class Call:
     """A request's answers as they come; belongs to the event loop. Close it, whatever happens."""
 
-    def __init__(self, worker: Worker, answers: int, seconds: float, began: float) -> None:
+    def __init__(
+        self, worker: Worker, answers: int, seconds: float, began: float, counted: bool
+    ) -> None:
         """`answers`: how many there will be. `seconds`: that it may take.
 
-        `began`: when the request arrived, by `time.perf_counter`.
+        `began`: when the request arrived, by `time.perf_counter`. `counted`: whether the figures
+        have them.
         """
-        self._worker, self.answers, self.began = worker, answers, began
+        self._worker, self.answers = worker, answers
+        self.began, self.counted = began, counted
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._left = answers
         self._waiting: deque[Chunk | Refusal] = deque()
@@ -242,13 +246,20 @@ class Worker:
                 headers={"Retry-After": "1"},
             )
 
-    def call(self, answers: int, seconds: float, began: float | None = None) -> Call:
+    def call(
+        self,
+        answers: int,
+        seconds: float,
+        began: float | None = None,
+        counted: bool = True,
+    ) -> Call:
         """Room for so many answers, for so long; raises Refusal where there is none.
 
         `began`: when the request arrived; None: now.
         """
         self.check(answers)
-        call = Call(self, answers, seconds, perf_counter() if began is None else began)
+        began = perf_counter() if began is None else began
+        call = Call(self, answers, seconds, began, counted)
         self._calls.add(call)
         return call
 
@@ -268,7 +279,8 @@ class Worker:
 
     def _hand_out(self, chunks: Sequence[tuple[Call, Chunk]]) -> None:
         for call, chunk in chunks:
-            self.observe(chunk)
+            if call.counted:
+                self.observe(chunk)
             call.put(chunk)
 
     # --- in the thread ----------------------------------------------------------------------------
