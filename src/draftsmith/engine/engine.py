@@ -113,6 +113,8 @@ class Engine:
         the constructor's. Raises LoadError or UnsupportedError.
         """
         drafter, budget = parse(drafter), request.checked_budget(budget)  # before it is loaded
+        if exact and device is None and device_map is None and isinstance(model, str | Path):
+            device = "cpu"  # the only one whose passes can be exact
         loaded = load(
             model, tokenizer, dtype, device, device_map, trust_remote_code, revision, prepack
         )
