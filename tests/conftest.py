@@ -24,6 +24,7 @@ from draftsmith.drafters.mixture import bigrams
 from draftsmith.errors import WriteError
 from draftsmith.model import probe
 
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # for commands that tests start
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
 # As the command sees to by the environment, before transformers is imported.
@@ -76,6 +77,12 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip(f"no recorded data: {path} does not exist (set DRAFTSMITH_DATA)")
     return path
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load models on the CPU also where this machine has a GPU, which would be used by default."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -127,3 +127,13 @@ def like_mps() -> Iterator[None]:
     """Copies that do not block happen late, and there is no float64."""
     with pretended.late_copies(), pretended.without_float64():
         yield
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    """What `torch.set_default_device` does, for a while."""
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from both import (
     SAMPLED,
     SMALL,
     Both,
+    default_device,
     like_mps,
     mapped,
     named,
@@ -97,16 +96,6 @@ def test_d4_draft_models_without_float64(mps: Both, device: str, algorithm: str)
         cpu = mps.cpu.generate(texts, drafter=expected, **options)
         with like_mps():
             same(cpu, mps.device.generate(texts, drafter=drafter, **options))
-
-
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    """What `torch.set_default_device` does, for a while."""
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
 
 
 @pytest.fixture(scope="module")

@@ -127,14 +127,15 @@ def test_a_processor_of_the_callers_own(engines: Both) -> None:
         engines.generate(IDS, **options, **more)
 
 
-@pytest.mark.parametrize("kind", ["same", "other", "cpu"])
+@pytest.mark.parametrize("kind", ["same", "other", "cpu", "target on the CPU"])
 @pytest.mark.parametrize("algorithm", ["standard", "union", "tli", "slem", "slrs"])
 def test_draft_models_anywhere(engines: Both, device: str, algorithm: str, kind: str) -> None:
     small, tokenizer = copy.deepcopy(tiny.model()), tiny.tokenizer()
     if algorithm != "standard":
         tokenizer = tiny.tokenizer(BYTES if algorithm == "slrs" else SMALL)
         small.resize_token_embeddings(len(tokenizer))
-    place = {"same": device, "other": device.replace("0", "1"), "cpu": "cpu"}[kind]
+    place = {"other": device.replace("0", "1"), "cpu": "cpu"}.get(kind, device)
+    target = engines.cpu if kind == "target on the CPU" else engines.device
 
     options: Any = {"algorithm": algorithm, "confidence": 0, "tokens": 3}
     expected, drafter = (
@@ -145,7 +146,7 @@ def test_draft_models_anywhere(engines: Both, device: str, algorithm: str, kind:
     for more in (GREEDY, {"temperature": 0.9, "seed": 4}):
         options = {"max_new_tokens": 12, "budget": "drafter", **more}
         cpu = engines.cpu.generate(texts, drafter=expected, **options)
-        same(cpu, engines.device.generate(texts, drafter=drafter, **options))
+        same(cpu, target.generate(texts, drafter=drafter, **options))
 
 
 @pytest.mark.parametrize(

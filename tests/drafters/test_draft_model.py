@@ -248,17 +248,6 @@ def test_recurrent_drafters_work_or_say_why_not(name: str) -> None:
     assert stats.accepted == stats.drafted > 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
-@pytest.mark.parametrize(("target", "drafter"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_drafter_on_another_device(target: str, drafter: str) -> None:
-    model = copy.deepcopy(tiny.model()).to(drafter)
-    away = DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0)
-    serving = engine(away, copy.deepcopy(tiny.model()).to(target))
-    for options in ({}, {"temperature": 1.0, "seed": 1}):
-        result = serving.generate(TEXTS[0], max_new_tokens=30, **options)
-        assert result.stats.acceptance_rate > 0.9  # rounding differs between the two
-
-
 def test_vocabularies_may_be_padded_differently() -> None:
     for extra in (-40, 40):
         model = build("llama", vocab_size=VOCAB + extra)

@@ -96,13 +96,14 @@ def introduce(console: Console, engine: Engine) -> None:
     """Say what is run, and where."""
     import torch
 
+    from draftsmith.model.devices import name_of
     from draftsmith.model.measure import parameters_of, processor
 
     model = engine.model
     size = f"{parameters_of(model) / 1e6:.1f} million parameters in {model.dtype_name}"
     where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
     say(console, "Model", f"{short(model.name)}, {size}")
-    say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
+    say(console, "Machine", where if model.device.type == "cpu" else name_of(model.device))
     if model.widened is not None:
         say(console, "Dtype", model.dtype_explained)
     if disturbed := busy():

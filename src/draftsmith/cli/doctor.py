@@ -108,13 +108,14 @@ def machine(loaded: LoadedModel) -> dict[str, Any]:
     """Where the model runs."""
     import torch
 
+    from draftsmith.model.devices import name_of
     from draftsmith.model.measure import memory_bytes, processor
 
-    on_gpu = loaded.device.type == "cuda"
+    on_cpu = loaded.device.type == "cpu"
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(loaded.device),
-        "name": torch.cuda.get_device_name(loaded.device) if on_gpu else processor(),
+        "name": processor() if on_cpu else name_of(loaded.device),
         "memory_bytes": memory_bytes(loaded.device),
         "torch_threads": torch.get_num_threads(),
         "cores": os.cpu_count(),

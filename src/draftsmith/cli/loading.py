@@ -12,7 +12,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftsmith import builtin
-from draftsmith.cli.options import Given, MachineOptions, ModelOptions
+from draftsmith.cli.options import Given, MachineOptions, ModelOptions, PlaceOptions
 from draftsmith.cli.report import note, showing, stderr
 from draftsmith.errors import LoadError, OptionError
 
@@ -51,6 +51,7 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
         given = asdict(options) | {"model": source} | others
         set_threads(given.pop("threads"))
         engine = Engine.from_pretrained(**given)
+    tell_device(options, engine.model)
     if options.model is None and builtin.is_ours(source):
         note(
             f"note: answered by {short(source)}, a small model that ships with this package and "
@@ -68,7 +69,17 @@ def load_model(machine: MachineOptions, named: str | None = None) -> LoadedModel
         from draftsmith.model.load import load
 
         set_threads(machine.threads)
-        return load(source, None, machine.dtype, machine.device, prepack=machine.prepack)
+        loaded = load(source, None, machine.dtype, machine.device, prepack=machine.prepack)
+    tell_device(machine, loaded)
+    return loaded
+
+
+def tell_device(options: PlaceOptions, loaded: LoadedModel) -> None:
+    """Say on stderr which accelerator is used where nobody chose one."""
+    if options.device is None and loaded.device.type != "cpu":
+        from draftsmith.model.devices import name_of
+
+        note(f"note: running on {name_of(loaded.device)}; --device cpu runs on the CPU")
 
 
 def load_tokenizer(model: str | None) -> Any:

@@ -131,7 +131,7 @@ class PlaceOptions:
     """A Hugging Face hub id, a folder, a GGUF file, or a name such as smollm2. [smollm2 if
     installed, else edit-7m]"""
     device: str | None = None
-    """cpu, cuda, cuda:1, mps, … [cpu]"""
+    """cpu, cuda, cuda:1, mps, … [a GPU if there is one]"""
     prepack: bool = True
     """Lay the linear layers out for this CPU, where that works. [prepack]"""
 

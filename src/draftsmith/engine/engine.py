@@ -141,6 +141,8 @@ class Engine:
                     "which has returned this model already"
                 )
         else:
+            if exact and device is None and device_map is None and isinstance(model, str | Path):
+                places = dtype, "cpu", None  # the only device whose passes can be exact
             model = load(model, tokenizer, *places, trust_remote_code, revision, prepack)
         if exact and model.exact is None:
             model = exactly(model)

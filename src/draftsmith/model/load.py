@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_line
-from draftsmith.model import gguf
+from draftsmith.model import devices, gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.dtype import widen
@@ -63,12 +64,15 @@ def load(
     `model` is a hub id, a folder, a GGUF file (see `model.gguf`), a built-in model's name, or a
     live model, which is used as it is (adapters, quantized modules, device map) and not changed.
     `dtype` is the checkpoint's by default, or float32 on a CPU that does not compute in it
-    (`model.dtype`); "auto" is the checkpoint's anywhere. No weights are read but safetensors and
-    GGUF. With `prepack` a model that is read here has its linear layers laid out for this CPU
+    (`model.dtype`); "auto" is the checkpoint's anywhere. `device` defaults to `devices.usual`: the
+    accelerator of this machine if it has one. No weights are read but safetensors and GGUF. With
+    `prepack` a model that is read here has its linear layers laid out for this CPU
     (`model.prepack`). Raises LoadError if something is missing, UnsupportedError if the model
     cannot generate text left to right, OptionError for options that do not apply to a live model.
     """
     packed = widened = None
+    if isinstance(model, str | Path) and device is None and device_map is None:
+        device = devices.usual()
     if isinstance(model, str | Path):
         source = folder_of(str(model))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
@@ -184,28 +188,42 @@ def read_model(
     device: str | torch.device | None = None,
     device_map: Any | None = None,
 ) -> Any:
-    """The model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError."""
+    """The model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError.
+
+    Its weights go straight to `device`, the CPU by default; the host never holds all of them.
+    """
     if device is not None and device_map is not None:
         raise OptionError("device and device_map were both given: choose one")
     wanted = _torch_dtype(dtype)
     _check_device(device)
     config = read_config(source, options)
+    place = torch.device("cpu" if device is None else device)
+    on_cpu = device_map is None and place.type == "cpu"
+    if not on_cpu and device_map is None:
+        device_map = {"": place}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=wanted,
-            device_map=device_map,
-            use_safetensors=True,
-            **options,
-        )
+        # Without a map transformers loads to torch's default device.
+        with place if on_cpu else nullcontext():
+            model = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=wanted,
+                device_map=device_map,
+                use_safetensors=True,
+                **options,
+            )
+    except torch.OutOfMemoryError as error:
+        raise LoadError(
+            f"{source} does not fit on {devices.name_of(place)} ({first_line(error)}); give "
+            "device='cpu', a smaller dtype, or device_map='auto'"
+        ) from None
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedError(
                 f"{source} ({config.model_type}) is no causal language model"
             ) from None
         raise LoadError(_explain(source, "the weights", error)) from None
-    return (model.to(device) if device is not None else model).eval()
+    return model.eval()
 
 
 def _check_device(device: str | torch.device | None) -> None:

@@ -32,6 +32,7 @@ from draftsmith.errors import (
     UnsupportedError,
     first_line,
 )
+from draftsmith.model import devices
 from draftsmith.model.loaded import LoadedModel, last_part
 from draftsmith.model.runner import Runner
 from draftsmith.storage import parse_json, reading, write_text
@@ -297,8 +298,8 @@ def parameters_of(loaded: LoadedModel) -> int:
 
 def memory_bytes(device: torch.device) -> int | None:
     """All the memory there is where a model runs; None where nobody tells."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if (own := devices.own_memory(device)) is not None:
+        return own[1]
     if hasattr(os, "sysconf"):  # not on Windows
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
@@ -306,9 +307,8 @@ def memory_bytes(device: torch.device) -> int | None:
 
 def free_bytes(device: torch.device) -> int | None:
     """Memory that is free where a model runs, within a container's limit; None: nobody tells."""
-    if device.type == "cuda":  # what torch's allocator keeps unused is free for us, too
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if (own := devices.own_memory(device)) is not None:
+        return own[0]
     available = _told("/proc/meminfo", "MemAvailable:")
     if not available:
         total = memory_bytes(device)
