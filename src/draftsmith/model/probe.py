@@ -34,6 +34,7 @@ from draftsmith.model.search import (
     state_finding,
 )
 from draftsmith.model.small_copy import identity, small_config, small_copy
+from draftsmith.model.windows import windows_by_layer
 from draftsmith.storage import cache_folder, digest
 
 ACCEPTED = LEAVES[1][:-1]
@@ -52,19 +53,16 @@ def probe(loaded: LoadedModel) -> Capabilities:
     with torch.inference_mode():
         try:
             found = _confirmed(loaded, of_architecture(loaded))
-        except UnsupportedError as reason:
-            found = replace(search(loaded), searched=str(reason))
+        except UnsupportedError as error:
+            found = replace(search(loaded), searched=str(error))
     exclusive = replace(loaded, capabilities=found).forward.exclusive
-    if exclusive is None:
-        return found
-    return replace(
-        found,
-        reasons=(
-            *found.reasons,
+    if exclusive is not None:
+        reason = (
             f"forwards of the model in other threads during ours: {exclusive}, so its attention "
-            "setting is switched for the length of a pass",
-        ),
-    )
+            "setting is switched for the length of a pass"
+        )
+        found = replace(found, reasons=(*found.reasons, reason))
+    return replace(found, windows=any(windows_by_layer(loaded.config)))
 
 
 def of_architecture(loaded: LoadedModel) -> Capabilities:
