@@ -17,7 +17,11 @@ LADDER = (1, 2, 4, 8, 16, 32, 64)
 """Draft widths; a short ladder, so that each is measured often and can become a CUDA graph."""
 
 RETRY_WIDTH = 4
-"""Width of a draft that only finds out whether drafting pays again."""
+"""Most nodes of a draft that only finds out whether drafting pays again."""
+
+RETRY_COST = 0.1
+"""Most plain passes that the nodes of such a draft may cost, if it has more than one. Behind a long
+context on a CPU a single node costs as much."""
 
 LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
@@ -398,7 +402,10 @@ class AutoBudget:
     @property
     def retry(self) -> int:
         """Nodes to find out with whether drafting pays again."""
-        return min(RETRY_WIDTH, self.ceiling)
+        widths = sorted({min(width, RETRY_WIDTH, self.ceiling) for width in LADDER})
+        useful = [width for width in widths if self.reach(width)] or widths[-1:]
+        paid = [width for width in useful if self.cost.relative(width) <= 1 + RETRY_COST]
+        return max(paid, default=useful[0])
 
     def best_width(self) -> int:
         """The ladder width with the most expected tokens per unit of cost; 0 if plain is best."""

@@ -64,6 +64,8 @@ class Job:
     """The number of passes when it was given a row."""
     key: Any = None
     """What its row is computed under; None: nothing that others could use."""
+    marked: bool = False
+    """Whether its row was asked to keep the prompt's end for others (`Runner.mark`)."""
     need: Any = None
     """The most it may come to hold (`memory.Need`); None: not asked yet."""
     exact: bool = False

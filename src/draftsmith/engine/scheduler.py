@@ -205,6 +205,7 @@ class Scheduler:
         self._chunked.record(decoding, read, perf_counter() - begin)
         for job in jobs:
             job.book()
+            self.prefixes.mark(job)
 
     @property
     def _active(self) -> list[Job]:
@@ -273,6 +274,8 @@ class Scheduler:
             left = len(session.row.pending)
             splits = self.runner.splits(session.row)
             take = min(room, left) if splits else left
+            if splits and take == left > 1 and self.prefixes.ends(job):
+                take -= 1
             if take > self.runner.chunk and len(self._jobs) > 1 and not self._told:
                 self._told = True
                 job.notices += (_STALL.format(take),)

@@ -55,6 +55,8 @@ class Capabilities:
     position_sizes: tuple[float, ...] = ()
     """Keys and values of a position, layer by layer, in numbers of the model's dtype, which may
     change; empty: its cache does not show them."""
+    windows: bool = False
+    """Whether some layers see the latest tokens only."""
     searched: str = ""
     """Why the self-test searched the whole model, not a small copy of it; empty: it did not."""
 
@@ -95,6 +97,22 @@ class Capabilities:
             and (self.shape != "tree" or self.cache == "rows")
         )
 
+    @property
+    def rereads(self) -> str | None:
+        """Which prompts are read again although they begin like an earlier one; None: none."""
+        if self.shape == "plain":
+            return "Every prompt is read whole: one that begins like an earlier one is read again."
+        if self.cache == "rows" and not self.windows:
+            return None
+        kept = (
+            "Its state is kept where a prompt and where an answer ends"
+            if self.cache == "replay"
+            else "Layers with a window keep the last part of an earlier prompt"
+            if self.packed
+            else "Layers with a window keep what the newest token of a text sees"
+        )
+        return f"{kept}: a prompt that parts from it before is read again."
+
     def explain(self) -> list[str]:
         """The same in sentences for a person."""
         lines = [
@@ -103,6 +121,8 @@ class Capabilities:
             f"Attention runs as {self.attention!r}.",
             _BATCHES[self.batch + self.packed],
         ]
+        if self.rereads:
+            lines.append(self.rereads)
         if self.searched:
             lines.append(f"The whole model was searched, which takes longer: {self.searched}.")
         return lines + [f"Refused: {reason}" for reason in self.reasons]

@@ -109,15 +109,18 @@ class LoadedModel:
         lengths = (getattr(self.config, name, None) for name in names)
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
-    def row_bytes(self, positions: int, spare: int | None = None) -> int:
+    def row_bytes(self, positions: int, spare: int | None = None, *, windowed: bool = False) -> int:
         """Of keys and values of so many positions, as the self-test found them.
 
         `spare`: positions that a layer with a window may have beside it; None: it keeps them all.
+        `windowed`: only of the layers with a window.
         """
         each = self.capabilities.position_sizes or self._configured_sizes
         windows = cycle(windows_by_layer(self.config))
         slots = (
-            positions if spare is None or window is None else min(positions, window.size + spare)
+            (0 if windowed else positions)
+            if spare is None or window is None
+            else min(positions, window.size + spare)
             for window in windows
         )
         numbers = sum(one * many for one, many in zip(each, slots, strict=False))

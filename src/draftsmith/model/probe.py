@@ -34,6 +34,7 @@ from draftsmith.model.search import (
     state_finding,
 )
 from draftsmith.model.small_copy import identity, small_config, small_copy
+from draftsmith.model.windows import windows_by_layer
 from draftsmith.storage import cache_folder, digest
 
 ACCEPTED = LEAVES[1][:-1]
@@ -52,19 +53,16 @@ def probe(loaded: LoadedModel) -> Capabilities:
     with torch.inference_mode():
         try:
             found = _confirmed(loaded, of_architecture(loaded))
-        except UnsupportedError as reason:
-            found = replace(search(loaded), searched=str(reason))
+        except UnsupportedError as error:
+            found = replace(search(loaded), searched=str(error))
     exclusive = replace(loaded, capabilities=found).forward.exclusive
-    if exclusive is None:
-        return found
-    return replace(
-        found,
-        reasons=(
-            *found.reasons,
+    if exclusive is not None:
+        reason = (
             f"forwards of the model in other threads during ours: {exclusive}, so its attention "
-            "setting is switched for the length of a pass",
-        ),
-    )
+            "setting is switched for the length of a pass"
+        )
+        found = replace(found, reasons=(*found.reasons, reason))
+    return replace(found, windows=any(windows_by_layer(loaded.config)))
 
 
 def of_architecture(loaded: LoadedModel) -> Capabilities:
@@ -111,14 +109,17 @@ def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
     if reference.disturbed > NOT_CAUSAL:
         raise UnsupportedError("its logits depend on tokens that come later")
     change, *findings = ask(_together if claim.batch else _alone, loaded, claim, reference)
-    padded = claim.batch and not claim.packed  # then rows may depend on each other in a batch only
-    if change.what == DEPENDENT and change.excess > 1 and reference.cached and not padded:
+    if change.what == DEPENDENT and change.excess > 1 and reference.cached:
+        # In the model's own passes, too? A packed one asks more of it than a batch.
+        by_others = reference.change_by_others(loaded)
+        if by_others <= independence(loaded):
+            raise UnsupportedError(f"it does not do what a small copy of it does: {change}")
         return Capabilities(
             "plain",
             own_attention(loaded),
             "replay",
             batch=False,
-            reasons=(dependent(change.error),),
+            reasons=(dependent(by_others),),
             position_sizes=reference.sizes,
         )
     wrong = problem(loaded, [change, *findings])
@@ -133,12 +134,12 @@ def _together(runner: Runner, ref: Reference) -> list[Finding]:
     Both passes are equally large, so what the other row gets from them tells whether rows of a
     pass depend on each other. That is the first finding.
     """
-    other, row = runner.open(ref.prompt[:3]), runner.open(ref.prompt[:1])
+    row, other = runner.open(ref.prompt[:1]), runner.open(ref.prompt[:3])
     chain = ref.reading(1, len(ref.draft) + 2)
-    before, line = runner.forward([other, row], [EMPTY, chain])
+    line, before = runner.forward([row, other], [chain, EMPTY])
     # So much is accepted that two tokens of the prompt are left, for a pass as wide as this one.
     runner.commit([row], [range(PROMPT - 3)], [ref.prompt[1:]])
-    after, tree = runner.forward([other, row], [EMPTY, ref.draft])
+    tree, after = runner.forward([row, other], [ref.draft, EMPTY])
     change = _change(runner, before.logits, after.logits)
     if change.excess > 1:
         return [change]

@@ -34,6 +34,8 @@ LEAVES = ((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10))
 """Root-to-leaf paths of the test tree, which part after one node."""
 _SHARED = PROMPT + 1
 _LENGTH = PROMPT + len(LEAVES[0])
+_ROWS = 4
+"""Rows of a pass over both texts: each as it is, and with other roundings."""
 
 TRIALS = 3
 """Times that rounding is tried out where each text has passes of its own."""
@@ -108,7 +110,7 @@ class Reference:
         texts = [prompt + [nodes[n] for n in leaf] for leaf in LEAVES]
         forward = Forward(loaded.model, None)
         if at_once:
-            with _rounded(loaded, rows=4, exact=2):
+            with _rounded(loaded, rows=_ROWS, exact=2):
                 found, cache = _whole(forward, texts * 2)
             logits, trials = list(found[:2]), [list(found[2:])]
         else:
@@ -125,10 +127,17 @@ class Reference:
             others,
             _expected(loaded, logits, trials),
             max(distance(a, b) for a, b in zip(*(one[:_SHARED] for one in logits), strict=True)),
-            _sizes(cache, 4 if at_once else 1, loaded.dtype.itemsize),
+            _sizes(cache, _ROWS if at_once else 1, loaded.dtype.itemsize),
             cache is not None,
             state,
         )
+
+    def change_by_others(self, loaded: LoadedModel) -> float:
+        """How much other texts beside the first one change its logits; computed in one pass."""
+        texts = [self.text(0), *([token] * _LENGTH for token in self.others[: _ROWS - 1])]
+        found, _ = _whole(Forward(loaded.model, None), texts)
+        wanted = (one.logits for one in self.expected[0])
+        return max(distance(got, one) for got, one in zip(found[0], wanted, strict=True))
 
     @property
     def draft(self) -> Draft:

@@ -232,6 +232,27 @@ class Runner:
         """As `Memory.bytes_for`."""
         return self._memory.bytes_for(rows, kept)
 
+    @torch.inference_mode()
+    def mark(self, row: SequenceRow) -> None:
+        """Let other texts go on from where a row is now, also when it has become longer."""
+        self._memory.mark(row)
+
+    def mark_bytes(self, row: SequenceRow) -> int:
+        """Bytes that a mark takes."""
+        return self._memory.mark_bytes(row)
+
+    def most_mark_bytes(self, positions: int, rewinds: bool) -> int:
+        """The most that a mark behind so many positions may take, states aside."""
+        if self._abilities.cache == "replay":
+            return self.loaded.row_bytes(positions) if self.shape == "chain" else 0
+        if rewinds or not self._abilities.packed:
+            return 0
+        return self.loaded.row_bytes(positions, self.chunk, windowed=True)
+
+    def reach(self, row: SequenceRow, length: int) -> int:
+        """How many of a row's first `length` positions another text can go on from."""
+        return self._memory.reach(row, length)
+
     @property
     def copies(self) -> bool:
         """Whether `copy` can give a row what another one has computed."""
