@@ -3,8 +3,8 @@
     draft → one target pass → for each sequence: verify → commit → observe
 
 Between steps a row's cache holds every committed token but its pending ones (normally just the
-last). That invariant is what makes a step restartable and a cancelled engine usable. Sequences are
-settled one by one, so that an error or an interrupt can concern one of them only.
+last). Sequences are settled one by one, so that an error can concern one of them only; an interrupt
+ends all sequences of the pass.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def step(
     Whose row has some left gains no token, every other at least one, unless its own processor,
     stop rule or drafter's host fails: `Session.error`, `Session.drafter_error`. An error of the
     model ends the last of the sessions, and more where that does not help. Raises nothing but what
-    is no Exception (KeyboardInterrupt); after `mend` a step may then be made again.
+    is no Exception (KeyboardInterrupt), after which the sessions cannot go on.
     """
     if not sessions:
         return []
@@ -106,38 +106,11 @@ def step(
             seconds.draft += (drafted - opened) / len(sessions)
             seconds.target += (passed - drafted) / len(sessions)
             seconds.verify += judging / len(sessions)
-        session.book()
     give_up(decoding, passed - drafted)
     return [
         Step(tuple(s.ids[s.prompt_length + n :]), tuple(s.sources[n:]))
         for s, n in zip(sessions, before, strict=True)
     ]
-
-
-def mend(session: Session, target: Target[Any]) -> None:
-    """Put a session right where an interrupt came while it was being settled.
-
-    What was emitted stays, and the stop rules have their say; a new row is given for the old one,
-    of which nobody knows what it holds.
-    """
-    if not session.settling or session.finished:
-        return
-    lost = session.book()
-    session.stats.passes += bool(lost)
-    session.stats.tokens += lost
-    try:
-        if session.generated and session.conclude():
-            return
-    except Exception as error:
-        session.fail(error)
-        return
-    old = session.row
-    try:
-        session.row = target.open(session.ids, session.needs)
-        session.reading, session.settling = True, False
-    finally:  # an interrupt here leaves it one row, which is open
-        if session.row is not old:
-            target.close(old)
 
 
 def cached(sessions: Sequence[Session]) -> int:
@@ -369,11 +342,9 @@ def settle(
     seconds that verifying took.
     """
     begin, row = perf_counter(), session.row
-    session.settling = True
     try:
         if taken < len(row.pending):
             target.commit([row], [()], [()])
-            session.settling = False
             return 0.0
         if output.finite:
             verdict = judge(session, draft, output, choices)
@@ -387,12 +358,10 @@ def settle(
         target.commit([row], [verdict.path], [verdict.tokens[-1 - len(verdict.path) :]])
     except Exception as error:
         session.fail(error)
-        session.stats.passes += 1
-        session.stats.tokens += session.book()
+        session.settle_failed()
         return perf_counter() - begin
     session.reading = False
     learn(session, draft, output, verdict)
-    session.settling = False
     return seconds
 
 

@@ -103,16 +103,11 @@ class Session:
         self.needs = needs
         """What the target records for the drafter: its `needs_of` this target's model."""
         self.stop_rules = tuple(stop_rules)
-        self._asked = 0
-        """How many of them were asked about the last of `_asked_about` ids."""
-        self._asked_about = self.prompt_length
         self.device = torch.device(device)
         self.row: Any = None
         """Its place in the target, of the target's own kind."""
         self.reading = True
         """Whether its row has to take more tokens before it gives one."""
-        self.settling = False
-        """While a pass is being settled: set for good where that was interrupted."""
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         """What ended it, where that was no stop rule."""
@@ -198,7 +193,7 @@ class Session:
 
     def end_drafter(self) -> None:
         """Tell the drafter's state that the answer ended, unless it failed half-way."""
-        if self.state is not None and self.error is None and not self.settling:
+        if self.state is not None and self.error is None:
             try:
                 self.state.end(self.context)
             except Exception as error:
@@ -215,13 +210,19 @@ class Session:
                 self.drafter_error = self.drafter_error or error
                 self.note(NOT_CLOSED, error)
 
-    def book(self) -> int:
-        """Say of tokens that an interrupted or failed step emitted whose they are; how many."""
+    @property
+    def settled(self) -> bool:
+        """Whether every new token is accounted for; not amid a pass, nor after its interrupt."""
+        return len(self.sources) == self.generated
+
+    def settle_failed(self) -> None:
+        """Account for the tokens that a failed pass has emitted."""
         if self.logprobs is not None:
             del self.logprobs[self.generated :]  # of a token that was then not emitted
         missing = self.generated - len(self.sources)
         self.sources += [TARGET] * missing
-        return missing
+        self.stats.passes += 1
+        self.stats.tokens += missing
 
     def prefix(self) -> Tensor:
         """(1, padding + T) ids as a tensor, for processors; a view that grows in place."""
@@ -237,22 +238,12 @@ class Session:
         return self._tensor[:, :length]
 
     def emit(self, token: int, scores: Tensor | None) -> bool:
-        """Commit one token; True if the sequence ends with it.
-
-        Wherever that is interrupted, `book` and `conclude` put it right: by what `ids` holds.
-        """
+        """Commit one token and ask the stop rules; True if the sequence ends with it."""
         if self.logprobs is not None and scores is not None:
             self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
         self.ids.append(token)
-        return self.conclude(scores)
-
-    def conclude(self, scores: Tensor | None = None) -> bool:
-        """Ask the stop rules that were not asked about the last token; True if it is the end."""
-        if self._asked_about != len(self.ids):
-            self._asked, self._asked_about = 0, len(self.ids)
-        while self.finish_reason is None and self._asked < len(self.stop_rules):
-            self._asked += 1  # before it is asked: none is asked twice, whatever interrupts it
-            self.finish_reason = self.stop_rules[self._asked - 1](self, scores) or None
+        reasons = (rule(self, scores) for rule in self.stop_rules)
+        self.finish_reason = next((reason for reason in reasons if reason), None)
         if self.finish_reason is None and self.generated >= self.limit:
             self.finish_reason = "length"
         return self.finished

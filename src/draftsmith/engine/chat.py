@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Unpack
 from weakref import ref
 
 from draftsmith.core.drafter import sync
-from draftsmith.core.session import Session
 from draftsmith.drafters.mixture.memory import Memory
-from draftsmith.engine.jobs import Job, Piece, Stream
+from draftsmith.engine.call import Call, Stream
+from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import Options, Request
+from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
-from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import OptionError
 from draftsmith.model.loaded import last_part
 
@@ -32,7 +32,7 @@ class Chat:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        resources: Resources,
         prepare: Callable[[Mapping[str, Any], float], Request],
         system: str | None,
         options: Mapping[str, Any],
@@ -42,8 +42,8 @@ class Chat:
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._scheduler, self._prepare = scheduler, prepare
-        self._answers = Memory(REMEMBERED, scheduler.model.facts)
+        self._resources, self._prepare = resources, prepare
+        self._answers = Memory(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
         self._last: Job | None = None
@@ -51,7 +51,7 @@ class Chat:
 
     def __repr__(self) -> str:
         held = len(self.messages)
-        return f"Chat({held} message{'s' * (held != 1)}, {last_part(self._scheduler.model.name)!r})"
+        return f"Chat({held} message{'s' * (held != 1)}, {last_part(self._resources.model.name)!r})"
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """The answer to one message; both join the history. Options as for `generate`."""
@@ -70,9 +70,17 @@ class Chat:
         history = [*self.messages, {"role": "user", "content": message}]
         request = self._prepare({**self.options, **options}, began)
         job = request.job(request.encode(history), streaming=True)
+        job.rewinds = job.keeps_drafter = True
         if job.session.context.earlier is None:
             job.session.context.earlier = self._answers.of(job.salt)
-        stream = Stream(job, self._turn(job, history))
+
+        def begin() -> None:
+            self._resume(job)
+
+        def end(sound: bool) -> None:
+            self._keep(job, history, sound and job.session.error is None)
+
+        stream = Stream(job, Call(self._resources, [job], 1, begin, end))
         self._open = ref(stream)
         return stream
 
@@ -82,7 +90,7 @@ class Chat:
         self.messages = [m for m in self.messages if m["role"] == "system"]
         last, self._last = self._last, None
         if last is not None:
-            self._forget(last)
+            last.session.close_drafter()
         self._answers.forget()
 
     def _close(self) -> None:
@@ -93,51 +101,25 @@ class Chat:
             if not stream.closed:
                 raise OptionError("another thread reads this chat's answer: let it end first")
 
-    def _left(self, job: Job) -> bool:
-        """Whether a turn's drafter state is ours, after a wait for who computes it in his pass.
-
-        From within that pass it is not: the pass then closes it. A turn that is closed does not
-        ask: a collection of garbage may close it while its thread has what that pass waits for.
-        """
-        job.keeps_drafter = self._scheduler.leave(job)
-        return job.keeps_drafter
-
-    def _forget(self, job: Job) -> None:
-        """Close a turn's drafter state."""
-        if self._left(job):
-            job.session.close_drafter()
-
-    def _resume(self, session: Session) -> None:
-        """Give a new turn's session the drafter's state of the last turn."""
-        job, self._last = self._last, None
-        if job is None or not self._left(job):
+    def _resume(self, job: Job) -> None:
+        """Give a new turn the drafter's state of the last one."""
+        last, self._last = self._last, None
+        if last is None or (state := last.session.state) is None:
             return
-        last = job.session
-        if last.state is None:
-            return
-        before, now = last.context, session.context
+        old, new = last.session, job.session
+        before, now = old.context, new.context
         same = before.prediction == now.prediction and before.earlier is now.earlier
-        if last.drafter == session.drafter and same:
-            session.state, last.state = last.state, None
-            sync(session.state, last.ids, session.ids)
+        if old.drafter == new.drafter and same:
+            sync(state, old.ids, new.ids)
+            new.state, old.state = state, None
         else:
-            last.close_drafter()
+            old.close_drafter()
 
-    def _turn(self, job: Job, history: list[dict[str, Any]]) -> Generator[Piece]:
-        session, healthy = job.session, False
-        job.rewinds = job.keeps_drafter = True
-        try:
-            self._resume(session)
-            yield from self._scheduler.here.drive([job])
-            healthy = session.error is None
-        except GeneratorExit:
-            healthy = True
-            raise
-        finally:
-            if healthy:
-                self._last = job
-            else:
-                self._forget(job)
-            if session.generated or healthy:
-                answer = {"role": "assistant", "content": job.result().text}
-                self.messages = [*history, answer]
+    def _keep(self, job: Job, history: list[dict[str, Any]], healthy: bool) -> None:
+        """Add a turn's answer to the history; keep its drafter's state for the next turn."""
+        if healthy:
+            self._last = job
+        else:
+            job.session.close_drafter()
+        if job.session.generated or healthy:
+            self.messages = [*history, {"role": "assistant", "content": job.result().text}]

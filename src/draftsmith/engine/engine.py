@@ -17,11 +17,13 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
+from draftsmith.engine.call import Call, Stream
 from draftsmith.engine.chat import Chat
-from draftsmith.engine.jobs import Stream, partial_results
+from draftsmith.engine.jobs import partial_results, raise_failures
 from draftsmith.engine.memory import usual_limit
 from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
-from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.resources import Resources
+from draftsmith.engine.thread import EngineThread, Handle
 from draftsmith.errors import OptionError
 from draftsmith.model import generation_config
 from draftsmith.model.exact.find import exactly
@@ -162,7 +164,9 @@ class Engine:
         """Drafters that are being bound, which may load a model: others that ask for one of them
         wait for it, and nobody else does."""
         most = usual_limit(model.device) if memory is None else memory
-        self.scheduler = Scheduler(model, self.cost, max_batch, most, prefixes)
+        self.max_batch = max_batch
+        self.resources = Resources(model, self.cost, most, prefixes)
+        self.thread = EngineThread(self.resources, max_batch)
 
     @classmethod
     def from_pretrained(
@@ -208,9 +212,9 @@ class Engine:
         n = number("n", n, int, least=1)
         prompts, batched = as_batch(prompt)
         jobs = self.prepare(options, began).jobs(prompts, n)
-        with partial_results(jobs):
-            for _ in self.scheduler.here.drive(jobs):
-                pass
+        with partial_results(jobs), Call(self.resources, jobs, self.max_batch) as call:
+            call.run()
+            raise_failures(jobs)
         results = [job.result() for job in jobs]
         if n > 1:
             grouped = [results[i : i + n] for i in range(0, len(results), n)]
@@ -221,17 +225,30 @@ class Engine:
     def stream(self, prompt: Any, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
         (job,) = self.prepare(options).jobs([prompt], streaming=True)
-        return Stream(job, self.scheduler.here.drive([job]))
+        return Stream(job, Call(self.resources, [job], self.max_batch))
+
+    def submit(self, prompt: Any, **options: Unpack[Options]) -> Handle:
+        """Answer one prompt in the engine's own thread, which shares passes between all that are
+        submitted; options as for `generate`.
+
+        The handle waits for the answer, iterates over it, in asyncio, too, or cancels it.
+        """
+        (job,) = self.prepare(options).jobs([prompt], streaming=True)
+        return Handle(self.thread, job)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""
         if system is not None and not isinstance(system, str):
             raise OptionError(f"system must be a text, got {shown(system)}")
         self.prepare(options)  # so that a bad option is told now, not at the first message
-        return Chat(self.scheduler, self.prepare, system, options)
+        return Chat(self.resources, self.prepare, system, options)
 
     def close(self) -> None:
-        """Save what is remembered of answers, where a file was named; raises WriteError."""
+        """End what was submitted, and save what is remembered of answers, where a file was named.
+
+        Raises WriteError.
+        """
+        self.thread.close()
         if self.answers is not None and self.answers.path is not None:
             self.answers.save()
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from inspect import GEN_CLOSED, getgeneratorstate
 from time import perf_counter
 from typing import Any
 
 from draftsmith.core.session import Session
-from draftsmith.engine.autocast import Mode
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.text.tokenizer import TextStream, decode
@@ -41,8 +39,6 @@ class Job:
     notices: tuple[str, ...] = ()
     began: float = field(default_factory=perf_counter)
     """When the call was made, or the request arrived."""
-    mode: Mode = field(default_factory=Mode)
-    """The caller's autocast mode."""
     salt: str = ""
     """Prefixes are shared with requests of the same salt only."""
     behind: tuple[int, ...] = ()
@@ -72,21 +68,14 @@ class Job:
     """Whether its passes compute every token alike in any company."""
     admitted: float | None = None
     """When it was given a row."""
-    paused: bool = False
-    """Whether passes leave it out for now; its row stays."""
-    aborted: bool = False
-    done: bool = False
-    """Whether it is over and its row given back."""
-
-    @property
-    def over(self) -> bool:
-        """Whether no pass shall serve it any more."""
-        return self.aborted or self.session.finished
+    thread: int = 0
+    """The thread whose scheduler gave it a row."""
 
     def book(self) -> None:
         """Make pieces of the tokens that came since the last time."""
         session, now = self.session, perf_counter() - self.began
-        session.book()
+        if not session.settled:  # a pass was interrupted
+            return
         new, texts, held = range(self.booked[0], session.generated), list[str](), ""
         if not new:
             return
@@ -138,15 +127,13 @@ class Job:
 
 @contextmanager
 def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
-    """Turn failures of jobs into GenerationInterrupted, which holds what there is of all.
+    """Turn an error into GenerationInterrupted, which holds what there is of all jobs.
 
-    Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`.
+    Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`; an error before the first
+    token stays what it is.
     """
     try:
         yield
-        for job in jobs:
-            if job.session.error is not None:
-                raise job.session.error
     except KeyboardInterrupt as stop:
         stop.partial = [job.result() for job in jobs]  # type: ignore[attr-defined]
         raise
@@ -163,65 +150,8 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
         ) from error
 
 
-def _pieces(job: Job, steps: Generator[Piece]) -> Generator[Piece]:
-    """Knows no `Stream`, so that one which is dropped is closed at once, by no collection."""
-    with partial_results([job]):
-        yield from steps
-
-
-def _is_own(error: ValueError) -> bool:
-    """Whether an error comes from inside a generator, not from Python refusing to enter it.
-
-    Python refuses while another thread runs the generator; such an error has no frame below the
-    caller's.
-    """
-    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
-
-
-class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
-    """The pieces of one answer; `result` holds everything generated so far, at any time.
-
-    One that is dropped is closed.
-    """
-
-    def __init__(self, job: Job, steps: Generator[Piece]) -> None:
-        self._job = job
-        self._pieces = _pieces(job, steps)
-
-    def __repr__(self) -> str:
-        result = self.result
-        state = result.finish_reason if self.closed else "open"
-        return f"Stream({len(result.tokens)} tokens, {state})"
-
-    def __next__(self) -> Piece:
-        try:
-            return next(self._pieces)
-        except ValueError as error:
-            if _is_own(error) or not self._job.aborted:
-                raise
-            raise StopIteration from None  # another thread is in the generator, to close it
-
-    @property
-    def result(self) -> GenerationResult:
-        """The answer so far; `finish_reason` is `cancelled` until it has ended."""
-        return self._job.result()
-
-    def close(self) -> None:
-        """Cancel: stop generating and free the cache; `result` stays.
-
-        A reader in another thread, who just waits for a piece, comes to the end after the pass.
-        """
-        self._job.aborted = True
-        try:
-            self._pieces.close()
-        except ValueError as error:
-            if _is_own(error):  # otherwise the reader's thread is in the generator
-                raise
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing of it is under way any more."""
-        return getgeneratorstate(self._pieces) == GEN_CLOSED
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def raise_failures(jobs: Sequence[Job]) -> None:
+    """Raise what has ended the first of the jobs that failed."""
+    for job in jobs:
+        if job.session.error is not None:
+            raise job.session.error

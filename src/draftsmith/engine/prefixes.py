@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftsmith.core.drafter import common_prefix
+from draftsmith.engine.autocast import autocast_mode
 from draftsmith.engine.jobs import Job
 from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
@@ -32,10 +34,12 @@ class Prefixes:
     def __init__(self, runner: Runner, most: int) -> None:
         """`most`: rows that are kept; with 0 nothing is ever shared."""
         self.runner = runner
-        # Of padded rows only neighbours share a pass, so no more than one may lie between them.
+        # Padded rows share their buffers, which cannot outlive the call.
         padded = not (runner.copies or runner.loaded.capabilities.cache == "replay")
-        self.most = min(most, 1) if padded else most
+        self.most = 0 if padded else most
         self._kept: list[Kept] = []
+        self._given: deque[tuple[Any, Job]] = deque()
+        """Rows that have yet to be kept, which is done with the next pass."""
         self._told = False
         """Whether a caller heard that its prompt was read again."""
 
@@ -45,13 +49,18 @@ class Prefixes:
     @property
     def bytes(self) -> int:
         """That the kept rows hold."""
-        return sum(kept.bytes for kept in list(self._kept))
+        given = sum(self._bytes_of(row) for row, _ in list(self._given))
+        return given + sum(kept.bytes for kept in list(self._kept))
 
     def label(self, job: Job) -> None:
         """Note under what a job's row is computed: equal keys can serve each other."""
         if self.most:
             weights = state(self.runner.loaded.model)
-            job.key = weights, job.mode, job.session.needs, job.salt
+            job.key = weights, *self._conditions(job)
+
+    def _conditions(self, job: Job) -> tuple[Any, ...]:
+        """Under what a row is computed, beside the weights."""
+        return autocast_mode(self.runner.loaded.device), job.session.needs, job.salt
 
     def borrow(self, job: Job, jobs: Sequence[Job]) -> None:
         """Let a job begin behind the longest prefix that is computed, kept or in use by another.
@@ -73,15 +82,11 @@ class Prefixes:
             return
         row, kept = mine[reached.index(common)]
         if kept is not None and self._serves(kept, common):
-            own = session.row
-            try:
-                self._kept.remove(kept)
-                row.rewinds = job.rewinds
-                runner.extend(row, session.ids, session.needs)
-                session.row = row
-            finally:  # an interrupt leaves it one of both rows, and the other to nobody
-                if kept not in self._kept:
-                    runner.close(own if session.row is row else row)
+            self._kept.remove(kept)
+            row.rewinds = job.rewinds
+            runner.extend(row, session.ids, session.needs)
+            runner.close(session.row)
+            session.row = row
         else:
             runner.copy(row, session.row, common)
         session.stats.reused_tokens = session.row.cached
@@ -122,28 +127,34 @@ class Prefixes:
         shared = [(common_tokens(j.session.ids, job), j.session.row.cached) for j in ahead]
         return any(common >= LEAST and cached < common for common, cached in shared)
 
-    def keep(self, job: Job) -> None:
-        """Keep an ended job's row, or close it."""
-        row, job.session.row = job.session.row, None
-        sound = not job.session.settling
-        if not self.most or not sound or row.cached < LEAST or job.key is None:
-            self.runner.close(row)
-            return
-        try:
-            self.runner.part(row)
-        except (MemoryError, RuntimeError) as error:  # no room: torch's error is a RuntimeError
-            job.session.note(NOT_KEPT, error)
-            self.runner.close(row)
-            return
-        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
-        size += row.taps.bytes if row.taps else 0
-        self._kept.append(Kept(row, job.key, size))
+    def give(self, row: Any, job: Job) -> None:
+        """Hand over an ended sequence's row; may be called by any thread at any time."""
+        self._given.append((row, job))
+
+    def absorb(self) -> None:
+        """Keep the rows that were given, or close them."""
+        while self._given:
+            row, job = self._given.popleft()
+            if not self.most or row.cached < LEAST or job.key is None:
+                self.runner.close(row)
+                continue
+            try:
+                self.runner.part(row)
+            except (MemoryError, RuntimeError) as error:  # no room: torch's is a RuntimeError
+                job.session.note(NOT_KEPT, error)
+                self.runner.close(row)
+                continue
+            self._kept.append(Kept(row, job.key, self._bytes_of(row)))
         while len(self._kept) > self.most:
             self.drop(self._kept[0])
 
+    def _bytes_of(self, row: Any) -> int:
+        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
+        return size + (row.taps.bytes if row.taps else 0)
+
     def others(self, job: Job) -> list[Kept]:
         """The kept rows, but for one that a job in line is going to take over."""
-        own = job.mode, job.session.needs, job.salt
+        own = self._conditions(job)
         mine = [(common_tokens(k.row.ids, job), k) for k in self._kept if k.key[1:] == own]
         common, best = max(mine, key=lambda one: one[0], default=(0, None))
         return [k for k in self._kept if k is not best or not self._serves(k, common)]

@@ -19,7 +19,6 @@ from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingPa
 from draftsmith.core.session import EndTokens, Session, Stalls
 from draftsmith.core.target import Needs
 from draftsmith.drafters.mixture.memory import Memory
-from draftsmith.engine.autocast import Mode
 from draftsmith.engine.jobs import Job
 from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.model import generation_config
@@ -264,8 +263,7 @@ class Request:
             session.finish_reason = "length"
         why = self.drafting.needs.why
         told = notices(model, settings) + ((why,) if why else ())
-        mode = Mode.of_this_thread(model.device)
-        return Job(session, model.tokenizer, stream, told, self.began, mode, self.salt, behind)
+        return Job(session, model.tokenizer, stream, told, self.began, self.salt, behind)
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:

@@ -38,10 +38,10 @@ from draftsmith.core.sampling import (
 from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
-from draftsmith.engine.autocast import Mode
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.call import Call
+from draftsmith.engine.jobs import Job, raise_failures
 from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
-from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.resources import Resources
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.exact.find import exactly
@@ -193,18 +193,18 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
 
     @property
-    def scheduler(self) -> Scheduler:
-        """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
+    def resources(self) -> Resources:
+        """What all calls of this model share, from whatever thread; no rows are kept."""
         with self._binding:
-            return self._scheduler
+            return self._resources
 
     @functools.cached_property
-    def _scheduler(self) -> Scheduler:
-        return Scheduler(self.drafting.model, self.drafting.cost, _NO_LIMIT)
+    def _resources(self) -> Resources:
+        return Resources(self.drafting.model, self.drafting.cost)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        bound = ("_drafting", "_scheduler", "_passes", "_binding")
+        bound = ("_drafting", "_resources", "_passes", "_binding")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -318,16 +318,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             record.session(index, row, hidden, logits_processor, self.drafting)
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
-        mode = Mode.of_this_thread(self._loaded.device)
-        jobs = [Job(session, None, mode=mode, began=began) for session in sessions]
+        jobs = [Job(session, None, began=began) for session in sessions]
         try:
-            for _ in self.scheduler.here.drive(jobs):
-                pass
+            with Call(self.resources, jobs, _NO_LIMIT) as call:
+                call.run()
         finally:
             self.stats = total([session.stats for session in sessions])
-        for session in sessions:
-            if session.error is not None:
-                raise session.error
+        raise_failures(jobs)
         if streamer is not None:
             streamer.end()
         for what, said in {k: v for s in sessions for k, v in s.notices.items()}.items():

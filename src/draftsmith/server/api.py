@@ -17,8 +17,9 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 
+from draftsmith.engine.call import Call as EngineCall
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job, partial_results
+from draftsmith.engine.jobs import Job, partial_results, raise_failures
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
@@ -81,8 +82,8 @@ class Api:
         self.markers = {} if self.tokenizer is None else markers_of(self.tokenizer)
         """Tags of tool calls that no text shows, by token."""
         self.metrics = Metrics(name)
-        capacity = engine.scheduler.max_batch + settings.queue
-        self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
+        capacity = engine.max_batch + settings.queue
+        self.worker = Worker(engine, capacity, self.metrics.observe)
         self.metrics.watch(self.worker)
         self._preparing = ThreadPoolExecutor(capacity, "draftsmith-prompts")
         """A thread for each request, so that none waits for another's prompt or drafter."""
@@ -103,9 +104,9 @@ class Api:
             jobs.append(self._short(grammar=schema, prediction=_TEXTS[0]))
         except OptionError as error:  # the model follows no grammar; requests for one say so, too
             log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
-        with partial_results(jobs):
-            for _ in self.engine.scheduler.drive(jobs):
-                pass
+        with partial_results(jobs), EngineCall(self.engine.resources, jobs, len(jobs)) as call:
+            call.run()
+            raise_failures(jobs)
         log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
 
     def _short(self, **options: Any) -> Job:
@@ -236,7 +237,7 @@ class Api:
         if jobs:
             call = self.worker.call(len(jobs), self.settings.timeout, counted=False)
             try:
-                await call.start(jobs, [None] * len(jobs))
+                call.start(jobs, [None] * len(jobs))
                 async for _ in call.chunks():
                     pass
             finally:
@@ -334,7 +335,7 @@ class Api:
                 assert job.stream is not None
                 job.stream.apart = self.markers
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
-            await call.start(jobs, watching)
+            call.start(jobs, watching)
         except BaseException:
             call.close()
             raise

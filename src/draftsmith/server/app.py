@@ -58,9 +58,8 @@ def create_app(api: Api) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        api.worker.start()
         yield
-        await api.worker.stop()
+        api.worker.stop()
         api.close()
 
     settings = api.settings

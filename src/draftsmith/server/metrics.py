@@ -64,13 +64,14 @@ class Metrics:
 
     def watch(self, worker: Worker) -> None:
         """Tell how much a worker has to do."""
+        resources = worker.engine.resources
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "vllm:num_requests_running": ("Answers with a row.", lambda: worker.running),
             "vllm:num_requests_waiting": (
                 "Answers in line.", lambda: max(0, worker.open - worker.running)
             ),
-            "vllm:kv_cache_usage_perc": ("Of the memory, 1 is all of it.", lambda: worker.reserved),
-            "draftsmith:kept_prefixes": ("Rows kept.", lambda: len(worker.scheduler.prefixes)),
+            "vllm:kv_cache_usage_perc": ("Share of the memory.", lambda: resources.reserved),
+            "draftsmith:kept_prefixes": ("Rows kept.", lambda: len(resources.prefixes)),
         }  # fmt: skip
         for name, (about, read) in gauges.items():
             made = Gauge(name, about, ["model_name"], registry=self._registry)

@@ -1,0 +1,144 @@
+"""A call and its sequences, driven by the thread that waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+from draftsmith.engine.jobs import Job, Piece, partial_results, raise_failures
+from draftsmith.engine.resources import Resources
+from draftsmith.engine.result import GenerationResult
+from draftsmith.engine.scheduler import Scheduler
+from draftsmith.model.openmp import end_team
+
+
+class Call(AbstractContextManager["Call"]):
+    """The sequences of one call, with a scheduler of their own; leaving the context ends them.
+
+    An exception out of a pass, such as KeyboardInterrupt, ends all sequences of the call: what was
+    generated before that pass stays.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        jobs: Sequence[Job],
+        max_batch: int,
+        on_start: Callable[[], None] = lambda: None,
+        on_end: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        """`on_start` is called before the first pass; `on_end` is told if no pass was interrupted.
+
+        Neither is called for a call that is closed before its first step.
+        """
+        self.jobs = jobs
+        self._resources, self._max_batch = resources, max_batch
+        self._on_start, self._on_end = on_start, on_end
+        self._scheduler: Scheduler | None = None
+        self._stepping = threading.Lock()
+        self.closed = False
+        """Whether it was asked to end; a pass that runs in another thread is still to come."""
+        self.ended = False
+        """Whether its sequences are done, and their rows free."""
+
+    def run(self) -> None:
+        """Drive until all sequences are done."""
+        while not self.ended:
+            self.step()
+
+    def step(self) -> None:
+        """Make a pass for all sequences that are not done; begin with the first call."""
+        with self._stepping:
+            if not self.ended:
+                sound = False
+                try:
+                    unfinished = self._step()
+                    sound = True
+                finally:
+                    if not sound or not unfinished:
+                        self._end(sound)
+        if self.closed:  # by another thread, or by a callback, amid the pass
+            self.close()
+
+    def _step(self) -> bool:
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self._resources, self._max_batch)
+            self._on_start()
+            for job in self.jobs:
+                self._scheduler.add(job)
+        for job in self._scheduler.step():
+            job.book()
+        return self._scheduler.unfinished
+
+    def close(self) -> None:
+        """End all sequences; where another thread makes a pass for them, after that pass."""
+        self.closed = True
+        if not self.ended and self._stepping.acquire(blocking=False):
+            try:
+                self._end(sound=True)
+            finally:
+                self._stepping.release()
+
+    def _end(self, sound: bool) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close(sound=sound)
+            for job in self.jobs:
+                job.book()
+            self._on_end(sound)
+            end_team()  # other threads may make the next pass
+        self.ended = True
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
+    """The pieces of one answer; `result` holds everything generated so far, at any time.
+
+    One that is dropped is closed.
+    """
+
+    def __init__(self, job: Job, call: Call) -> None:
+        self._job, self._call = job, call
+        self._exhausted = False
+
+    def __repr__(self) -> str:
+        result = self.result
+        state = result.finish_reason if self.closed else "open"
+        return f"Stream({len(result.tokens)} tokens, {state})"
+
+    def __next__(self) -> Piece:
+        job, call = self._job, self._call
+        with partial_results([job]):
+            while not (job.pieces or call.ended):
+                call.step()
+            if not (job.pieces or call.closed or self._exhausted):
+                self._exhausted = True
+                raise_failures([job])
+        if call.closed or not job.pieces:
+            raise StopIteration
+        return job.pieces.popleft()
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answer so far; `finish_reason` is `cancelled` until it has ended."""
+        return self._job.result()
+
+    def close(self) -> None:
+        """Cancel: stop generating and free the cache; `result` stays.
+
+        A reader in another thread, who just waits for a piece, comes to the end after the pass.
+        """
+        self._call.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing of it is under way any more."""
+        return self._call.ended
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
