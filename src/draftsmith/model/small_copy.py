@@ -62,6 +62,7 @@ def small_config(loaded: LoadedModel) -> Any:
         for part in _parts(config):
             for name in _NOTES:
                 vars(part).pop(name, None)
+            vars(part)["dtype"] = None  # transformers 4 looks for it
             _narrow(part)
         _shorten(config.get_text_config(decoder=True), layers)
     except Exception as error:  # configurations refuse values in many ways
