@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,8 +17,8 @@ def reset_peak(device: torch.device) -> bool:
 
     Returns whether that can be done: on a CPU only Linux knows how, and not in every sandbox.
     """
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if (module := _counting(device)) is not None:
+        module.reset_peak_memory_stats(device)
         return True
     try:
         _RESET.write_text("5")
@@ -28,13 +29,19 @@ def reset_peak(device: torch.device) -> bool:
 
 def peak_bytes(device: torch.device) -> int | None:
     """Most memory since the reset, a GPU's or resident; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if (module := _counting(device)) is not None:
+        return int(module.max_memory_allocated(device))
     try:
         found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"))
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None
+
+
+def _counting(device: torch.device) -> Any:
+    """Return torch's module for a device that counts what is allocated on it; None for others."""
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    return module if hasattr(module, "max_memory_allocated") else None
 
 
 def load_per_core() -> float | None:

@@ -49,6 +49,7 @@ class Forward:
         """Whether it can be asked for the logits of any positions."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
+        self._hooked = any(hasattr(one, "_hf_hook") for one in (model, unwrapped(model)))
         self._growing = growing(original)
 
     def __call__(
@@ -57,7 +58,7 @@ class Forward:
         positions: Sequence[Sequence[int]],
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
-        last: int | list[int],
+        last: int | Sequence[int] | Tensor,
         taps: Recorder | None = None,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions.
@@ -86,7 +87,7 @@ class Forward:
         with taps.recording():
             return self._recorded(**options)
 
-    def logits_of(self, positions: Sequence[int], width: int) -> int | list[int]:
+    def logits_of(self, positions: Sequence[int], width: int) -> int | Sequence[int] | Tensor:
         """How to ask for the logits of these positions, ascending, of `width`, and few others.
 
         A number: those of the last positions are given, at least so many; else of just these.
@@ -94,8 +95,9 @@ class Forward:
         last = width - positions[0]
         if len(positions) == last or not self.picks:
             return last
-        # No tensor: hooks of a device map would move it to the first device, not to the head's.
-        return list(positions)
+        # Hooks of a device map would move a tensor to the first device, not to the head's; a
+        # compiler would compile anew for every list.
+        return list(positions) if self._hooked else torch.tensor(positions, device="cpu")
 
     @property
     def exclusive(self) -> str | None:

@@ -54,7 +54,7 @@ def small_config(loaded: LoadedModel) -> Any:
     known from what it is called.
     """
     own = unwrapped(loaded.model)
-    if not type(own).__module__.startswith("transformers."):
+    if not _is_known(type(own)):
         raise UnsupportedError(f"{type(own).__name__} is no class of transformers")
     config = copy.deepcopy(own.config)
     layers = _layers_needed(loaded)
@@ -62,6 +62,7 @@ def small_config(loaded: LoadedModel) -> Any:
         for part in _parts(config):
             for name in _NOTES:
                 vars(part).pop(name, None)
+            vars(part)["dtype"] = None  # transformers 4 looks for it
             _narrow(part)
         _shorten(config.get_text_config(decoder=True), layers)
     except Exception as error:  # configurations refuse values in many ways
@@ -116,12 +117,17 @@ def identity(loaded: LoadedModel, config: Any) -> dict[str, Any]:
 
 def _code(own: Any) -> str:
     """A checksum of the code that runs: versions do not tell of edits, nor of replaced methods."""
-    kinds = sorted({type(module) for module in own.modules()}, key=repr)
-    forwards = [(repr(kind), _bytecode(kind.forward)) for kind in kinds]
-    modeling = inspect.getsourcefile(type(own))
-    files = [*sorted(Path(__file__).parent.rglob("*.py")), *([modeling] if modeling else ())]
-    sums = [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files]
+    kinds = {type(module) for module in own.modules() if _is_known(type(module))}
+    forwards = [(repr(kind), _bytecode(kind.forward)) for kind in sorted(kinds, key=repr)]
+    modeling = Path(inspect.getsourcefile(type(own)) or "")
+    files = [*sorted(Path(__file__).parent.rglob("*.py")), modeling]
+    sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
     return hashlib.sha256(repr((forwards, sums)).encode()).hexdigest()
+
+
+def _is_known(kind: type) -> bool:
+    """Whether a class is one of transformers'."""
+    return kind.__module__.startswith("transformers.")
 
 
 def _bytecode(function: Any) -> Any:
