@@ -14,7 +14,6 @@ from typing import Any
 import accelerate
 import pytest
 import torch
-import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
@@ -23,6 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 import draftsmith
 from architectures import ALL, TREES, build, prompt
 from draftsmith.integrations.transformers import NotAcceleratedWarning
+from draftsmith.model import small_copy
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.load import load
 
@@ -111,9 +111,10 @@ def test_copies_are_searched_once() -> None:
 
 
 def test_what_was_found_with_other_versions_is_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build("llama")
+    model = build("llama", hidden_size=48)
     load(model)
-    for part in (transformers, torch, draftsmith):
+    # Not this file's `transformers`: a lazy module may have replaced the one that was imported.
+    for part in (small_copy.transformers, small_copy.torch, small_copy.draftsmith):
         with monkeypatch.context() as patch, models_called() as called:
             patch.setattr(part, "__version__", "0.0.1")
             load(model)
