@@ -25,7 +25,7 @@ class Call(AbstractContextManager["Call"]):
         resources: Resources,
         jobs: Sequence[Job],
         max_batch: int,
-        on_start: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] | None = None,
         on_end: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """`on_start` is called before the first pass; `on_end` is told if no pass was interrupted.
@@ -37,6 +37,8 @@ class Call(AbstractContextManager["Call"]):
         self._on_start, self._on_end = on_start, on_end
         self._scheduler: Scheduler | None = None
         self._stepping = threading.Lock()
+        self._sound = True
+        """Whether no pass is under way, nor was interrupted."""
         self.closed = False
         """Whether it was asked to end; a pass that runs in another thread is still to come."""
         self.ended = False
@@ -51,20 +53,21 @@ class Call(AbstractContextManager["Call"]):
         """Make a pass for all sequences that are not done; begin with the first call."""
         with self._stepping:
             if not self.ended:
-                sound = False
+                unfinished = self._sound = False
                 try:
                     unfinished = self._step()
-                    sound = True
+                    self._sound = True
                 finally:
-                    if not sound or not unfinished:
-                        self._end(sound)
+                    if not unfinished:
+                        self._end()
         if self.closed:  # by another thread, or by a callback, amid the pass
             self.close()
 
     def _step(self) -> bool:
         if self._scheduler is None:
             self._scheduler = Scheduler(self._resources, self._max_batch)
-            self._on_start()
+            if self._on_start is not None:
+                self._resources.turns.run(self._on_start)
             for job in self.jobs:
                 self._scheduler.add(job)
         for job in self._scheduler.step():
@@ -74,18 +77,17 @@ class Call(AbstractContextManager["Call"]):
     def close(self) -> None:
         """End all sequences; where another thread makes a pass for them, after that pass."""
         self.closed = True
-        if not self.ended and self._stepping.acquire(blocking=False):
-            try:
-                self._end(sound=True)
-            finally:
-                self._stepping.release()
+        if not self._stepping.locked():
+            with self._stepping:
+                if not self.ended:
+                    self._end()
 
-    def _end(self, sound: bool) -> None:
+    def _end(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.close(sound=sound)
+            self._scheduler.close(sound=self._sound)
             for job in self.jobs:
                 job.book()
-            self._on_end(sound)
+            self._on_end(self._sound)
             end_team()  # other threads may make the next pass
         self.ended = True
 

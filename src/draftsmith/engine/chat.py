@@ -90,7 +90,7 @@ class Chat:
         self.messages = [m for m in self.messages if m["role"] == "system"]
         last, self._last = self._last, None
         if last is not None:
-            last.session.close_drafter()
+            self._resources.turns.between(last.session.close_drafter)
         self._answers.forget()
 
     def _close(self) -> None:
@@ -117,9 +117,6 @@ class Chat:
 
     def _keep(self, job: Job, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history; keep its drafter's state for the next turn."""
-        if healthy:
-            self._last = job
-        else:
-            job.session.close_drafter()
+        self._last = job
         if job.session.generated or healthy:
             self.messages = [*history, {"role": "assistant", "content": job.result().text}]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, SupportsIndex, TypedDict, Unpack
+from weakref import finalize
 
 import torch
 
@@ -166,6 +167,7 @@ class Engine:
         self.max_batch = max_batch
         self.resources = Resources(model, self.cost, most, prefixes)
         self.thread = EngineThread(self.resources, max_batch)
+        finalize(self, self.thread.close)  # also when the interpreter ends
 
     @classmethod
     def from_pretrained(
@@ -236,7 +238,7 @@ class Engine:
         The handle waits for the answer, iterates over it, in asyncio, too, or cancels it.
         """
         (job,) = self.prepare(options).jobs([prompt], streaming=True)
-        return Handle(self.thread, job)
+        return Handle(self.thread, job, self)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""

@@ -130,7 +130,7 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
     """Turn an error into GenerationInterrupted, which holds what there is of all jobs.
 
     Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`; an error before the first
-    token stays what it is.
+    token stays what it is, but for StopIteration: it would end the loop over a stream.
     """
     try:
         yield
@@ -139,6 +139,8 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
         raise
     except Exception as error:
         done = sum(job.session.generated for job in jobs)
+        if not done and isinstance(error, StopIteration):
+            raise RuntimeError("a callback raised StopIteration") from error
         if not done:
             raise
         # The drafter's or the processor's own error stays visible as the cause.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,8 +37,6 @@ class Prefixes:
         padded = not (runner.copies or runner.loaded.capabilities.cache == "replay")
         self.most = 0 if padded else most
         self._kept: list[Kept] = []
-        self._given: deque[tuple[Any, Job]] = deque()
-        """Rows that have yet to be kept, which is done with the next pass."""
         self._told = False
         """Whether a caller heard that its prompt was read again."""
 
@@ -49,8 +46,7 @@ class Prefixes:
     @property
     def bytes(self) -> int:
         """That the kept rows hold."""
-        given = sum(self._bytes_of(row) for row, _ in list(self._given))
-        return given + sum(kept.bytes for kept in list(self._kept))
+        return sum(kept.bytes for kept in list(self._kept))
 
     def label(self, job: Job) -> None:
         """Note under what a job's row is computed: equal keys can serve each other."""
@@ -82,11 +78,11 @@ class Prefixes:
             return
         row, kept = mine[reached.index(common)]
         if kept is not None and self._serves(kept, common):
+            session.row, empty = row, session.row  # first, so that an interrupt loses no row
             self._kept.remove(kept)
+            runner.close(empty)
             row.rewinds = job.rewinds
             runner.extend(row, session.ids, session.needs)
-            runner.close(session.row)
-            session.row = row
         else:
             runner.copy(row, session.row, common)
         session.stats.reused_tokens = session.row.cached
@@ -127,30 +123,28 @@ class Prefixes:
         shared = [(common_tokens(j.session.ids, job), j.session.row.cached) for j in ahead]
         return any(common >= LEAST and cached < common for common, cached in shared)
 
-    def give(self, row: Any, job: Job) -> None:
-        """Hand over an ended sequence's row; may be called by any thread at any time."""
-        self._given.append((row, job))
-
-    def absorb(self) -> None:
-        """Keep the rows that were given, or close them."""
-        while self._given:
-            row, job = self._given.popleft()
-            if not self.most or row.cached < LEAST or job.key is None:
-                self.runner.close(row)
-                continue
-            try:
-                self.runner.part(row)
-            except (MemoryError, RuntimeError) as error:  # no room: torch's is a RuntimeError
-                job.session.note(NOT_KEPT, error)
-                self.runner.close(row)
-                continue
-            self._kept.append(Kept(row, job.key, self._bytes_of(row)))
+    def keep(self, job: Job) -> None:
+        """Keep an ended job's row, or close it."""
+        row = job.session.row
+        if not self.most or row.cached < LEAST:
+            self.close(row, self.runner)
+            return
+        try:
+            self.runner.part(row)
+        except (MemoryError, RuntimeError) as error:  # no room: torch's is a RuntimeError
+            job.session.note(NOT_KEPT, error)
+            self.close(row, self.runner)
+            return
+        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
+        size += row.taps.bytes if row.taps else 0
+        self._kept.append(Kept(row, job.key, size))
         while len(self._kept) > self.most:
             self.drop(self._kept[0])
 
-    def _bytes_of(self, row: Any) -> int:
-        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
-        return size + (row.taps.bytes if row.taps else 0)
+    def close(self, row: Any, runner: Runner) -> None:
+        """Close a row, which an interrupt may have left among those that are kept."""
+        self._kept = [kept for kept in self._kept if kept.row is not row]
+        runner.close(row)
 
     def others(self, job: Job) -> list[Kept]:
         """The kept rows, but for one that a job in line is going to take over."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from time import sleep
 from typing import TypeVar
@@ -22,6 +25,9 @@ T = TypeVar("T")
 
 _POLL = 1e-4
 """Seconds between two looks at whether another thread has had its turn."""
+_POLLS = 100
+"""Looks after which a thread goes on: an interrupt may have left an entry of a thread that is
+gone."""
 
 
 class Turns:
@@ -34,6 +40,8 @@ class Turns:
         self._present: list[int] = []
         """Threads that make a pass or wait for one."""
         self._count = 0
+        self._afterwards: deque[Callable[[], None]] = deque()
+        """Work to do between passes."""
 
     @property
     def mine(self) -> bool:
@@ -51,23 +59,50 @@ class Turns:
                 "a callback cannot generate on the engine, or the accelerated model, whose pass "
                 "has called it; use another engine, or generate before or after"
             )
-        me = threading.get_ident()
-        self._present.append(me)
-        count = None
+        me, count = threading.get_ident(), -1
         try:
+            self._present.append(me)
             with self._lock:
                 self._owner, self._count = me, self._count + 1
                 count = self._count
                 try:
+                    self._tidy()
                     return work()
                 finally:
                     self._owner = None
                     if len(self._present) > 1:
                         end_team()  # the next pass computes in another thread
         finally:
-            self._present.remove(me)
-            while count is not None and self._present and self._count == count:
-                sleep(_POLL)
+            with suppress(ValueError):
+                self._present.remove(me)
+            self._give_way(count)
+            self._sweep()
+
+    def between(self, work: Callable[[], None]) -> None:
+        """Call `work` between two passes: now, or after the one that runs. Waits for no pass.
+
+        So garbage collection may call this at any time, also amid a pass of its own thread.
+        """
+        self._afterwards.append(work)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        # A thread that makes a pass does this after it, so one of both finds what is left.
+        while self._afterwards and not self._lock.locked():
+            with self._lock:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        while self._afterwards:
+            self._afterwards.popleft()()
+
+    def _give_way(self, count: int) -> None:
+        """Let a thread that waits make the next pass after pass number `count`."""
+        for _ in range(_POLLS):
+            if not self._present or self._count != count:
+                return
+            sleep(_POLL)
+        self._present.clear()
 
 
 class Resources:
@@ -133,6 +168,31 @@ class Resources:
                 "close one, read it to its end, or raise memory"
             )
         sleep(10 * _POLL)
+
+    def retire(self, job: Job, runner: Runner, sound: bool) -> None:
+        """Free what an ended sequence holds; its row may be kept for prompts that begin alike.
+
+        Called between passes or within one, and again where an interrupt cut it short. `sound`: no
+        pass of it was interrupted.
+        """
+        session = job.session
+        healthy = sound and session.error is None
+        if session.row is not None:
+            if healthy and job.key is not None:
+                self.prefixes.keep(job)
+            else:
+                self.prefixes.close(session.row, runner)
+            session.row = None
+        if sound:
+            session.end_drafter()
+        if not (healthy and job.keeps_drafter):
+            session.close_drafter()
+        if job in self.admitted:
+            self.admitted.remove(job)
+
+    def retire_later(self, job: Job, runner: Runner, sound: bool) -> None:
+        """Do so now, or after the pass that runs."""
+        self.turns.between(partial(self.retire, job, runner, sound))
 
     @property
     def reserved(self) -> float:

@@ -59,11 +59,15 @@ class Scheduler:
         return served
 
     def abort(self, job: Job, *, sound: bool = True) -> None:
-        """End a sequence; its row is kept for later prompts if it is `sound`."""
+        """End a sequence, which waits for no pass; `sound`: no pass of it was interrupted.
+
+        May be called again where it was interrupted.
+        """
+        if job in self.running:
+            self.resources.retire_later(job, self.runner, sound)
+            self.running.remove(job)
         if job in self.waiting:
             self.waiting.remove(job)
-        if job in self.running:
-            self._retire(job, sound)
 
     def close(self, *, sound: bool = True) -> None:
         """End all sequences; `sound`: no pass was interrupted."""
@@ -74,7 +78,6 @@ class Scheduler:
 
     def _step(self) -> list[Job]:
         check_mode(self.resources.model.model)
-        self.resources.prefixes.absorb()
         failed = self._admit()
         takes = self._schedule()
         jobs = [job for job in self.running if takes[id(job)]]
@@ -90,8 +93,8 @@ class Scheduler:
         for job in jobs:
             self.resources.prefixes.mark(job)
             if job.session.finished:
-                self._retire(job, sound=True)
-        self.resources.prefixes.absorb()
+                self.resources.retire(job, self.runner, sound=True)
+                self.running.remove(job)
         return failed + jobs
 
     def _admit(self) -> list[Job]:
@@ -158,24 +161,3 @@ class Scheduler:
             room -= min(room, take)
             takes[id(job)] = take
         return takes
-
-    def _retire(self, job: Job, sound: bool) -> None:
-        """Free a sequence's row, or keep it for prompts that begin alike.
-
-        May be called again where it was interrupted.
-        """
-        resources, session = self.resources, job.session
-        row, session.row = session.row, None
-        if row is not None and sound and session.error is None and job.key is not None:
-            resources.prefixes.give(row, job)
-        elif row is not None:
-            self.runner.close(row)
-        # Garbage collection may close a stream amid a pass of this very thread, which then holds
-        # what the drafter would ask for.
-        if sound and (session.finished or not resources.turns.mine):
-            session.end_drafter()
-        if not job.keeps_drafter:
-            session.close_drafter()
-        if job in resources.admitted:
-            resources.admitted.remove(job)
-        self.running.remove(job)

@@ -39,7 +39,8 @@ class EngineThread:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[Job, Listener] = {}
         """Of the thread alone."""
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
+        """So that nothing is submitted once `_closing` is set."""
         self._thread: threading.Thread | None = None
         self._closing = False
 
@@ -55,10 +56,10 @@ class EngineThread:
         """
         for job in jobs:
             self._resources.check(job)
-        if not self.alive:
-            raise OptionError("this engine is closed, and takes no more requests")
-        self._commands.put(partial(self._add, jobs, listener))
-        with self._starting:
+        with self._lock:
+            if not self.alive:
+                raise OptionError("this engine is closed, and takes no more requests")
+            self._commands.put(partial(self._add, jobs, listener))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="draftsmith-engine", daemon=True
@@ -71,10 +72,14 @@ class EngineThread:
 
     def close(self, seconds: float | None = None) -> None:
         """End all sequences and the thread; wait at most so long for the pass that runs."""
-        self._closing = True
+        self._end_submissions()
         self._commands.put(lambda: None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
+
+    def _end_submissions(self) -> None:
+        with self._lock:
+            self._closing = True
 
     # --- in the thread --------------------------------------------------------------------------
 
@@ -90,7 +95,9 @@ class EngineThread:
             for job in self._listeners:
                 job.session.fail(DraftsmithError("the engine's thread failed; the log says why"))
         finally:
-            self._closing = True
+            self._end_submissions()
+            while not self._commands.empty():
+                self._commands.get()()
             self._cancel([*self._listeners])
             end_team()
 
@@ -147,8 +154,9 @@ class Handle(Iterator[Piece]):
     whether it is read or not.
     """
 
-    def __init__(self, thread: EngineThread, job: Job) -> None:
-        self._thread, self._job = thread, job
+    def __init__(self, thread: EngineThread, job: Job, owner: object) -> None:
+        """`owner` closes the thread when it is collected as garbage; not before the answer ends."""
+        self._thread, self._job, self._owner = thread, job, owner
         self._pieces: deque[Piece] = deque()
         self._ended = False
         self._wakers: deque[Callable[[], None]] = deque()

@@ -45,6 +45,8 @@ class KVMemory(Memory):
 
     def close(self, row: SequenceRow) -> None:
         """Move the last row into this one's place, so that the rows in use stay side by side."""
+        if row not in self._rows:  # an interrupt came after it was closed
+            return
         last = self._rows.pop()
         if last is not row:
             if last.taps is not None:

@@ -282,8 +282,8 @@ class PackedMemory(Memory):
         self._rows.add(row)
 
     def close(self, row: SequenceRow) -> None:
-        """Free what it has; no other row moves."""
-        self._rows.remove(row)
+        """Free what it has; no other row moves. A second time changes nothing."""
+        self._rows.discard(row)
         row.state = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
