@@ -27,6 +27,7 @@ from benchmarks.shared import setup, table
 from draftsmith import Engine
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.engine.jobs import Job
+from draftsmith.engine.scheduler import Scheduler
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -77,7 +78,7 @@ def newcomers(model: LoadedModel, context: int, prompt: int, runs: int) -> Ratio
     By newcomer the 95th percentile over the median.
     """
     engine = Engine(model, drafter="none", prefixes=0)
-    scheduler = engine.scheduler
+    scheduler = Scheduler(engine.resources, engine.max_batch)
 
     def job(length: int, limit: int, seed: int) -> Job:
         given = {"max_new_tokens": limit, "min_new_tokens": limit, "temperature": 0}
@@ -100,10 +101,10 @@ def newcomers(model: LoadedModel, context: int, prompt: int, runs: int) -> Ratio
         while not late.session.generated:
             found.append(timed())
         slow.append(sorted(found)[int(0.95 * len(found))])
-        scheduler.abort([late])
-    if any(one.over for one in neighbours):
+        scheduler.abort(late)
+    if any(one.session.finished for one in neighbours):
         sys.exit("a neighbour's answer ended before the last newcomer's prompt was read")
-    scheduler.abort(neighbours)
+    scheduler.close()
     return ratio(slow, usual)
 
 

@@ -140,12 +140,14 @@ def test_nobody_who_cancels_waits_for_an_answer_to_be_remembered() -> None:
 
     class Asking(Unsteady):
         def end(self, length: int) -> None:  # noqa: ARG002
-            other = threading.Thread(target=one.scheduler.abort, args=([],), daemon=True)
+            other = threading.Thread(target=stream.close, daemon=True)
             other.start()
             other.join(30)
             waited.append(other.is_alive())
 
     one = engine(drafter=Asking())
+    stream = one.stream(PROMPTS[1], drafter="none")
+    next(stream)
     one.generate(PROMPTS[0], max_new_tokens=5)
     assert waited == [False]
 
@@ -158,12 +160,11 @@ def test_an_interrupt_while_an_answer_joins_leaves_an_engine_that_works() -> Non
     one = engine()
     with pytest.raises(KeyboardInterrupt):
         one.generate(PROMPTS[0], max_new_tokens=5, drafter=Interrupted())
-    assert one.scheduler._driver is None
     other = threading.Thread(target=one.generate, args=(PROMPTS[1],), daemon=True)
     other.start()
     other.join(60)
     assert not other.is_alive()
-    assert not one.scheduler._jobs
+    assert not one.resources.admitted
 
 
 def test_a_drafter_that_fails_at_the_end_costs_no_answer() -> None:

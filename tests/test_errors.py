@@ -20,6 +20,7 @@ from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.sdsat import SDSAT
+from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import (
     GenerationInterrupted,
@@ -364,7 +365,8 @@ def test_e2_only_answers_that_had_a_draft_count_it() -> None:
     request = engine.prepare({"max_new_tokens": 12})
     drafted = request.jobs([COPIES])[0]
     plain = engine.prepare({"max_new_tokens": 12, "drafter": "none"}).jobs([COPIES])[0]
-    list(engine.scheduler.drive([plain, drafted]))
+    with Call(engine.resources, [plain, drafted], 2) as both:
+        both.run()
     assert plain.result().tokens == drafted.result().tokens
     assert drafted.result().stats.failed_passes > 0
     assert plain.result().stats.failed_passes == 0

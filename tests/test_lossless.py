@@ -14,6 +14,7 @@ import torch
 from architectures import ALL, build, prompt
 from draftsmith.bench.suites import read, sample
 from draftsmith.core.drafter import Drafter
+from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from installed import bare_names
@@ -71,8 +72,8 @@ def compare(
         }
         together = [list(chain.from_iterable(asked.values()))]
         for jobs in asked.values() if seed % alone == 0 else together:
-            for _ in engine.scheduler.drive(jobs):
-                pass
+            with Call(engine.resources, jobs, engine.max_batch) as call:
+                call.run()
         for name, (job,) in asked.items():
             tokens = job.result().tokens
             if tokens != expected:

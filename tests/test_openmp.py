@@ -71,11 +71,10 @@ def held_up(ids, scores):
 def wait():
     compute()
     computed.set()
-    engine.scheduler.step()
+    engine.generate([4, 5, 6], max_new_tokens=1)
 
-engine.scheduler.add(engine.prepare({{"processors": held_up}}).job([1, 2, 3]))
 with ThreadPoolExecutor(2) as pool:
-    first = pool.submit(engine.scheduler.step)
+    first = pool.submit(engine.generate, [1, 2, 3], max_new_tokens=1, processors=held_up)
     driving.wait()
     pool.submit(wait).result()
     first.result()

@@ -127,4 +127,4 @@ def test_d8_memory_is_the_devices_own(there: str, folder: Path) -> None:
     """Not the host's: what a request may hold follows from it."""
     engine = Engine.from_pretrained(folder)
     assert engine.model.device == torch.device(there)
-    assert engine.scheduler.memory == int(0.75 * (1 << 33))
+    assert engine.resources.memory == int(0.75 * (1 << 33))

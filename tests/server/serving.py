@@ -151,13 +151,11 @@ def said(chunks: list[dict[str, Any]], index: int = 0) -> str:
 
 def rows(api: Api) -> int:
     """Rows that somebody uses."""
-    runner = api.engine.scheduler.runner
-    kept = len(api.engine.scheduler.prefixes)
+    runner = api.engine.resources.prefixes.runner
+    kept = len(api.engine.resources.prefixes)
     return len(runner._memory._rows) - kept  # type: ignore[attr-defined]
 
 
 def idle(api: Api) -> bool:
     """Whether nobody has a row, a place in line or a thread's attention."""
-    scheduler = api.engine.scheduler
-    nobody = not (api.worker.open or api.worker._live or scheduler._jobs)
-    return nobody and rows(api) == 0
+    return not (api.worker.open or api.engine.resources.admitted or rows(api))

@@ -179,7 +179,7 @@ def test_the_first_answer_waits_for_nothing_that_others_do_not() -> None:
         "api_of(made).warm_up()\n"
         "before = compiling()\n"
         "assert (before > 0) == COMPILED\n"
-        "assert not made.scheduler.prefixes and not made.answers.count\n"
+        "assert not made.resources.prefixes and not made.answers.count\n"
         "schema = Grammar.json_schema({'enum': ['the quick brown fox', 'the lazy dog']})\n"
         "for more in ({}, {'prediction': 'the lazy dog'}, {'grammar': schema}):\n"
         "    made.generate('the quick brown fox ' * 4, max_new_tokens=20, **more)\n"

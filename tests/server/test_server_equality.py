@@ -123,15 +123,16 @@ def tokens(job: Job) -> list[int]:
 @contextmanager
 def seeing(api: Api, see: Callable[[Job], None]) -> Iterator[None]:
     """Show each job before it begins."""
-    scheduler = api.engine.scheduler
-    add = scheduler.add
+    thread = api.engine.thread
+    submit = thread.submit
 
-    def seen(job: Job) -> None:
-        see(job)
-        add(job)
+    def seen(jobs: Sequence[Job], listener: Any) -> None:
+        for job in jobs:
+            see(job)
+        submit(jobs, listener)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "add", seen)
+        patch.setattr(thread, "submit", seen)
         yield
 
 

@@ -186,7 +186,8 @@ class Session:
     def put_aside(self, error: Exception) -> None:
         """Go on without the drafter, which failed."""
         self.stats.drafter_failures += 1
-        self.drafter_error = error
+        # Without its traceback, whose frames hold the tensors of the pass and all its callers.
+        self.drafter_error = error.with_traceback(None)
         self.note(PUT_ASIDE, error)
         self.budget = FixedBudget(0)
         self.close_drafter()

@@ -235,9 +235,11 @@ class Engine:
         """Answer one prompt in the engine's own thread, which shares passes between all that are
         submitted; options as for `generate`.
 
-        The handle waits for the answer, iterates over it, in asyncio, too, or cancels it.
+        The handle waits for the answer, iterates over it, in asyncio, too, or cancels it. Iterating
+        needs a tokenizer, as streaming does.
         """
-        (job,) = self.prepare(options).jobs([prompt], streaming=True)
+        streaming = self.model.tokenizer is not None
+        (job,) = self.prepare(options).jobs([prompt], streaming=streaming)
         return Handle(self.thread, job, self)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:

@@ -130,7 +130,7 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
     """Turn an error into GenerationInterrupted, which holds what there is of all jobs.
 
     Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`; an error before the first
-    token stays what it is, but for StopIteration: it would end the loop over a stream.
+    token stays what it is.
     """
     try:
         yield
@@ -139,8 +139,6 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
         raise
     except Exception as error:
         done = sum(job.session.generated for job in jobs)
-        if not done and isinstance(error, StopIteration):
-            raise RuntimeError("a callback raised StopIteration") from error
         if not done:
             raise
         # The drafter's or the processor's own error stays visible as the cause.
@@ -153,7 +151,12 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
 
 
 def raise_failures(jobs: Sequence[Job]) -> None:
-    """Raise what has ended the first of the jobs that failed."""
+    """Raise what has ended the first of the jobs that failed.
+
+    A StopIteration becomes a RuntimeError, as in a generator: it would end a loop over a stream.
+    """
     for job in jobs:
-        if job.session.error is not None:
-            raise job.session.error
+        if isinstance(error := job.session.error, StopIteration):
+            raise RuntimeError("a callback raised StopIteration") from error
+        if error is not None:
+            raise error

@@ -62,6 +62,8 @@ class Turns:
         me, count = threading.get_ident(), -1
         try:
             self._present.append(me)
+            if self._lock.locked():
+                end_team()
             with self._lock:
                 self._owner, self._count = me, self._count + 1
                 count = self._count

@@ -21,8 +21,9 @@ from draftsmith.engine.jobs import Job, Piece, partial_results, raise_failures
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
-from draftsmith.errors import DraftsmithError, OptionError
+from draftsmith.errors import DraftsmithError, LoadError, OptionError
 from draftsmith.model.openmp import end_team
+from draftsmith.text.tokenizer import NO_TOKENIZER
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +173,8 @@ class Handle(Iterator[Piece]):
             self._wakers.popleft()()
 
     def _has_news(self) -> bool:
+        if self._job.stream is None:
+            raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         return bool(self._pieces) or self._ended
 
     @property

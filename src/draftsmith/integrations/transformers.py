@@ -39,7 +39,7 @@ from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
 from draftsmith.engine.call import Call
-from draftsmith.engine.jobs import Job, raise_failures
+from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
 from draftsmith.engine.resources import Resources
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
@@ -324,7 +324,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
                 call.run()
         finally:
             self.stats = total([session.stats for session in sessions])
-        raise_failures(jobs)
+        for session in sessions:
+            if session.error is not None:
+                raise session.error
         if streamer is not None:
             streamer.end()
         for what, said in {k: v for s in sessions for k, v in s.notices.items()}.items():

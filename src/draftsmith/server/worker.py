@@ -103,6 +103,8 @@ class Call:
             if isinstance(chunk, Refusal):
                 raise chunk
             if chunk.error is not None:
+                if not self._worker.engine.thread.alive:
+                    raise Refusal(503, "this server's engine has failed", code="unavailable")
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
             if not self._left:
