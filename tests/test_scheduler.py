@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import linecache
 import os
 import random
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,16 +21,15 @@ from torch import Tensor
 
 import tiny
 from architectures import build, prompt
-from draftsmith.core.budget import CostCurve, FixedBudget, RecordedCost
+from draftsmith.core.budget import FixedBudget, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.session import Session
 from draftsmith.drafters.draft_model.draft_model import DraftModel
-from draftsmith.engine import chat as engine_chat
 from draftsmith.engine import memory as engine_memory
-from draftsmith.engine import scheduler as engine_scheduler
+from draftsmith.engine.call import Call
 from draftsmith.engine.chunks import PATIENCE, Chunks
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job
@@ -80,6 +77,19 @@ def engine_of(name: str, **options: Any) -> Engine:
     return Engine(loaded(name), drafter="none", budget=5, **options)
 
 
+class Driver(Scheduler):
+    """A scheduler whose sequences are turned into answers after each pass."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.resources, engine.max_batch)
+
+    def step(self) -> list[Job]:
+        served = super().step()
+        for job in served:
+            job.book()
+        return served
+
+
 def job_of(engine: Engine, ids: list[int], **options: Any) -> Job:
     return engine.prepare(options).job(ids)
 
@@ -116,7 +126,7 @@ def test_each_answer_is_the_one_it_has_alone(
     rng = random.Random(name)
     cost = RecordedCost({0: 1.0, 64: 1.5})  # so that chunks do not depend on the clock
     engine, alone = engine_of(name, max_batch=8, cost=cost), engine_of(name, prefixes=0)
-    scheduler, running, done = engine.scheduler, list[Job](), list[Job]()
+    scheduler, running, done = Driver(engine), list[Job](), list[Job]()
     scheduler.runner.chunk = 32 if longest < 600 else 256
     expected: dict[int, list[int]] = {}
     leaving: dict[int, int] = {}
@@ -133,18 +143,21 @@ def test_each_answer_is_the_one_it_has_alone(
             running.append(job)
         scheduler.step()
         steps += 1
-        scheduler.abort([job for job in running if job.session.generated >= leaving[id(job)]])
-        for job in scheduler._active if steps % 16 == 0 else ():
+        left = [job for job in running if job.session.generated >= leaving[id(job)]]
+        for job in left:
+            scheduler.abort(job)
+        for job in scheduler.running if steps % 16 == 0 else ():
             check_cache(scheduler.runner, job.session.row, job.session.ids)
             compared += 1
-        done += [job for job in running if job.done]
-        running = [job for job in running if not job.done]
+        done += [job for job in running if job.session.finished or job in left]
+        running = [job for job in running if job not in done]
     for job in done:
         tokens, plain = job.result().tokens, expected[id(job)]
         assert tokens == (plain[: len(tokens)] if job.session.finish_reason is None else plain)
         assert job.session.error is None
         assert job.session.drafter_error is None
-    assert not scheduler._jobs
+    assert not scheduler.unfinished
+    assert not engine.resources.admitted
     assert compared >= requests // 4
 
 
@@ -161,8 +174,8 @@ def test_threads_share_an_engine() -> None:
             found[number] = engine.generate(ids, drafter="auto", budget="auto", **options).tokens
         else:
             job = job_of(engine, ids, drafter="copyspec", **options)
-            for _ in engine.scheduler.drive([job]):
-                pass
+            with Call(engine.resources, [job], 1) as call:
+                call.run()
             found[number] = job.result().tokens
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(12)]
@@ -301,12 +314,13 @@ def test_who_fails_fails_alone(how: str, when: int) -> None:
     elif how == "text":  # what `Engine.stream` makes of the tokens
         jobs[2].stream = TextStream(Undecodable(error, 6 * when))
         broken.stop_rules += (jobs[2].stream,)
+    scheduler = Driver(engine)
     for job in jobs:
-        engine.scheduler.add(job)
-    while not all(job.done for job in jobs):
-        engine.scheduler.step()
+        scheduler.add(job)
+    while scheduler.unfinished:
+        scheduler.step()
         if how == "abort" and broken.generated >= when:
-            engine.scheduler.abort([jobs[2]])
+            scheduler.abort(jobs[2])
     for number, job in enumerate(jobs):
         if number != 2:
             assert job.result().tokens == alone[number]
@@ -328,8 +342,8 @@ def test_who_fails_fails_alone(how: str, when: int) -> None:
         if how != "nan":
             assert broken.error is error
             assert result.tokens == alone[2][:expected]
-    rows = engine.scheduler.runner._memory._rows  # type: ignore[attr-defined]
-    assert len(rows) == len(engine.scheduler.prefixes)
+    rows = engine.resources.prefixes.runner._memory._rows  # type: ignore[attr-defined]
+    assert len(rows) == len(engine.resources.prefixes)
 
 
 @pytest.mark.parametrize("when", [1, 3])
@@ -339,8 +353,9 @@ def test_a_reader_that_fails_leaves_its_own_stream_only(when: int) -> None:
     alone = [engine_of("llama").generate([5 + n, 6, 7, 5 + n, 6], max_new_tokens=16).tokens
              for n in range(8)]  # fmt: skip
     jobs = batch_of_eight(engine, {})
+    scheduler = Driver(engine)
     for job in jobs:
-        engine.scheduler.add(job)
+        scheduler.add(job)
     fails = Raises(ZeroDivisionError("the reader's own"), when)
     stream = engine.stream([9, 6, 7, 9, 6], max_new_tokens=16)
     with suppress(ZeroDivisionError), stream:
@@ -349,8 +364,8 @@ def test_a_reader_that_fails_leaves_its_own_stream_only(when: int) -> None:
     assert not fails.left
     assert stream.result.finish_reason == "cancelled"
     assert len(stream.result.tokens) >= when
-    while not all(job.done for job in jobs):
-        engine.scheduler.step()
+    while scheduler.unfinished:
+        scheduler.step()
     assert [job.result().tokens for job in jobs] == alone
 
 
@@ -382,27 +397,6 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_its_next_piece() 
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
 
 
-def test_who_reads_while_another_thread_closes_comes_to_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    chat, abort, more = engine.chat(max_new_tokens=20), Scheduler.abort, list[Any]()
-    stream = chat.stream("hello world")
-    next(stream)
-
-    def amid(*args: Any) -> None:
-        more.append(list(stream))
-        with pytest.raises(OptionError, match="let it end first"):
-            chat.send("and now")
-        monkeypatch.setattr(Scheduler, "abort", abort)
-        abort(*args)
-
-    monkeypatch.setattr(Scheduler, "abort", amid)
-    stream.close()
-    assert more == [[]]
-    assert stream.closed
-
-
 @pytest.mark.failing_passes
 @pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
 def test_a_row_that_the_model_cannot_compute_fails_alone(drafter: str) -> None:
@@ -417,10 +411,11 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(drafter: str) -> None:
     jobs = [job_of(engine, [5 + n, 6, 7, 5 + n, 6], **options) for n in range(8)]
     own = {"temperature": 1.0, "seed": 1} | options
     jobs[3] = job_of(engine, [8, 6, bad, 8, 6], **own)
+    scheduler = Driver(engine)
     for job in jobs:
-        engine.scheduler.add(job)
-    while not all(job.done for job in jobs):
-        engine.scheduler.step()
+        scheduler.add(job)
+    while scheduler.unfinished:
+        scheduler.step()
     failed = jobs.pop(3)
     assert failed.result().finish_reason == "error"
     assert isinstance(failed.session.error, Exception)
@@ -432,127 +427,6 @@ def nan_from(length: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda ids, scores: scores * torch.nan if ids.shape[1] >= length else scores
 
 
-@pytest.mark.parametrize("whose", ["own", "neighbour's"])
-@pytest.mark.parametrize("when", [1, 5, 16])
-def test_ctrl_c_ends_what_its_caller_asked_for_and_nothing_else(whose: str, when: int) -> None:
-    """It may strike while somebody else's tokens are settled: these go on, too."""
-    engine = engine_of("llama", max_batch=8)
-    alone = [engine_of("llama").generate([5 + n, 6, 7, 5 + n, 6], max_new_tokens=16).tokens
-             for n in range(8)]  # fmt: skip
-    jobs = batch_of_eight(engine, {})
-    struck = jobs[2 if whose == "own" else 5]
-    asked: list[int] = []
-    last = lambda session, _: asked.append(session.generated)  # noqa: E731
-    struck.session.stop_rules += (Raises(KeyboardInterrupt(), when), last)
-    for job in jobs:
-        if job is not jobs[2]:
-            engine.scheduler.add(job)
-    with pytest.raises(KeyboardInterrupt):
-        for _ in engine.scheduler.drive([jobs[2]]):
-            pass
-    assert jobs[2].done
-    cancelled = jobs[2].result()
-    assert cancelled.finish_reason == "cancelled"
-    assert cancelled.tokens == alone[2][: len(cancelled.tokens)]
-    while not all(job.done for job in jobs):
-        engine.scheduler.step()
-    for number, job in enumerate(jobs):
-        if number != 2:
-            assert job.result().tokens == alone[number]
-            assert job.session.stats.tokens == len(job.result().sources) == 16
-    if whose != "own":
-        assert asked == list(range(1, 17)), "every rule was asked about every token, once"
-
-
-@pytest.mark.parametrize("place", range(21))
-@pytest.mark.parametrize("when", [4, 6])
-def test_ctrl_c_loses_nothing_of_a_token_that_is_being_emitted(when: int, place: int) -> None:
-    """It strikes at each line that emits somebody else's token, the last one or one before it.
-
-    But where a rule is called: one that is being asked counts as asked.
-    """
-    whole = engine_of("llama").generate([5, 6, 7], max_new_tokens=6, logprobs=True)
-    engine, options = engine_of("llama"), {"logprobs": True, "stop_token_ids": [whole.tokens[-1]]}
-    job = job_of(engine, [5, 6, 7], max_new_tokens=20, **options)
-    mine = job_of(engine, [9, 8, 7], max_new_tokens=20)
-    session, asked, left = job.session, list[int](), [place]
-    session.stop_rules += (lambda own, _: asked.append(own.generated),)
-
-    def strike(frame: Any, event: str, _: Any) -> Any:
-        if frame.f_code not in (Session.emit.__code__, Session.conclude.__code__):
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        emitting = frame.f_locals["self"] is session and session.generated >= when - 1
-        if event == "line" and emitting and "stop_rules[" not in line:
-            left[0] -= 1
-            if left[0] == -1:
-                raise KeyboardInterrupt
-        return strike
-
-    engine.scheduler.add(job)
-    before = sys.gettrace()
-    sys.settrace(strike)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            list(engine.scheduler.drive([mine]))
-    finally:
-        sys.settrace(before)
-    while not job.done:
-        engine.scheduler.step()
-    found = job.result()
-    assert (found.tokens, found.finish_reason) == (whole.tokens, "stop")
-    assert found.logprobs == pytest.approx(whole.logprobs)  # others were in its passes
-    assert asked == list(range(1, 6)), "the rule behind the one that ended it was not asked"
-
-
-LINES = 47
-"""At least as many as run between the first Ctrl-C and the end of its caller's call."""
-
-
-@pytest.mark.parametrize("place", range(LINES + 1))
-def test_a_second_ctrl_c_leaves_nobody_waiting(place: int) -> None:
-    """It strikes while the first one's caller tidies up, at each of the lines that this runs."""
-    engine = engine_of("llama")
-    code = {getattr(Scheduler, n).__code__ for n in ("step", "abort", "_begin", "_retire", "_end")}
-    left = [place]
-
-    def again(frame: Any, event: str, _: Any) -> Any:
-        # Where a `with` is left a line begins, too, but no signal is looked for there.
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
-        if event == "line" and not line.startswith("with "):
-            left[0] -= 1
-            if left[0] == -1:
-                raise KeyboardInterrupt("the second")
-        return again if frame.f_code in code else None
-
-    def first(_session: Session, _scores: Any) -> Any:
-        other.start()
-        frame: Any = sys._getframe()
-        while frame is not None:  # from here on, also in the functions that it is called from
-            frame.f_trace = again if frame.f_code in code else None
-            frame = frame.f_back
-        sys.settrace(again)
-        raise KeyboardInterrupt("the first")
-
-    answers: list[list[int]] = []
-    other = threading.Thread(
-        target=lambda: answers.append(engine.generate([5, 6, 7], max_new_tokens=9).tokens),
-        daemon=True,  # a thread that waits for ever must not keep this process
-    )
-    job, before = job_of(engine, [9, 8, 7, 6], max_new_tokens=9), sys.gettrace()
-    job.session.stop_rules += (first,)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            list(engine.scheduler.drive([job]))
-    finally:
-        sys.settrace(before)
-    other.join(300)
-    assert answers == [engine_of("llama").generate([5, 6, 7], max_new_tokens=9).tokens]
-    assert engine.generate([5, 6, 7], max_new_tokens=9).tokens == answers[0]
-    assert not engine.scheduler._jobs or not job.aborted
-    assert place < LINES or left[0] >= 0, "there are more lines than places"
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_stream_that_is_dropped_gives_its_row_back_at_once(chat: bool) -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
@@ -560,131 +434,17 @@ def test_a_stream_that_is_dropped_gives_its_row_back_at_once(chat: bool) -> None
     try:
         for _ in (engine.chat() if chat else engine).stream("hello world"):
             break
-        assert not engine.scheduler._jobs
+        assert not engine.resources.admitted
     finally:
         gc.enable()
-
-
-def test_a_collection_of_garbage_within_the_lock_leaves_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It closes streams that are in cycles: here wherever the lock is taken, in turn."""
-    scheduler = engine_of("llama").scheduler
-    jobs = [job_of(engine_of("llama"), [5 + n, 6, 7], max_new_tokens=9) for n in range(4)]
-    for job in jobs:
-        scheduler.add(job)
-    clear, left = scheduler._clear, [jobs[1]]
-
-    def collecting() -> None:
-        clear()
-        scheduler.abort([left.pop()] if left else [])
-
-    def work() -> None:
-        with scheduler._lock:  # as in `add`
-            scheduler.abort(jobs[:1])
-        monkeypatch.setattr(scheduler, "_clear", collecting)  # in `_retire`
-        scheduler.step()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(300)
-    assert not thread.is_alive()
-    assert [job.done for job in jobs] == [True, True, False, False]
-    assert scheduler._jobs == jobs[2:]
-
-
-def test_ctrl_c_just_after_a_row_was_given_fails_no_other_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = engine_of("llama")
-    wanted = engine.generate(prompt(40), max_new_tokens=4).tokens
-    job = job_of(engine, prompt(30, 1), max_new_tokens=4)
-    engine.scheduler.add(job)
-
-    def interrupted(session: Session, target: Any) -> None:
-        start(session, target)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine_scheduler, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.scheduler.step()
-    assert job.session.row is not None
-    assert engine.generate(prompt(40), max_new_tokens=4).tokens == wanted
-    while not job.done:
-        engine.scheduler.step()
-    assert job.result().finish_reason == "length"
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3_next"])
-@pytest.mark.parametrize("where", ["open", "close", "extend"])
-def test_ctrl_c_while_rows_are_changed_leaves_each_request_one(
-    name: str, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While a kept row is taken over, and while a half settled one is given anew."""
-    engine, alone = engine_of(name), engine_of(name, prefixes=0)
-    ids = [*prompt(40), 5, 6, 7]
-    wanted = [alone.generate(one, max_new_tokens=6).tokens for one in (ids, prompt(30, 1))]
-    kept = engine.generate(prompt(40), max_new_tokens=2)
-    ids = [*kept.prompt_tokens, *kept.tokens, 5]
-    wanted[0] = alone.generate(ids, max_new_tokens=6).tokens
-    jobs = [job_of(engine, one, max_new_tokens=6) for one in (ids, prompt(30, 1))]
-    jobs[0].rewinds = True
-    runner: Any = engine.scheduler.runner
-    own, left = getattr(runner, where), [1]
-
-    def strikes(*given: Any) -> Any:
-        if where == "open" and left[0]:
-            left[0] = 0
-            raise KeyboardInterrupt
-        done = own(*given)
-        if left[0]:
-            left[0] = 0
-            raise KeyboardInterrupt
-        return done
-
-    def drive() -> None:
-        while not all(job.done for job in jobs):
-            engine.scheduler.step()
-
-    for job in jobs:
-        engine.scheduler.add(job)
-    if where == "open":
-        engine.scheduler.step()
-    monkeypatch.setattr(runner, where, strikes)
-    jobs[0].session.stop_rules += (Raises(KeyboardInterrupt(), 2),)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            drive()
-    drive()
-    assert not left[0]
-    assert [job.result().tokens for job in jobs] == wanted
-    if hasattr(runner._memory, "_rows"):
-        assert set(runner._memory._rows) == {one.row for one in engine.scheduler.prefixes._kept}
-
-
-def test_a_row_that_an_interrupt_made_new_may_be_cut_back_as_before() -> None:
-    engine = engine_of("gemma3_text")
-    job, rows = job_of(engine, prompt(30), max_new_tokens=6), list[Any]()
-    job.rewinds = True
-    job.session.stop_rules += (
-        Raises(KeyboardInterrupt(), 2),
-        lambda session, _: rows.append(session.row),
-    )
-    engine.scheduler.add(job)
-    while not job.done:
-        with suppress(KeyboardInterrupt):
-            engine.scheduler.step()
-    assert rows[0] is not rows[-1]
-    assert [row.rewinds for row in rows] == [True] * len(rows)
 
 
 @pytest.mark.failing_passes
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is made again without drafts, then with smaller chunks, then without the newest."""
     engine, alone = engine_of("llama"), engine_of("llama")
-    engine.scheduler.runner.chunk = 128
-    runner, forward = engine.scheduler.runner, engine.scheduler.runner.forward
+    engine.resources.prefixes.runner.chunk = 128
+    runner, forward = engine.resources.prefixes.runner, engine.resources.prefixes.runner.forward
     most = 40
 
     def narrow(rows: Any, drafts: Any, take: Any = None) -> Any:
@@ -710,7 +470,7 @@ def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("llama")
-    runner: Any = engine.scheduler.runner
+    runner: Any = engine.resources.prefixes.runner
 
     def fails(_row: Any) -> None:
         raise MemoryError("no room for a buffer of its own")
@@ -722,7 +482,7 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
     for result in engine.generate(prompts, max_new_tokens=4):
         assert any("no room for a buffer of its own" in said for said in result.notices)
     assert len(closed) == 3
-    assert not engine.scheduler.prefixes
+    assert not engine.resources.prefixes
     assert not runner._memory._rows
 
 
@@ -762,7 +522,7 @@ def test_an_accelerated_model_serves_threads_and_raises_what_callbacks_raise() -
 def test_no_row_leaks(requests: int) -> None:
     """Neither rows nor bytes; resident memory, which the allocator has a say in, stays near."""
     engine, rng = engine_of("llama", max_batch=4), random.Random(1)
-    scheduler, running = engine.scheduler, list[Job]()
+    scheduler, running = Driver(engine), list[Job]()
     resident: list[int] = []
     for number in range(requests):
         if number in (requests // 2, requests - 1):
@@ -772,26 +532,22 @@ def test_no_row_leaks(requests: int) -> None:
         job = job_of(engine, ids, drafter=rng.choice(["copyspec", failing_drafter(3)]), **options)
         if number % 5 == 0:
             job.session.stop_rules += (Raises(ValueError("own"), rng.randrange(1, 9)),)
-        if number % 7 == 0:
-            job.session.stop_rules += (Raises(KeyboardInterrupt(), rng.randrange(1, 9)),)
         if number % 3 == 0:
             fails = Raises(ValueError("the streamer's"), rng.randrange(1, 20))
             job.session.stop_rules += (watched(lambda ids, fails=fails: fails(ids, None)),)
         scheduler.add(job)
         running.append(job)
         for _ in range(rng.randrange(4)):
-            try:
-                scheduler.step()
-            except KeyboardInterrupt:
-                scheduler.abort(rng.sample(running, 1))
-        running = [job for job in running if not job.done]
-    while scheduler._jobs:
-        with suppress(KeyboardInterrupt):
             scheduler.step()
+        running = [job for job in running if not job.session.finished]
+        if number % 7 == 0 and running:
+            scheduler.abort(rng.choice(running))
+    while scheduler.unfinished:
+        scheduler.step()
     memory: Any = scheduler.runner._memory
-    kept = scheduler.prefixes._kept
+    kept = engine.resources.prefixes._kept
     assert memory._rows == {one.row for one in kept}
-    assert len(kept) == len(scheduler.prefixes) <= 8
+    assert len(kept) == len(engine.resources.prefixes) <= 8
     tokens = sum(one.row.cached + 64 for one in kept)
     assert memory.held() <= 1.1 * loaded("llama").row_bytes(tokens)
     print(f"{len(kept)} rows, {memory.held():,} bytes; resident {resident}")
@@ -810,17 +566,18 @@ def resident_bytes() -> int:
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     engine = engine_of("llama")
-    engine.scheduler.runner.chunk = 16
+    engine.resources.prefixes.runner.chunk = 16
     long, middle, short = (job_of(engine, prompt(n, n), max_new_tokens=4) for n in (220, 100, 10))
-    engine.scheduler.add(long)
-    engine.scheduler.step()
+    scheduler = Driver(engine)
+    scheduler.add(long)
+    scheduler.step()
     for job in (middle, short):
-        engine.scheduler.add(job)
-    engine.scheduler.step()
+        scheduler.add(job)
+    scheduler.step()
     assert short.session.generated == 1
     assert middle.session.row.cached == 6
     for _ in range(9):  # in one of them no prompt is read, to know what a pass takes
-        engine.scheduler.step()
+        scheduler.step()
     assert middle.session.row.cached > 64
     assert long.session.reading
 
@@ -828,49 +585,31 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 @pytest.mark.parametrize("read", [1, 7, 13])
 def test_a_short_prompt_passes_a_long_one_however_much_of_it_is_read(read: int) -> None:
     engine = engine_of("llama")
-    engine.scheduler.runner.chunk = 16
+    engine.resources.prefixes.runner.chunk = 16
     long, short = (job_of(engine, prompt(n, n), max_new_tokens=1) for n in (220, 10))
-    engine.scheduler.add(long)
+    scheduler = Driver(engine)
+    scheduler.add(long)
     for _ in range(read):
-        engine.scheduler.step()
-    engine.scheduler.add(short)
-    engine.scheduler.step()
+        scheduler.step()
+    scheduler.add(short)
+    scheduler.step()
     assert short.session.generated == 1
     assert long.session.reading
 
 
 def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
     engine = engine_of("llama")
-    engine.scheduler.runner.chunk = 16
+    engine.resources.prefixes.runner.chunk = 16
     long = job_of(engine, prompt(220, 0), max_new_tokens=1)
-    engine.scheduler.add(long)
+    scheduler = Driver(engine)
+    scheduler.add(long)
     steps = 0
     while not long.session.generated:
-        engine.scheduler.add(job_of(engine, prompt(40, 1 + steps), max_new_tokens=1))
-        engine.scheduler.step()
+        scheduler.add(job_of(engine, prompt(40, 1 + steps), max_new_tokens=1))
+        scheduler.step()
         steps += 1
     before = 220 // 16 - 40 // 16  # those of them that come so soon are due before it
     assert steps == pytest.approx((220 + 40 * before) / 16, abs=4)
-
-
-def test_a_pass_whose_jobs_have_all_ended_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of("llama")
-    scheduler, admit = engine.scheduler, engine.scheduler._admit
-    job = job_of(engine, prompt(20), max_new_tokens=4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        other = job_of(engine, prompt(20), max_new_tokens=4)
-
-    def left() -> list[Job]:
-        active = admit()
-        scheduler.abort([other])  # its caller's own thread, just now
-        return active
-
-    monkeypatch.setattr(scheduler, "_admit", left)
-    monkeypatch.setattr(scheduler, "_passes", 1)
-    list(scheduler.drive([job, other]))
-    assert job.session.generated == 4
-    assert not other.session.generated
-    assert step([], scheduler.runner, CostCurve()) == []
 
 
 def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
@@ -912,26 +651,18 @@ def test_one_slow_pass_says_nothing() -> None:
 def test_steps_tell_what_chunks_cost() -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
     short, long = job_of(engine, prompt(5, 0), max_new_tokens=40), job_of(engine, prompt(200, 1))
-    engine.scheduler.add(short)
+    scheduler = Driver(engine)
+    scheduler.add(short)
     while not short.session.generated:
-        engine.scheduler.step()
-    engine.scheduler.step()
-    engine.scheduler.add(long)
+        scheduler.step()
+    scheduler.step()
+    scheduler.add(long)
     while long.session.reading:
-        engine.scheduler.step()
-    chunks = engine.scheduler._chunked
+        scheduler.step()
+    chunks = scheduler._chunked
     assert list(chunks._alone) == [1], "passes of one row without prompts"
     assert chunks._widest >= 16
     assert chunks._each
-
-
-def test_a_paused_stream_goes_on_while_others_drive() -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    with engine.stream("hello world", max_new_tokens=12) as stream:
-        first = next(stream)
-        engine.generate("this is a test", max_new_tokens=20)
-        assert len(stream.result.tokens) == 12
-        assert [first.token, *(piece.token for piece in stream)] == stream.result.tokens
 
 
 def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
@@ -946,7 +677,11 @@ def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
     job, seen = asked.job(ids, streaming=True), list[Any]()
     job.session.stop_rules += (lambda *_: seen.append(job.result()),)
     monkeypatch.setattr(job.session, "trace", lambda *_: seen.append(job.result()))
-    assert [piece.token for piece in engine.scheduler.drive([job])] == answer
+    scheduler = Driver(engine)
+    scheduler.add(job)
+    while scheduler.unfinished:
+        scheduler.step()
+    assert [piece.token for piece in job.pieces] == answer
     assert job.session.stats.passes < len(answer)
     for one in seen:
         assert one.tokens == answer[: len(one.tokens)]
@@ -957,96 +692,14 @@ def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
     assert job.result().finish_reason == "length"
 
 
-def test_a_turn_takes_no_drafters_state_that_a_pass_is_using(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The turn before was closed while another caller's pass carried it."""
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
-    within, go, order = threading.Event(), threading.Event(), list[str]()
-    waits = [False]
-
-    def propose(_ctx: Context) -> Draft:
-        if waits.pop() if waits else False:
-            within.set()
-            go.wait(300)
-            order.append("drafted")
-        return Draft()
-
-    chat = engine.chat(max_new_tokens=20, drafter=Scripted(propose), budget=4)
-    stream = chat.stream("hello world")
-    next(stream)
-    next(stream)
-    waits[:] = [True]
-    other = threading.Thread(target=lambda: engine.generate("this", max_new_tokens=4), daemon=True)
-    other.start()
-    scheduler_step = engine.scheduler.step
-
-    def step_and_go(job: Job | None = None) -> None:
-        if threading.current_thread() is not other:
-            go.set()  # the other one's pass ends once this one waits for it
-        scheduler_step(job)
-
-    try:
-        assert within.wait(300)
-        monkeypatch.setattr(engine.scheduler, "step", step_and_go)
-        monkeypatch.setattr(engine_chat, "sync", lambda *_: order.append("taken"))
-        stream.close()
-        chat.send("and now")
-    finally:
-        go.set()
-        other.join(300)
-    assert order == ["drafted", "taken"]
-
-
-def test_a_turn_within_the_pass_that_carries_the_one_before_leaves_that_ones_drafter_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    chat, answers, taken = engine.chat(max_new_tokens=9), list[Any](), list[Any]()
-    closed, own = list[Any](), Session.close_drafter
-    monkeypatch.setattr(engine_chat, "sync", lambda *given: taken.append(given))
-    monkeypatch.setattr(Session, "close_drafter", lambda self: (closed.append(self), own(self)))
-    stream = chat.stream("hello world")
-    next(stream)
-
-    def asks(_ids: Tensor, scores: Tensor) -> Tensor:
-        if not answers:
-            stream.close()
-            answers.append(chat.send("and now"))
-        return scores
-
-    engine.generate("this", max_new_tokens=4, processors=[asks])
-    assert answers[0].finish_reason == "length"
-    assert not taken
-    assert stream._job.session in closed
-
-
-def test_a_callback_may_ask_the_same_engine() -> None:
-    engine = engine_of("llama")
-    wanted = engine.generate([7, 8], max_new_tokens=3).tokens
-    inner: list[list[int]] = []
-
-    def asks(_ids: Tensor, scores: Tensor) -> Tensor:
-        inner.append(engine.generate([7, 8], max_new_tokens=3).tokens)
-        return scores
-
-    engine.generate([5, 6], max_new_tokens=2, processors=[asks])
-    assert inner == [wanted] * 2
-
-
 def test_a_callers_autocast_is_its_own() -> None:
     engine = Engine(load(build("llama")), drafter="none", prefixes=0)
     plain = engine.generate([5, 6, 7], max_new_tokens=6, logprobs=True)
     with torch.autocast("cpu", torch.bfloat16):
-        job = job_of(engine, [5, 6, 7], max_new_tokens=6, logprobs=True)
         cast = engine.generate([5, 6, 7], max_new_tokens=6, logprobs=True)
     assert plain.logprobs != cast.logprobs
-    engine.scheduler.add(job)
     again = engine.generate([5, 6, 7], max_new_tokens=6, logprobs=True)
-    while not job.done:
-        engine.scheduler.step()
     assert again.logprobs == plain.logprobs
-    assert job.result().logprobs == cast.logprobs
 
 
 # --- memory and prefixes --------------------------------------------------------------------------
@@ -1058,11 +711,12 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, peak = loaded(name), 0
     memory = 2 * model.row_bytes(600)
     engine = engine_of(name, memory=memory)
+    scheduler = Driver(engine)
     with pytest.raises(OptionError, match=r"up to 3000 new ones, .*\(rows [\d,]+, .*logits"):
         engine.generate(prompt(200), max_new_tokens=3000)
 
     def held() -> int:
-        runner: Any = engine.scheduler.runner
+        runner: Any = scheduler.runner
         if model.capabilities.packed:
             return int(runner._memory.held())
         layers = [layer for layer in runner._memory.cache.layers if layer is not None]
@@ -1083,10 +737,10 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             for i, n in enumerate(lengths)]  # fmt: skip
     most = 0
     for job in jobs:
-        engine.scheduler.add(job)
-    while not all(job.done for job in jobs):
-        engine.scheduler.step()
-        peak, most = max(peak, held()), max(most, len(engine.scheduler._active))
+        scheduler.add(job)
+    while scheduler.unfinished:
+        scheduler.step()
+        peak, most = max(peak, held()), max(most, len(scheduler.running))
     assert peak <= memory
     assert peak > memory / 4, "the limit is no excuse for leaving most of it alone"
     assert most > 1
@@ -1102,13 +756,14 @@ def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> No
     engine = Engine.from_pretrained(model, drafter="none")
     model.to(later)
     job = job_of(engine, prompt(20), max_new_tokens=2)
-    engine.scheduler.add(job)
-    engine.scheduler.step()
+    scheduler = Driver(engine)
+    scheduler.add(job)
+    scheduler.step()
     row: Any = job.session.row
     if engine.model.capabilities.cache == "replay":
         pairs = [(one.keys, one.values) for one in row.state.layers if hasattr(one, "keys")]
     else:
-        pairs = engine.scheduler.runner._memory.contents(row)  # type: ignore[attr-defined]
+        pairs = scheduler.runner._memory.contents(row)  # type: ignore[attr-defined]
     held = sum(tensor.nbytes for pair in pairs for tensor in pair if tensor is not None)
     assert engine.model.row_bytes(row.cached) == held
 
@@ -1134,17 +789,18 @@ def test_a_configuration_by_layers_fails_no_request() -> None:
 def test_a_drafter_that_cannot_count_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("llama", memory=10**9, max_batch=1)
     jobs = [job_of(engine, prompt(20), max_new_tokens=4, drafter="copyspec") for _ in range(3)]
+    scheduler = Driver(engine)
     for job in jobs[:2]:
-        engine.scheduler.add(job)
+        scheduler.add(job)
 
     def fails(_self: Any, _positions: int) -> int:
         raise RuntimeError("no idea")
 
     monkeypatch.setattr(type(jobs[0].session.drafter), "bytes_for", fails)
     with pytest.raises(RuntimeError, match="no idea"):
-        engine.scheduler.add(jobs[2])
-    while not all(job.done for job in jobs[:2]):
-        engine.scheduler.step()
+        scheduler.add(jobs[2])
+    while scheduler.unfinished:
+        scheduler.step()
     assert [job.session.generated for job in jobs] == [4, 4, 0]
 
 
@@ -1154,7 +810,8 @@ def test_all_that_a_request_holds_is_counted() -> None:
     ids = [5 + i % 300 for i in range(280)]
 
     def parts(**options: Any) -> Need:
-        return need([job_of(engine, ids, max_new_tokens=100, **options)], engine.scheduler.runner)
+        job = job_of(engine, ids, max_new_tokens=100, **options)
+        return need([job], engine.resources.prefixes.runner)
 
     plain, drafting = parts(drafter="none"), parts(drafter="copyspec")
     assert plain.rows > 2 * model.row_bytes(380)
@@ -1163,11 +820,12 @@ def test_all_that_a_request_holds_is_counted() -> None:
     assert drafting.logits == 5 * plain.logits
     assert drafting.drafter >= 380 * 1024
     job = job_of(engine, ids, max_new_tokens=100, drafter="pld_plus")
-    most = need([job], engine.scheduler.runner)
-    engine.scheduler.add(job)
+    most = need([job], engine.resources.prefixes.runner)
+    scheduler = Driver(engine)
+    scheduler.add(job)
     row: Any = None
-    while not job.done:
-        engine.scheduler.step()
+    while scheduler.unfinished:
+        scheduler.step()
         row = job.session.row or row
         assert row.taps.bytes * 1.5 <= most.taps
     assert row.taps.bytes * 3 > most.taps
@@ -1183,16 +841,16 @@ def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.Mo
     model = loaded("llama")
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: 4 * model.row_bytes(1000))
     engine = engine_of("llama", prefixes=1000)
-    memory: Any = engine.scheduler.runner._memory
+    memory: Any = engine.resources.prefixes.runner._memory
     for n in range(30):
         engine.generate(prompt(300, n), max_new_tokens=2)
         assert memory.held() <= 3 * model.row_bytes(1000)
-    assert 3 <= len(engine.scheduler.prefixes) < 12
+    assert 3 <= len(engine.resources.prefixes) < 12
     with pytest.raises(OptionError, match="most of what was free"):
         engine.generate(prompt(1500), max_new_tokens=2)
     assert engine.generate(prompt(300, 29), max_new_tokens=2).stats.reused_tokens == 299
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: None)
-    assert engine_of("llama").scheduler.memory == float("inf")
+    assert engine_of("llama").resources.memory == float("inf")
 
 
 def test_a_kept_row_stays_for_the_request_that_goes_on_from_it() -> None:
@@ -1207,12 +865,13 @@ def test_kept_rows_stay_where_letting_them_go_would_not_help() -> None:
     engine = engine_of("llama", memory=int(3 * loaded("llama").row_bytes(400)))
     engine.generate(prompt(40, 9), max_new_tokens=2)
     jobs = [job_of(engine, prompt(300, 1 + n), max_new_tokens=20) for n in range(2)]
+    scheduler = Driver(engine)
     for job in jobs:
-        engine.scheduler.add(job)
-    engine.scheduler.step()
+        scheduler.add(job)
+    scheduler.step()
     assert jobs[0].session.row is not None
     assert jobs[1].session.row is None
-    assert len(engine.scheduler.prefixes) == 1
+    assert len(engine.resources.prefixes) == 1
 
 
 def test_a_stall_is_said_once() -> None:
@@ -1220,9 +879,14 @@ def test_a_stall_is_said_once() -> None:
     model = loaded("llama")
     plain = replace(model.capabilities, shape="plain", cache="none", packed=False, batch=False)
     engine = Engine(replace(model, capabilities=plain), drafter="none", max_batch=8)
-    engine.scheduler.runner.chunk = 64
-    found = engine.generate([prompt(n, n) for n in (5, 100, 120, 9)], max_new_tokens=3)
-    said = [notice for one in found for notice in one.notices if "in one pass" in notice]
+    scheduler = Driver(engine)
+    scheduler.runner.chunk = 64
+    jobs = [job_of(engine, prompt(n, n), max_new_tokens=3) for n in (5, 100, 120, 9)]
+    for job in jobs:
+        scheduler.add(job)
+    while scheduler.unfinished:
+        scheduler.step()
+    said = [notice for job in jobs for notice in job.notices if "in one pass" in notice]
     assert said == ["this model reads a prompt in one pass: others waited for one over 100 tokens "
                     "(said once)"]  # fmt: skip
 
@@ -1314,6 +978,6 @@ def test_kept_rows_are_few() -> None:
     engine = engine_of("llama", prefixes=3)
     for n in range(6):
         engine.generate(prompt(40, n), max_new_tokens=2)
-    assert len(engine.scheduler.prefixes) == 3
+    assert len(engine.resources.prefixes) == 3
     assert engine.generate(prompt(40, 5), max_new_tokens=2).stats.reused_tokens == 39
     assert engine.generate(prompt(40, 0), max_new_tokens=2).stats.reused_tokens == 0

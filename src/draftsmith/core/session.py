@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from traceback import format_tb
 from typing import Any
 
 import torch
@@ -186,7 +187,8 @@ class Session:
     def put_aside(self, error: Exception) -> None:
         """Go on without the drafter, which failed."""
         self.stats.drafter_failures += 1
-        # Without its traceback, whose frames hold the tensors of the pass and all its callers.
+        if error.__traceback__ is not None:  # as text: its frames hold tensors and all callers
+            error.add_note("".join(format_tb(error.__traceback__)))
         self.drafter_error = error.with_traceback(None)
         self.note(PUT_ASIDE, error)
         self.budget = FixedBudget(0)

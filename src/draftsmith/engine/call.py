@@ -112,13 +112,15 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
 
     def __next__(self) -> Piece:
         job, call = self._job, self._call
+        if call.closed:
+            raise StopIteration
         with partial_results([job]):
             while not (job.pieces or call.ended):
                 call.step()
             if not (job.pieces or call.closed or self._exhausted):
                 self._exhausted = True
                 raise_failures([job])
-        if call.closed or not job.pieces:
+        if not job.pieces:
             raise StopIteration
         return job.pieces.popleft()
 
