@@ -48,17 +48,17 @@ class Turns:
         """Whether the calling thread is making a pass."""
         return self._owner == threading.get_ident() and self._lock.locked()
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Return `work()`, which no other thread's work overlaps.
-
-        Raises OptionError where it is called from within such work: a callback cannot wait for a
-        pass of the engine that has called it.
-        """
+    def check(self) -> None:
+        """Raise OptionError in a pass: a callback cannot wait for a pass of its own engine."""
         if self.mine:
             raise OptionError(
                 "a callback cannot generate on the engine, or the accelerated model, whose pass "
                 "has called it; use another engine, or generate before or after"
             )
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return `work()`, which no other thread's work overlaps; raises what `check` raises."""
+        self.check()
         me, count = threading.get_ident(), -1
         try:
             self._present.append(me)

@@ -37,6 +37,7 @@ class EngineThread:
 
     def __init__(self, resources: Resources, max_batch: int) -> None:
         self._resources, self._max_batch = resources, max_batch
+        self.turns = resources.turns
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[Job, Listener] = {}
         """Of the thread alone."""
@@ -204,6 +205,7 @@ class Handle(Iterator[Piece]):
 
     def _wait(self, ready: Callable[[], bool], end: float | None = None) -> bool:
         """Sleep until there is any news; False at the time `end`."""
+        self._thread.turns.check()
         woken = threading.Lock()
         woken.acquire()
         self._wakers.append(woken.release)

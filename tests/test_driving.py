@@ -1,0 +1,201 @@
+"""Who drives: calls in their own threads, the engine's thread, interrupts, dropped streams."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import GenerationInterrupted, LoadError, OptionError
+
+INTERRUPTED = """
+import os, random, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+import tiny
+from draftsmith import Engine, accelerate
+
+engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+prompts = [[5 + n, 6, 7, 8] * 5 for n in range(3)]
+options = {{"max_new_tokens": 60, "min_new_tokens": 60}}
+alone = [engine.generate(ids, **options).tokens for ids in prompts]
+armed, over, rng, others = False, threading.Event(), random.Random(1), []
+
+def handler(*_):
+    if armed:
+        raise KeyboardInterrupt
+
+def strike():
+    while not over.is_set():
+        time.sleep(rng.uniform(0.001, 0.1))
+        os.kill(os.getpid(), signal.SIGINT)
+
+def other():
+    while not over.is_set():
+        others.append(engine.generate(prompts[2], **options).tokens == alone[2])
+        others.append(engine.submit(prompts[1], **options).result().tokens == alone[1])
+
+def read():
+    with engine.stream(prompts[0], **options) as stream:
+        for _ in stream:
+            pass
+
+calls = [lambda: engine.generate(prompts[:2], **options), read]
+signal.signal(signal.SIGINT, handler)
+threads = [threading.Thread(target=one) for one in (strike, other)]
+for thread in threads:
+    thread.start()
+partial, interrupted = 0, 0
+while interrupted < 30:
+    try:
+        try:
+            armed = True
+            calls[interrupted % 2]()
+        finally:
+            armed = False
+    except KeyboardInterrupt as stop:
+        interrupted += 1
+        for found, whole in zip(getattr(stop, "partial", ()), alone):
+            assert found.tokens == whole[: len(found.tokens)]
+            partial += bool(found.tokens) and found.finish_reason == "cancelled"
+over.set()
+for thread in threads:
+    thread.join()
+assert others and all(others)
+assert partial
+assert [one.tokens for one in engine.generate(prompts, **options)] == alone
+assert not engine.resources.admitted
+kept = engine.resources.prefixes
+assert len(kept.runner._memory._rows) == len(kept)
+"""
+
+
+def test_ctrl_c_at_any_time_leaves_partial_results_and_harms_no_other_call() -> None:
+    code = INTERRUPTED.format(tests=str(Path(__file__).parent))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12}
+LONG: dict[str, Any] = {"max_new_tokens": 400, "min_new_tokens": 400}
+
+
+def test_submitted_answers_are_those_of_generate(engine: Engine) -> None:
+    whole = engine.generate("hello world", **OPTIONS)
+    handles = [engine.submit("hello world", **OPTIONS) for _ in range(20)]
+    assert [one.result().tokens for one in handles] == [whole.tokens] * 20
+    assert all(one.done for one in handles)
+    assert "".join(piece.text for piece in handles[0]) == whole.text
+
+    async def ask() -> None:
+        waited, read = (engine.submit("hello world", **OPTIONS) for _ in range(2))
+        assert [piece.token async for piece in read] == (await waited).tokens == whole.tokens
+
+    asyncio.run(ask())
+
+
+def test_a_submitted_answer_may_be_cancelled_and_waited_for(engine: Engine) -> None:
+    handle = engine.submit("hello world", **LONG)
+    with pytest.raises(TimeoutError, match="within 0 s"):
+        handle.result(timeout=0)
+    first = next(handle)
+    handle.cancel()
+    result = handle.result()
+    assert result.finish_reason == "cancelled"
+    assert result.tokens == [first.token, *(piece.token for piece in handle)]
+    assert not engine.resources.admitted
+
+
+def test_a_submitted_answer_raises_what_generate_raises(engine: Engine) -> None:
+    def fails(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] > len(engine.model.tokenizer.encode("hello world")) + 2:
+            raise ZeroDivisionError("its own")
+        return scores
+
+    with pytest.raises(GenerationInterrupted, match="its own") as expected:
+        engine.generate("hello world", processors=[fails], **OPTIONS)
+    beside, handle = (engine.submit("hello world", processors=p, **OPTIONS) for p in ([], [fails]))
+    with pytest.raises(GenerationInterrupted) as found:
+        handle.result()
+    assert str(found.value) == str(expected.value)
+    assert found.value.partial[0].tokens == expected.value.partial[0].tokens
+    assert len(beside.result().tokens) == 12
+    with pytest.raises(OptionError, match="max_new_tokens"):
+        engine.submit("hello world", max_new_tokens=-1)
+    bare = Engine(tiny.model()).submit([5, 6, 7], max_new_tokens=2)
+    assert len(bare.result().tokens) == 2
+    with pytest.raises(LoadError, match="no tokenizer"):
+        next(bare)
+
+
+def test_closing_an_engine_ends_what_was_submitted() -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    with engine:
+        handle = engine.submit("hello world", **LONG)
+        next(handle)
+    assert handle.result().finish_reason == "cancelled"
+    with pytest.raises(OptionError, match="closed"):
+        engine.submit("hello world")
+    gc.collect()
+    before = threading.active_count()
+    Engine(tiny.model()).submit([5, 6, 7], max_new_tokens=2).result()
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_callback_cannot_generate_on_its_own_engine(engine: Engine) -> None:
+    whole, asked = engine.generate("hello world", **OPTIONS).tokens, list[str]()
+    ways = {
+        "generate": lambda: engine.generate("hello"),
+        "stream": lambda: next(engine.stream("hello")),
+        "chat": lambda: engine.chat().send("hello"),
+        "submit": lambda: engine.submit("hello", max_new_tokens=2).result(),
+    }
+
+    def asks(_ids: Tensor, scores: Tensor) -> Tensor:
+        for name, way in ways.items():
+            if name not in asked:
+                asked.append(name)
+                with pytest.raises(OptionError, match="a callback cannot generate"):
+                    way()
+        return scores
+
+    assert engine.generate("hello world", processors=[asks], **OPTIONS).tokens == whole
+    assert asked == list(ways)
+    assert engine.generate("hello world", **OPTIONS).tokens == whole
+
+
+def test_streams_that_are_collected_amid_a_pass_free_their_rows(engine: Engine) -> None:
+    """In a pass of the same thread, and in that of another one."""
+    whole = engine.generate("hello world", **OPTIONS).tokens
+    dropped = list[Any]()
+
+    def collects(_ids: Tensor, scores: Tensor) -> Tensor:
+        dropped.clear()
+        gc.collect()
+        return scores
+
+    for _ in range(2):
+        stream = engine.stream("this is a test", **LONG)
+        next(stream)
+        cycle = [stream]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        dropped.append(cycle)
+    del stream, cycle
+    assert len(engine.resources.admitted) == 2
+    assert engine.generate("hello world", processors=[collects], **OPTIONS).tokens == whole
+    assert not engine.resources.admitted
+    memory: Any = engine.resources.prefixes.runner
+    assert len(memory._memory._rows) == len(engine.resources.prefixes)
