@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
 from draftsmith import builtin, storage
-from draftsmith.drafters.mixture import bigrams
+from draftsmith.drafters import bigrams
 from draftsmith.model.choice import Measured
 
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other

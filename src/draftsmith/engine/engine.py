@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack, overload
 
 from draftsmith.core.budget import CostCurve
 from draftsmith.core.drafter import Drafter
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.chat import Chat
@@ -68,7 +68,7 @@ class Engine:
         if answers_file is not None and not answers:
             raise OptionError("answers_file needs answers=, the bytes that answers may take")
         path = None if answers_file is None else Path(answers_file)
-        self.answers = Memory(answers, model.facts, path) if answers else None
+        self.answers = AnswerCache(answers, model.facts, path) if answers else None
         """What is remembered of earlier answers; None: nothing."""
         own = self._bound(parse(drafter))
         self.drafter = own.drafter

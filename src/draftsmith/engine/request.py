@@ -17,7 +17,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
 from draftsmith.core.session import EndTokens, Session
 from draftsmith.core.target import Needs
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.autocast import Mode
 from draftsmith.engine.jobs import Job
 from draftsmith.errors import OptionError, PromptError, UnknownName
@@ -91,7 +91,7 @@ class Drafting:
     needs: Needs
     budget: BudgetSpec
     cost: CostCurve
-    answers: Memory | None = None
+    answers: AnswerCache | None = None
     """Of earlier answers, where they are remembered."""
 
     @classmethod
