@@ -32,6 +32,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
+from draftsmith.model.forward import cache_name
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import encode, render_chat
@@ -45,13 +46,13 @@ DRAFTS, TOKENS = 20, 5
 
 def bare(loaded: LoadedModel, ids: Sequence[int]) -> float:
     """Seconds of one forward over one token behind `ids`, with transformers' own cache."""
-    model, cache = loaded.model, DynamicCache()
+    model, cache = loaded.model, {cache_name(loaded.model.forward): DynamicCache()}
     with torch.inference_mode():
-        model(torch.tensor([list(ids)]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(torch.tensor([list(ids)]), **cache, use_cache=True, logits_to_keep=1)
         token = torch.tensor([[5]])
         begin = perf_counter()
         for _ in range(DRAFTS * TOKENS):
-            model(token, past_key_values=cache, use_cache=True)
+            model(token, **cache, use_cache=True)
         return (perf_counter() - begin) / (DRAFTS * TOKENS)
 
 

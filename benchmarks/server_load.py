@@ -36,6 +36,7 @@ from time import sleep as wait
 import numpy as np
 import torch
 
+from benchmarks.guard import Guard
 from benchmarks.paired import AWAKE, side_by_side, sleep
 from benchmarks.shared import setup, table
 from benchmarks.under_load import (
@@ -110,8 +111,13 @@ class Server:
         threads = {"OMP_NUM_THREADS": str(args.threads)}
         with log.open("wb") as said:
             self._process = subprocess.Popen(
-                words, stdout=said, stderr=subprocess.STDOUT, env=os.environ | threads
+                words,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=os.environ | threads,
+                process_group=0,
             )
+        self._guard = Guard(self.process)  # it is asleep most of the time, and would stay so
         end = monotonic() + PATIENCE
         while not self._healthy():
             if self._process.poll() is not None or monotonic() > end:
@@ -175,6 +181,7 @@ class Server:
         """End it."""
         self._process.kill()
         self._process.wait()
+        self._guard.close()
 
 
 class Load:

@@ -25,6 +25,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.loop import step
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
+from draftsmith.model.forward import cache_name
 from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
 
@@ -58,6 +59,7 @@ def step_against_forward(engine: Engine, width: int, runs: int) -> Ratio:
     runner = Runner(engine.model)
     session = started(runner, ids, scripted, width, engine.model.vocab_size)
     cache = DynamicCache()
+    own = {cache_name(model.forward): cache}
     wide = torch.tensor([[ids[-1], *drafts]])
 
     def ours() -> None:
@@ -67,10 +69,10 @@ def step_against_forward(engine: Engine, width: int, runs: int) -> Ratio:
         with torch.inference_mode():
             past = cache.get_seq_length()
             positions = torch.arange(past, past + width + 1)[None]
-            model(input_ids=wide, position_ids=positions, past_key_values=cache, use_cache=True)
+            model(input_ids=wide, position_ids=positions, **own, use_cache=True)
 
     with torch.inference_mode():
-        model(input_ids=torch.tensor([ids[:-1]]), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.tensor([ids[:-1]]), **own, use_cache=True)
     length = cache.get_seq_length()
     a: list[float] = []
     b: list[float] = []

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from benchmarks.guard import Guard
 from benchmarks.live_smollm2 import FILES
 from benchmarks.paired import AWAKE, Clock, Ratio, ratio, side_by_side, wake
 from benchmarks.shared import held_out, picture, setup, table
@@ -211,6 +212,7 @@ class Load:
         length = max(map(len, self.prompts)) + args.tokens
         self._how = name, dtype, args.threads, max(args.concurrency), length
         self._arms: dict[str, tuple[Any, Connection]] = {}
+        self._guards: list[Guard] = []
 
     def __enter__(self) -> Load:
         return self
@@ -220,6 +222,8 @@ class Load:
             pipe.close()
             wake(process.pid)  # it ends by itself
             process.join()
+        for guard in self._guards:
+            guard.close()
 
     def rounds(self, callers: int) -> Iterator[tuple[int, list[Ids], Sequence[str]]]:
         """Number, prompts and arms of every round."""
@@ -274,6 +278,7 @@ class Load:
             process = spawned.Process(target=answering, args=(theirs, arm, *self._how), daemon=True)
             process.start()
             theirs.close()
+            self._guards.append(Guard(process.pid))  # it is asleep most of the time
             self._arms[arm] = process, ours
             self._ask([arm], self.prompts[:1], 1)  # until it has loaded
         return self._arms[arm]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
+from time import sleep
 
 import pytest
 from benchmarks import batch_cost, paired, prefix_reuse, server_load, under_load
@@ -159,3 +160,49 @@ def test_prefixes_are_computed_once(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         prefix_reuse.main(["--quick", "--shared", "100", "-m", *words])
     assert known(words) == before
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    """A server that sleeps between its turns stayed when the benchmark was killed."""
+    code = (
+        "import os, signal, subprocess, sys, time\n"
+        "from benchmarks.guard import Guard\n"
+        "for group in ({}, {'process_group': 0}):\n"
+        "    process = subprocess.Popen(['sleep', '3000'], **group)\n"
+        "    guard = Guard(process.pid)\n"
+        "    os.kill(process.pid, signal.SIGSTOP)\n"
+        "    print(process.pid, flush=True)\n"
+        "ended = subprocess.Popen(['sleep', '0'])\n"
+        "guard = Guard(ended.pid)\n"
+        "ended.wait()\n"
+        "guard.close()\n"
+        "print('closed', flush=True)\n"
+        "time.sleep(3000)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    with parent.stdout as told:
+        started = [int(told.readline()), int(told.readline())]
+        assert told.readline() == "closed\n"
+    parent.kill()
+    parent.wait()
+    for process in started:
+        while _lives(process):
+            sleep(0.01)
+
+
+def _lives(process: int) -> bool:
+    """Whether a process is there and not merely waits to be collected."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = subprocess.run(
+        ["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True
+    )
+    return state.stdout.strip() not in ("", "Z")

@@ -99,7 +99,7 @@ class AnswerCache:
         tokenizer, damaged, or larger than the bound, WriteError for one that cannot be written.
         """
         if most < MIN_BYTES:
-            raise OptionError(f"answers must be 0 or at least {MIN_BYTES:,}, got {most!r}")
+            raise OptionError(f"answers must be 0 or at least {MIN_BYTES:,} (bytes), got {most:,}")
         self.most, self.model, self.path = most, model, path
         self.lock = threading.RLock()
         """Held while indexes are read or written, and while nothing is waited for."""
@@ -117,6 +117,9 @@ class AnswerCache:
             check_writable(path)
             if path.exists():
                 self._load(path)
+
+    def __repr__(self) -> str:
+        return f"AnswerCache({self.count} answers, {self.nbytes:,} of {self.most:,} bytes)"
 
     @property
     def count(self) -> int:

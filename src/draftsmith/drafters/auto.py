@@ -61,7 +61,7 @@ CACHED_RATE = 0.003
 PACE = 0.05
 """Weight of the last pass in the running means of its tokens and its cost."""
 CURVE_KEPT = 8
-"""Drafts for which a cost curve is read once."""
+"""Drafts that read the cost curve each; later ones read it once in so many, or when it changes."""
 STATE_BYTES = 330_000
 """Most bytes of a state beside its index: mixer, search, rows."""
 
@@ -147,6 +147,8 @@ class AutoState(DrafterState):
         """Running means: tokens that a pass emits, its cost in plain passes."""
         self.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + NODE_COST * LARGEST]])
         """(P, 2) nodes that each sequence of a pass drafts, cost of the pass in plain passes."""
+        self.curve = 0, 0
+        """The rows and doublings of the cost curve that was read last."""
         self.drafts = 0
         self.begin()
 
@@ -234,7 +236,12 @@ class AutoState(DrafterState):
     def draft(self, ctx: Context) -> Draft:
         self.take(ctx)
         self.keep_logits()
-        if ctx.cost is not None and self.drafts % CURVE_KEPT == 0:
+        if ctx.cost is not None and (
+            self.drafts < CURVE_KEPT
+            or self.drafts % CURVE_KEPT == 0
+            or (ctx.cost.rows, ctx.cost.doublings) != self.curve
+        ):
+            self.curve = ctx.cost.rows, ctx.cost.doublings
             # The sequences of a pass are taken to draft alike.
             widths = (0, *LADDER)
             costs = ctx.cost.relatives([ctx.cost.rows * width for width in widths])
