@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import tiny
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.draft_model.draft_model import DraftModel

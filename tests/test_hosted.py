@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.other_engine import BEYOND, VOCAB, Engine, Record, record, replayed
 
-from draftsmith.core.budget import RecordedCost
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.stats import Stats

@@ -23,7 +23,8 @@ from torch import Tensor
 
 import tiny
 from architectures import build, prompt
-from draftsmith.core.budget import CostCurve, FixedBudget, RecordedCost
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.cost import CostCurve, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from draftsmith.core.budget import CostCurve, RecordedCost
+from draftsmith.core.cost import CostCurve, RecordedCost
 from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters import context_index, mixer_prior
@@ -200,7 +200,7 @@ def test_a_repeated_text_is_drafted_on() -> None:
     assert chain.tokens[:10] == tuple(text[40:50])
     assert chain.origins is not None
     assert chain.origins[:10] == tuple(range(40, 50))
-    assert draft.reaches() == sorted(draft.reaches(), reverse=True)
+    assert draft.path_probs() == sorted(draft.path_probs(), reverse=True)
     assert set(draft.source) == {"auto"}
 
 

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
+from draftsmith.core.budget import Budget, OpenBudget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.stats import PREDICTION
@@ -242,10 +243,7 @@ class AutoState(DrafterState):
             or (ctx.cost.rows, ctx.cost.doublings) != self.curve
         ):
             self.curve = ctx.cost.rows, ctx.cost.doublings
-            # The sequences of a pass are taken to draft alike.
-            widths = (0, *LADDER)
-            costs = ctx.cost.relatives([ctx.cost.rows * width for width in widths])
-            self.line = np.array([*zip(widths, costs, strict=True)])
+            self.line = np.array(ctx.cost.line())
         self.drafts += 1
         scout = None
         if self.grammar and isinstance(ctx.grammar, GrammarState):

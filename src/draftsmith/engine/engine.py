@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex, TypedDict, Unpack
 
 import torch
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.drafters.registry import parse

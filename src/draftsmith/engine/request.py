@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, FixedBudget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
 from draftsmith.core.session import EndTokens, Session, Stalls

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import FixedBudget, RecordedCost
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, sync
 from draftsmith.core.loop import learn, propose

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import RecordedCost
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.stats import SourceStats
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters import registry
