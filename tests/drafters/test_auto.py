@@ -26,7 +26,7 @@ from draftsmith.drafters.auto import NODE_COST, Auto, AutoState
 from draftsmith.drafters.context_index import SPANS, ContextIndex
 from draftsmith.drafters.mixer import MAX_WEIGHT
 from draftsmith.drafters.mixer_prior import prior
-from draftsmith.errors import LoadError
+from draftsmith.errors import LoadError, UnsupportedError
 
 STEPS = Path(__file__).with_name("auto_steps.py")
 BYTES_PER_TOKEN = 600
@@ -403,6 +403,12 @@ def test_a_prior_is_the_same_when_read_again(tmp_path: Path) -> None:
     file = tmp_path / "prior.safetensors"
     mixer_prior.save(file, mixer_prior.load(mixer_prior.FILE))
     assert file.read_bytes() == mixer_prior.FILE.read_bytes()
+
+
+def test_a_switched_off_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
+    with pytest.raises(UnsupportedError, match="unset NUMBA_DISABLE_JIT"):
+        Auto().bind(ModelFacts(layers=1, heads=1))
 
 
 def test_states_learn_apart() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numba
 import numpy as np
 from torch import Tensor
 
@@ -46,6 +47,7 @@ from draftsmith.drafters.tree_search import (
     advance,
     new_search,
 )
+from draftsmith.errors import UnsupportedError
 from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
@@ -97,6 +99,8 @@ class Auto(Drafter):
 
     def bind(self, model: ModelFacts) -> Drafter:
         """Bind to a model; for one that verifies only chains, the best chain is drafted."""
+        if numba.config.DISABLE_JIT:
+            raise UnsupportedError(f"{self.name} is compiled by numba; unset NUMBA_DISABLE_JIT")
         bound = replace(self)
         object.__setattr__(bound, "chain", model.shape != "tree")
         if self.logits and self.tuned:
