@@ -22,5 +22,6 @@ class Guard:
         )
 
     def close(self) -> None:
-        """Let go: the process has ended."""
-        self._shell.communicate(b"\n")
+        """Let go: the process has ended. May be called again."""
+        if self._shell.poll() is None:
+            self._shell.communicate(b"\n")

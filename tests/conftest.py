@@ -1,16 +1,14 @@
 """Shared fixtures: where the optional recorded data lies, and one thread per test process.
 
-Passes that fail and are repeated are counted here (`FAILED_PASSES`): a test in whose process one
+Passes that fail and are repeated are counted here (`failed_passes.py`): a test in whose process one
 is counted fails, unless it is marked `failing_passes`.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,10 +17,10 @@ from transformers.utils import logging
 
 from draftsmith import builtin, storage
 from draftsmith.cli import loading
-from draftsmith.core.stats import Stats
 from draftsmith.drafters import bigrams
 from draftsmith.errors import WriteError
 from draftsmith.model import probe
+from failed_passes import FAILED_PASSES
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # for commands that tests start
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
@@ -36,28 +34,6 @@ settings.register_profile(
     "anywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("anywhere")
-
-
-FAILED_PASSES: list[str] = []
-"""Why passes failed since the last test ended, in any thread."""
-
-
-class Counted:
-    """The field `Stats.failed_passes`, which also tells `FAILED_PASSES` of each increment."""
-
-    def __init__(self, field: Any) -> None:
-        self.field = field
-
-    def __get__(self, stats: Stats | None, kind: type) -> Any:
-        return self if stats is None else self.field.__get__(stats, kind)
-
-    def __set__(self, stats: Stats, count: int) -> None:
-        if count:
-            FAILED_PASSES.append(repr(sys.exception() or "logits are not finite"))
-        self.field.__set__(stats, count)
-
-
-Stats.failed_passes = Counted(Stats.failed_passes)  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)

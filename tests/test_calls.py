@@ -242,6 +242,50 @@ def test_e9_what_are_no_ids_is_named(wrong: Any) -> None:
             ENGINE.generate(wrong)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("a\ud83e", r"whole characters, got \\ud83e, half of a surrogate pair, at 1"),
+        (["a", "\udc00"], "prompt 1 of 2: a text must hold whole characters"),
+        ([{"role": "user", "content": 5}], "content of a message must be a text.*, got 5"),
+        ([{"role": "user", "content": b"x"}], "content of a message must be a text.*, got b'x'"),
+        ([{"role": "user", "content": None}], "content of a message must be a text.*, got None"),
+        ([{"role": "user", "content": [5]}], r"content of a message must be a text.*, got \[5\]"),
+        ([{"role": "user", "content": "\ud800"}], "whole characters"),
+        ([{"role": 5, "content": "x"}], "role of a message must be a text, got 5"),
+    ],
+)
+def test_e9_a_prompt_that_cannot_be_written_is_named(prompt: Any, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
+        ENGINE.generate(prompt, max_new_tokens=2)
+    if not isinstance(prompt, list) or isinstance(prompt[0], dict):
+        with pytest.raises(PromptError, match=said):
+            ENGINE.stream(prompt, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"x", {"role": "user"}, ["x"], IDS, "\ud800"])
+def test_e9_what_is_no_message_of_a_chat_is_named(wrong: Any) -> None:
+    chat = ENGINE.chat(max_new_tokens=2)
+    for ask in (chat.send, chat.stream):
+        with pytest.raises(PromptError, match=r"must (be a text|hold whole characters).*, got "):
+            ask(wrong)
+    assert chat.messages == []
+    assert chat.send("x").tokens
+
+
+def test_e9_other_messages_go_to_the_template_as_they_are() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    parts = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+    assert ENGINE.generate([parts, call, parts], max_new_tokens=2).tokens
+
+
+@pytest.mark.parametrize("wrong", [0, 5, b"x", ["x"], True])
+def test_e9_a_salt_that_is_no_text_is_named(wrong: Any) -> None:
+    """0 and False would share everything."""
+    with pytest.raises(OptionError, match="cache_salt must be a text, got "):
+        ENGINE.generate(IDS, cache_salt=wrong)
+
+
 def test_switches_are_true_or_false() -> None:
     for wrong in (2, 1, 0, "true", None, np.array([True]), 1.0):
         with pytest.raises(OptionError, match="logprobs must be True or False, got"):
@@ -266,6 +310,7 @@ def test_e9_an_engine_takes_a_model_in_any_form() -> None:
         Engine(tiny.model(), tokenizer=tiny.tokenizer()),
         Engine(MODEL),
         Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer()),
+        Engine.from_pretrained(tiny.model(), tiny.tokenizer()),
         Engine.from_pretrained(MODEL),
     ):
         assert made.generate("hello world", max_new_tokens=5).tokens == want.tokens
@@ -276,7 +321,7 @@ def test_e9_an_engine_takes_a_model_in_any_form() -> None:
 
 def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
     taken = [*inspect.signature(Engine).parameters]
-    assert ["model", *EngineOptions.__annotations__] == taken
+    assert ["model", "tokenizer", *EngineOptions.__annotations__] == taken
 
 
 @pytest.mark.parametrize(

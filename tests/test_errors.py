@@ -15,7 +15,6 @@ from torch import Tensor
 
 import tiny
 from command import call
-from conftest import FAILED_PASSES
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.target import ModelFacts
@@ -32,6 +31,7 @@ from draftsmith.errors import (
 from draftsmith.integrations.transformers import DraftingNotice, accelerate
 from draftsmith.model import adaptive
 from draftsmith.testing import Scripted
+from failed_passes import FAILED_PASSES
 
 PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
 NEW = 12

@@ -12,8 +12,10 @@ from typing import Any
 import pretended
 import torch
 from accelerate import dispatch_model
+from torch import Tensor
 
 from architectures import prompt
+from draftsmith import accelerate
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.result import GenerationResult
 
@@ -120,6 +122,21 @@ def mapped(model: Any, first: str, second: str) -> Any:
     tied = head.weight is model.get_input_embeddings().weight
     places[next(name for name, module in named if module is head)] = first if tied else second
     return dispatch_model(model, device_map=places, main_device=first)
+
+
+def same_accelerated(
+    plain: Any, model: Any, ids: Tensor, sampling: Sequence[dict[str, Any]]
+) -> None:
+    """Assert that an accelerated model answers as a plain one does, without a notice."""
+    for options in sampling:
+        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
+        torch.manual_seed(0)
+        expected = plain.generate(ids, **asked)
+        torch.manual_seed(0)
+        with accelerate(model) as handle:
+            fast = model.generate(ids, **asked)
+        assert handle.last_notice is None
+        assert torch.equal(expected, fast)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from both import (
     named,
     on,
     same,
+    same_accelerated,
 )
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
@@ -84,8 +87,10 @@ def draft_model(device: str, algorithm: str, **options: Any) -> DraftModel:
     return DraftModel(model.to(device), tokenizer=tokenizer, **own)
 
 
-@pytest.mark.parametrize("algorithm", ["union", "tli", "slem", "slrs", "reproducible"])
-def test_d4_draft_models_without_float64(mps: Both, device: str, algorithm: str) -> None:
+def same_draft_models(
+    engines: Both, device: str, algorithm: str, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Assert that a draft model on the device, under `mode`, changes no answer and no count."""
     own: dict[str, Any] = {"algorithm": algorithm}
     if algorithm == "reproducible":
         own = {"algorithm": "tli", "reproducible": True}
@@ -93,9 +98,17 @@ def test_d4_draft_models_without_float64(mps: Both, device: str, algorithm: str)
     expected, drafter = draft_model("cpu", **own), draft_model(device, **own)
     for more in (GREEDY, {"temperature": 0.9, "seed": 4}):
         options = {"max_new_tokens": 10, "budget": "drafter", **more}
-        cpu = mps.cpu.generate(texts, drafter=expected, **options)
-        with like_mps():
-            same(cpu, mps.device.generate(texts, drafter=drafter, **options))
+        cpu = engines.cpu.generate(texts, drafter=expected, **options)
+        with mode():
+            same(cpu, engines.device.generate(texts, drafter=drafter, **options))
+
+
+ALGORITHMS = ["union", "tli", "slem", "slrs", "reproducible"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_d4_draft_models_without_float64(mps: Both, device: str, algorithm: str) -> None:
+    same_draft_models(mps, device, algorithm, like_mps)
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +132,9 @@ def test_d3_every_drafter_under_another_default_device(
         usual.generate(MANY, **options, **GREEDY)
 
 
-@pytest.mark.parametrize("algorithm", ["union", "tli", "slem", "slrs", "reproducible"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_d3_draft_models_under_a_default_device(usual: Both, device: str, algorithm: str) -> None:
-    own: dict[str, Any] = {"algorithm": algorithm}
-    if algorithm == "reproducible":
-        own = {"algorithm": "tli", "reproducible": True}
-    texts = ["def foo(x): return x + 1", "the quick brown fox jumps over the lazy dog"]
-    expected, drafter = draft_model("cpu", **own), draft_model(device, **own)
-    for more in (GREEDY, {"temperature": 0.9, "seed": 4}):
-        options = {"max_new_tokens": 10, "budget": "drafter", **more}
-        cpu = usual.cpu.generate(texts, drafter=expected, **options)
-        with default_device("pretend:1"):
-            same(cpu, usual.device.generate(texts, drafter=drafter, **options))
+    same_draft_models(usual, device, algorithm, lambda: default_device("pretend:1"))
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "falcon", "gpt_neo", "qwen3_next"])
@@ -217,15 +221,8 @@ def test_d5_accelerate_where_logits_are_elsewhere(device: str) -> None:
     whole, model = on(device, tiny.model()), mapped(tiny.model(), device, "pretend:1")
     remove_hook_from_module(model)
     ids = torch.tensor([IDS], device=device)
-    for options in ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.2}):
-        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
-        torch.manual_seed(0)
-        plain = whole.generate(ids, **asked)
-        torch.manual_seed(0)
-        with accelerate(model) as handle:
-            fast = model.generate(ids, **asked)
-        assert handle.last_notice is None
-        assert torch.equal(plain, fast)
+    sampling = ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.2})
+    same_accelerated(whole, model, ids, sampling)
 
 
 def waits(engine: Engine) -> int:

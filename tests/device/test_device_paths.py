@@ -21,6 +21,7 @@ from both import (
     named,
     on,
     same,
+    same_accelerated,
 )
 
 import tiny
@@ -236,15 +237,8 @@ def test_a_device_map_keeps_prefixes(spread: Both) -> None:
 def test_accelerate_over_a_device_map(device: str) -> None:
     model = mapped(tiny.model(), device, device.replace("0", "1"))
     ids = torch.tensor([IDS], device=device)
-    for options in ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.1}):
-        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
-        torch.manual_seed(0)
-        plain = model.generate(ids, **asked)
-        torch.manual_seed(0)
-        with accelerate(model) as handle:
-            fast = model.generate(ids, **asked)
-        assert handle.last_notice is None
-        assert torch.equal(plain, fast)
+    sampling = ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.1})
+    same_accelerated(model, model, ids, sampling)
 
 
 FEW = ("qwen2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt_neo", "qwen3_next")

@@ -321,7 +321,9 @@ def test_g2_the_ids_beside_eos_end_an_answer(name: str, tmp_path: Path) -> None:
     assert (cut, why) == (whole[: whole.index(end) + 1], "stop")
 
 
-@pytest.mark.parametrize("text", ["<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>"])
+@pytest.mark.parametrize(
+    "text", ["<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>", "<|return|>", "[EOT]"]
+)
 def test_g2_control_tokens_that_end_a_turn_end_an_answer(text: str, tmp_path: Path) -> None:
     live = model()
     whole, _ = answer(written(tmp_path, live))

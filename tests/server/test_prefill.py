@@ -90,7 +90,8 @@ CALLED = {"role": "assistant", "content": "a", "tool_calls": [
     ({"continue_final_message": True, "chat_template_kwargs": {"continue_final_message": False}},
      "continue_final_message", "send one of them"),
     ({"continue_final_message": "yes"}, "continue_final_message", "valid boolean"),
-    ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, None, "must be true or false"),
+    ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, "add_generation_prompt",
+     "must be true or false"),
     ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "must not set"),
 ])  # fmt: skip
 def test_s2_what_contradicts_itself_is_refused_and_says_how(

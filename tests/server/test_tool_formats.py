@@ -330,7 +330,9 @@ def served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     said: list[Grammar] = []
     prepare = engine.prepare
     monkeypatch.setattr(
-        engine, "prepare", lambda options: prepare({**options, "grammar": said[-1]})
+        engine,
+        "prepare",
+        lambda options, began=None: prepare({**options, "grammar": said[-1]}, began),
     )
 
     def ask(taught: str, answer: Grammar, **more: Any) -> Any:

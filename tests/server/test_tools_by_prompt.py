@@ -88,9 +88,9 @@ def ask(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
     engine, said = Engine(load(loaded().model, tokenizer_of(request.param))), list[str]()
     prepare = engine.prepare
 
-    def prepared(options: Any) -> Any:
+    def prepared(options: Any, began: float | None = None) -> Any:
         answer = {"grammar": Grammar.regex(re.escape(said[-1]))} if said else {}
-        return prepare({**options, **answer})
+        return prepare({**options, **answer}, began)
 
     monkeypatch.setattr(engine, "prepare", prepared)
     with client_of(api_of(engine, max_output=400)) as client:

@@ -37,7 +37,6 @@ _CALLED = 4
 class EngineOptions(TypedDict, total=False):
     """The keyword options of `Engine`."""
 
-    tokenizer: Any
     drafter: str | Drafter
     budget: SupportsIndex | str
     max_batch: SupportsIndex
@@ -166,10 +165,13 @@ class Engine:
 
     @classmethod
     def from_pretrained(
-        cls, model: str | Path | LoadedModel | Any, **options: Unpack[EngineOptions]
+        cls,
+        model: str | Path | LoadedModel | Any,
+        tokenizer: Any = None,
+        **options: Unpack[EngineOptions],
     ) -> Engine:
-        """`Engine(model, …)`, by the name that it has in transformers."""
-        return cls(model, **options)
+        """`Engine(model, tokenizer, …)`, by the name that it has in transformers."""
+        return cls(model, tokenizer, **options)
 
     def __enter__(self) -> Engine:
         return self

@@ -175,7 +175,9 @@ class Request:
             )
         prediction = given.pop("prediction", None)
         prediction = () if prediction is None else prediction
-        salt = str(given.pop("cache_salt", None) or "")
+        salt = given.pop("cache_salt", None)
+        if not isinstance(salt, str | None):
+            raise OptionError(f"cache_salt must be a text, got {shown(salt)}")
         grammar = given.pop("grammar", None)
         if isinstance(prediction, str):
             prediction = text.encode(model.tokenizer, prediction)
@@ -186,7 +188,7 @@ class Request:
         settings = generation_config.given(model.generation_config)
         params = sampling(model, given)
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
-        return cls(drafting, params, known, template, settings, began, salt, compiled)
+        return cls(drafting, params, known, template, settings, began, salt or "", compiled)
 
     def encode(self, prompt: Any) -> list[int]:
         """Ids of a prompt that fits the model; raises PromptError."""

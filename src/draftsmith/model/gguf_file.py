@@ -21,7 +21,8 @@ _LONGEST_ARRAY = 1 << 23
 
 _END_OF_TURN = (
     "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>",
-    "<end_of_turn>", "<EOT>",
+    "<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<|return|>",
+    "<|call|>",
 )  # fmt: skip
 """Control tokens that end an answer in llama.cpp even if no metadata names them."""
 _CONTROL = 3

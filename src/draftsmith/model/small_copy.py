@@ -42,7 +42,7 @@ _WITH_HIDDEN = ("hidden_size", "mamba_n_heads", "mamba_num_heads", "mamba_d_ssm"
 """Widths that keep their ratio to the number of heads."""
 _SHARING = "num_kv_shared_layers"
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
-_NOTES = ("_name_or_path", "_commit_hash", "architectures", "dtype", "torch_dtype", "id2label",
+_NOTES = ("_name_or_path", "_commit_hash", "architectures", "torch_dtype", "id2label",
           "label2id", "quantization_config", "transformers_version")  # fmt: skip
 """Entries of a configuration that change nothing for a copy."""
 

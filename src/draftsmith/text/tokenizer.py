@@ -13,7 +13,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, PromptError
 from draftsmith.text.spelling import FALLBACK
-from draftsmith.values import is_number, listed, token_ids
+from draftsmith.values import is_number, listed, shown, token_ids
 
 Message = Mapping[str, Any]
 NO_TOKENIZER = (
@@ -93,9 +93,20 @@ def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> l
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
-    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>."""
+    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>.
+
+    Raises PromptError for half of a surrogate pair, which no tokenizer takes.
+    """
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="text cannot be turned into tokens"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):x}"
+        raise PromptError(
+            f"a text must hold whole characters, got {half}, half of a surrogate pair, "
+            f"at {error.start}"
+        ) from None
     ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     return ids
 
@@ -163,12 +174,29 @@ def render_chat(
     for message in messages:
         if "role" not in message or "content" not in message:
             raise PromptError(f"a message needs 'role' and 'content', not {sorted(message)}")
+        _check_message(message)
     given = dict(template or {})
     if continues(messages, given):
         return encode(tokenizer, _left_open(tokenizer, messages, given))
     begins = given.get("add_generation_prompt") is not False
     # The template writes its special tokens itself; the tokenizer must not add them again.
     return encode(tokenizer, _rendered(tokenizer, messages, given, begins))
+
+
+def _check_message(message: Message) -> None:
+    """Raise PromptError for a role or a content that a template would write as it prints."""
+    role, content = message["role"], message["content"]
+    if not isinstance(role, str):
+        raise PromptError(f"the role of a message must be a text, got {shown(role)}")
+    parts = isinstance(content, list) and all(
+        isinstance(part, Mapping) and "type" in part for part in content
+    )
+    calls = content is None and message.get("tool_calls")
+    if not (isinstance(content, str) or parts or calls):
+        raise PromptError(
+            f"the content of a message must be a text, or a list of parts with a 'type', "
+            f"got {shown(content)}"
+        )
 
 
 def shows_role(tokenizer: Any, role: str) -> bool:

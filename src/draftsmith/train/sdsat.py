@@ -199,7 +199,8 @@ class Trainer:
         settings = LoraConfig(
             r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        with torch.random.fork_rng(), warnings.catch_warnings():
+        # The model is still on the processor, so the adapters are drawn there.
+        with torch.random.fork_rng(devices=()), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             torch.manual_seed(self.recipe.seed)
             return get_peft_model(model, settings).eval()
