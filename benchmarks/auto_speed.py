@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import mean, median
 from time import thread_time
 
-import numpy as np
 import torch
 
 from benchmarks.named_suites import recorded
@@ -25,9 +24,9 @@ from draftsmith.bench.encoding import Encoding
 from draftsmith.core.drafter import Outcome
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
-from draftsmith.drafters.auto import Mixture
-from draftsmith.drafters.mixture.contexts import Bank
-from draftsmith.drafters.mixture.prior import prior
+from draftsmith.drafters.auto import AutoState
+from draftsmith.drafters.context_index import ContextIndex
+from draftsmith.drafters.mixer_prior import prior
 
 LENGTHS = (1_000, 8_000, 32_000, 128_000)
 PASSES = 200
@@ -35,20 +34,20 @@ AHEAD = 70
 VOCABULARY = 262_144
 
 
-def opened(ids: list[int], earlier: Bank | None) -> tuple[Mixture, float]:
+def opened(ids: list[int], answers: ContextIndex | None) -> tuple[AutoState, float]:
     """A state that has read the ids, and the seconds."""
-    state = Mixture(prior(1 if earlier is None else 2), earlier=earlier)
+    state = AutoState(prior(1 if answers is None else 2), answers=answers)
     begin = thread_time()
     state.take(context(ids, VOCABULARY, 64, 64))
     state.read()
     return state, thread_time() - begin
 
 
-def measure(text: Sequence[int], length: int, earlier: Bank | None = None) -> list[str]:
+def measure(text: Sequence[int], length: int, answers: ContextIndex | None = None) -> list[str]:
     """A line of the table."""
     ids = list(text[:length])
-    state, _ = opened(ids, earlier)
-    reading = min(opened(ids, earlier)[1] for _ in range(5))
+    state, _ = opened(ids, answers)
+    reading = min(opened(ids, answers)[1] for _ in range(5))
     nothing, seconds, nodes = torch.empty((0, 0)), [], []
     for _ in range(PASSES):
         ctx = context(ids, VOCABULARY, 64, 64)
@@ -63,7 +62,7 @@ def measure(text: Sequence[int], length: int, earlier: Bank | None = None) -> li
         state.observe(ctx, Outcome(draft, verdict, RowOutput(nothing)))
         seconds.append(took + thread_time() - begin)
         nodes.append(len(draft))
-    held = sum(np.asarray(array).nbytes for array in state.own) / len(ids)
+    held = state.text.nbytes / len(ids)
     return [
         f"{length:,}", f"{1e3 * reading:.1f}", f"{1e6 * median(seconds):.0f}",
         f"{1e6 * mean(seconds):.0f}", f"{mean(nodes):.1f}", f"{held:.0f}",
@@ -85,7 +84,7 @@ def main() -> None:
         "period two": [7, 8] * (most // 2),
         "all different": noise.sample(range(VOCABULARY), most),
     }
-    memory = opened(told[-100_000:], None)[0].own
+    memory = opened(told[-100_000:], None)[0].text
     print("| text | tokens | open, ms | a pass, µs: median | mean | nodes | bytes a token |")
     print("|---|---|---|---|---|---|---|")
     for name, text in texts.items():

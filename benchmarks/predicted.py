@@ -22,7 +22,7 @@ from benchmarks import shared
 from benchmarks.structured import NODE
 from draftsmith import Engine, builtin
 from draftsmith.bench.answer import Dictated
-from draftsmith.core.budget import LADDER, RecordedCost
+from draftsmith.core.cost import LADDER, RecordedCost
 from draftsmith.core.stats import PREDICTION
 from draftsmith.text.tokenizer import encode
 

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks import shared
 from draftsmith import Engine, Grammar
-from draftsmith.core.budget import LADDER, RecordedCost
+from draftsmith.core.cost import LADDER, RecordedCost
 from draftsmith.errors import OptionError
 
 ARMS = ("auto(grammar=False)", "auto")

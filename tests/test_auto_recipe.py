@@ -71,15 +71,15 @@ def test_rows_are_taught_and_what_ids_are_worth_stays() -> None:
         rows += [turn + 1, *named, *kinds], [named[0] + 1, (turn + 1) % 10, *named[1:], *kinds]
     aside = [[100, node, *rows[node]] for node in range(60)]
     answer = passes.Passes("qa", ids, 100, np.array(rows[99:-1]), np.array(aside))
-    shipped, belief = knowledge.load(knowledge.FILE)[1], knowledge.load(knowledge.FILE)[1]
-    knowledge.teach(belief, [answer], knowledge.UNTUNED)
-    once = list(belief.weights)
+    shipped, mixer = knowledge.load(knowledge.FILE)[1], knowledge.load(knowledge.FILE)[1]
+    knowledge.teach(mixer, [answer], knowledge.UNTUNED)
+    once = mixer.copy()
     counts = {
-        arm: knowledge.replay(belief, answer, 0.02, arm, knowledge.UNTUNED)
+        arm: knowledge.replay(mixer, answer, 0.02, arm, knowledge.UNTUNED)
         for arm in (knowledge.IDS, knowledge.ACCEPTED, knowledge.ALL)
     }
     same = knowledge.replay(shipped, answer, 0.02, knowledge.IDS, knowledge.UNTUNED)
     assert counts[knowledge.IDS].tolist() == same.tolist()
     assert counts[knowledge.ALL][1] < counts[knowledge.IDS][1]
-    knowledge.teach(belief, [answer], knowledge.UNTUNED)
-    assert list(belief.weights) == once
+    knowledge.teach(mixer, [answer], knowledge.UNTUNED)
+    assert all(map(np.array_equal, mixer, once))

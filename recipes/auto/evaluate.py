@@ -21,11 +21,11 @@ from fit import fit, remember
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, DrafterState, Outcome
-from draftsmith.drafters.auto import Auto, Mixture
-from draftsmith.drafters.mixture.belief import Belief
-from draftsmith.drafters.mixture.candidates import LARGEST
-from draftsmith.drafters.mixture.contexts import Bank, new_bank
-from draftsmith.drafters.mixture.prior import adaptable
+from draftsmith.drafters.auto import Auto, AutoState
+from draftsmith.drafters.context_index import ContextIndex, new_index
+from draftsmith.drafters.mixer import Mixer
+from draftsmith.drafters.mixer_prior import adaptable
+from draftsmith.drafters.tree_search import LARGEST
 
 COSTS = {
     ("ids alone", "rest"): 0.0131, ("ids alone", "picked"): 0.0124,
@@ -60,20 +60,20 @@ class Tally:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Judged(Auto):
-    """`auto` with a given belief and memory, watched."""
+    """`auto` with a given mixer and index of earlier answers, watched."""
 
-    belief: Belief | None = None
-    earlier: Bank | None = None
+    mixer: Mixer | None = None
+    answers: ContextIndex | None = None
     tally: Tally | None = None
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        assert self.belief is not None
-        state = Watched(self.belief, chain=self.chain, earlier=self.earlier)
+        assert self.mixer is not None
+        state = Watched(self.mixer, chain=self.chain, answers=self.answers)
         state.tally = self.tally or Tally()
         return state
 
 
-class Watched(Mixture):
+class Watched(AutoState):
     """Its state."""
 
     tally: Tally
@@ -87,14 +87,14 @@ class Watched(Mixture):
 class Priors:
     """By family: fitted on the other."""
 
-    talk: Belief
-    work: Belief
+    talk: Mixer
+    work: Mixer
 
     @classmethod
-    def fitted(cls, data: Sequence[Sequence[Answer]], banks: int) -> Priors:
-        return cls(fit(data, WORK, banks), fit(data, TALK, banks))
+    def fitted(cls, data: Sequence[Sequence[Answer]], indexes: int) -> Priors:
+        return cls(fit(data, WORK, indexes), fit(data, TALK, indexes))
 
-    def fresh(self) -> dict[bool, Belief]:
+    def fresh(self) -> dict[bool, Mixer]:
         """Copies that learn, by whether they are for TALK."""
         return {True: adaptable(self.talk), False: adaptable(self.work)}
 
@@ -112,15 +112,15 @@ def judge(
     budget = ReplayBudget(curve=((0, 1.0), (LARGEST, 1 + cost * LARGEST)))
     tallies: dict[str, Tally] = defaultdict(Tally)
     for stream in data:
-        bank, beliefs = new_bank(), priors.fresh()
+        answers, mixers = new_index(), priors.fresh()
         for answer in stream:
             if answer.column and answer.picked == picked:
                 if not memory:
-                    beliefs = priors.fresh()
+                    mixers = priors.fresh()
                 tally = tallies[answer.column]
                 drafter = Judged(
-                    belief=beliefs[answer.column in TALK],
-                    earlier=bank if memory else None,
+                    mixer=mixers[answer.column in TALK],
+                    answers=answers if memory else None,
                     tally=tally,
                 )
                 object.__setattr__(drafter, "chain", chain)
@@ -129,7 +129,7 @@ def judge(
                 tally.nodes += stats.drafted
                 tally.tokens += stats.tokens
             if memory:
-                bank = remember(bank, answer)
+                answers = remember(answers, answer)
     return tallies
 
 
@@ -205,12 +205,12 @@ def main() -> None:
     options = parser.parse_args()
     data = list(streams(options.data))
     arms = {}
-    for banks, name in ((1, "ids alone"), (2, "with memory")):
-        priors = Priors.fitted(data, banks)
+    for indexes, name in ((1, "ids alone"), (2, "with memory")):
+        priors = Priors.fitted(data, indexes)
         for picked, part in ((False, "rest"), (True, "picked")):
             cost = options.cost or COSTS[name, part]
             arms[f"{name}, {part}"] = judge(
-                data, priors, cost, memory=banks == 2, picked=picked, chain=options.chain
+                data, priors, cost, memory=indexes == 2, picked=picked, chain=options.chain
             )
     alone = {
         c: total([arms[f"ids alone, {part}"][c] for part in ("rest", "picked")]) for c in COLUMNS

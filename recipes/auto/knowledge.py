@@ -10,111 +10,103 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from columns import Answer
 from fit import FORGETTING, remember
 from passes import Passes, bigrams_of, follow, opened, read
 
-from draftsmith.drafters.auto import Mixture
-from draftsmith.drafters.mixture.belief import AFTER, VALUES, Belief, banks_of
-from draftsmith.drafters.mixture.candidates import CELLS, LARGEST, new_work
-from draftsmith.drafters.mixture.compiled import Ints, filled, floats, ints
-from draftsmith.drafters.mixture.contexts import ORDERS, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import NOTHING, advance
-from draftsmith.drafters.mixture.prior import FILE, adaptable, load, save, untaught
-from draftsmith.drafters.mixture.rows import KEPT, KNOWN, WIDTH
+from draftsmith.drafters.auto import AutoState
+from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
+from draftsmith.drafters.logit_rows import ROW, ROWS
+from draftsmith.drafters.mixer import AFTER, NAMED, Mixer
+from draftsmith.drafters.mixer_prior import FILE, adaptable, load, save, untaught
+from draftsmith.drafters.tree_search import LARGEST, NO_DRAFT, START, advance, new_search
 
 RATE, EPOCHS, PASS = 0.002, 3, 2
 """Of the weights; how often all is read; tokens of a pass while it is."""
 NODES = (6, 12)
 IDS, ACCEPTED, ALL = "ids alone", "rows of accepted nodes", "rows of all nodes"
 TUNED = "rows of all nodes, behind bigrams"
-UNTUNED = ints(KEPT * WIDTH)
+UNTUNED = np.zeros(ROWS, ROW)
 """No bigrams."""
 COSTS = (0.012, 0.022, 0.04)
 
 
-def teach(belief: Belief, passes: Sequence[Passes], bigrams: Ints, rejected: bool = True) -> None:
-    """Let a belief that knows ids learn what rows are worth, and keep what it believes of ids."""
-    forget_rows(belief)
-    before = Belief(floats(belief.cells), floats(belief.weights))
-    nodes = LARGEST if rejected else 0
+def teach(mixer: Mixer, passes: Sequence[Passes], bigrams: Any, rejected: bool = True) -> None:
+    """Let a mixer that knows ids learn what rows are worth, and keep what it believes of ids."""
+    forget_rows(mixer)
+    before, nodes = mixer.copy(), LARGEST if rejected else 0
     for epoch in range(EPOCHS):
-        order, memory = [*passes], new_bank()
+        order, answers = [*passes], new_index()
         random.Random(epoch).shuffle(order)
         for one in order:
-            read_on(belief, one, memory, RATE * 0.6**epoch, nodes, bigrams)
-            if banks_of(belief) > 1:
+            read_on(mixer, one, answers, RATE * 0.6**epoch, nodes, bigrams)
+            if mixer.indexes > 1:
                 answer = Answer(None, one.ids[: one.prompt], one.ids[one.prompt :], 0)
-                memory = remember(memory, answer)
-    restore(belief, before)
+                answers = remember(answers, answer)
+    restore(mixer, before)
 
 
 def read_on(
-    belief: Belief, one: Passes, memory: Bank, rate: float, nodes: int, bigrams: Ints
+    mixer: Mixer, one: Passes, answers: ContextIndex, rate: float, nodes: int, bigrams: Any
 ) -> None:
-    """Let the belief predict an answer, pass by pass, so that rows come when they would."""
-    work = new_work(banks_of(belief))._replace(rows=filled(bigrams))
-    bank, length = put(new_bank(), 0, one.ids, 1), one.prompt
+    """Let the mixer predict an answer, pass by pass, so that rows come when they would."""
+    search, rows = new_search(), bigrams.copy()
+    text, length = with_ids(new_index(), 0, one.ids, 1), one.prompt
     while length < len(one.ids):
         end = min(len(one.ids), length + PASS)
-        work = work._replace(new=filled(said(one, length, end, nodes)))
-        advance(bank, end, 0, 0, one.prompt, memory, belief, work, rate, FORGETTING, 1.0, NOTHING)
+        new = emitted(one, length, end, nodes)
+        advance(
+            text, end, 0, 0, one.prompt, answers, rows, new, mixer, search, rate, FORGETTING, 1.0,
+            NO_DRAFT, START,
+        )  # fmt: skip
         length = end
 
 
-def said(one: Passes, start: int, end: int, nodes: int) -> list[int]:
-    """Rows of a pass that told ids[start:end] and had so many nodes, as `auto` keeps them.
+def emitted(one: Passes, start: int, end: int, nodes: int) -> Any:
+    """Rows, (n,) ROW, of a pass that emitted ids[start:end] and had so many nodes, as `auto` keeps
+    them.
 
     Those of rejected nodes are the recorded passes', the first ones where there are more.
     """
     mine = (start <= one.aside[:, 0]) & (one.aside[:, 0] < end) & (one.aside[:, 1] < nodes)
-    rejected = one.aside[mine][:, 2:].reshape(-1).tolist()
-    accepted = one.rows[start - one.prompt : end - one.prompt].reshape(-1).tolist()
-    return [*rejected, *accepted]
+    rows = np.concatenate(
+        [one.aside[mine][:, 2:], one.rows[start - one.prompt : end - one.prompt]], dtype=np.int32
+    )
+    return rows.view(ROW)[:, 0]
 
 
-def forget_rows(belief: Belief) -> None:
+def forget_rows(mixer: Mixer) -> None:
     """As if no row had been seen: they weigh nothing, and whom they name does not matter."""
-    inputs, blank = banks_of(belief) * ORDERS, untaught(banks_of(belief))
-    belief.cells[inputs * CELLS * VALUES :] = blank.cells[inputs * CELLS * VALUES :]
-    for at, named in weights_of(inputs, belief):
-        if named:
-            belief.weights[at : at + inputs + 2] = belief.weights[at - inputs - 2 : at]
-        belief.weights[at + inputs] = 0.0
+    mixer.cells[-1] = untaught(mixer.indexes).cells[-1]
+    mixer.weights[AFTER + 1 :: NAMED] = mixer.weights[AFTER::NAMED]
+    mixer.weights[:, -2] = 0.0
 
 
-def restore(belief: Belief, before: Belief) -> None:
+def restore(mixer: Mixer, before: Mixer) -> None:
     """Where no row names a candidate, all is as before."""
-    inputs = banks_of(belief) * ORDERS
-    belief.cells[: inputs * CELLS * VALUES] = before.cells[: inputs * CELLS * VALUES]
-    for at, named in weights_of(inputs, belief):
-        if not named:
-            for place in (*range(at, at + inputs), at + inputs + 1):
-                belief.weights[place] = before.weights[place]
+    mixer.cells[:-1] = before.cells[:-1]
+    unnamed = [*range(AFTER), *range(AFTER, len(mixer.weights), NAMED)]
+    for column in (*range(mixer.weights.shape[1] - 2), -1):  # but the row's own
+        mixer.weights[unnamed, column] = before.weights[unnamed, column]
 
 
-def weights_of(inputs: int, belief: Belief) -> Iterator[tuple[int, bool]]:
-    """Where each row of weights begins, and whether it is for whom the target's row names."""
-    for row, at in enumerate(range(0, len(belief.weights), inputs + 2)):
-        yield at, row >= AFTER and (row - AFTER) % KNOWN == 1
-
-
-class Replayed(Mixture):
+class Replayed(AutoState):
     """A state that is handed recorded rows."""
 
-    new: Sequence[int] = ()
+    recorded: Any = UNTUNED[:0]
 
-    def keep(self) -> None:
-        self.work = self.work._replace(new=filled(self.new))
+    def keep_logits(self) -> None:
+        self.new_rows = self.recorded
 
 
-def replay(belief: Belief, one: Passes, cost: float, arm: str, bigrams: Ints) -> np.ndarray:
+def replay(mixer: Mixer, one: Passes, cost: float, arm: str, bigrams: Any) -> np.ndarray:
     """Tokens, passes and nodes of one answer."""
-    state = Replayed(adaptable(belief), bigrams=bigrams)
+    state = Replayed(adaptable(mixer), bigrams=bigrams)
     context = opened(one.ids, one.prompt, cost, state)
     found, length = np.zeros(3), one.prompt
     while length < len(one.ids):
@@ -124,7 +116,7 @@ def replay(belief: Belief, one: Passes, cost: float, arm: str, bigrams: Ints) ->
         while end < len(one.ids) and (node, one.ids[end - 1]) in children:
             node, end = children[node, one.ids[end - 1]], end + 1
         if arm != IDS:
-            state.new = said(one, length, end, 0 if arm == ACCEPTED else len(draft))
+            state.recorded = emitted(one, length, end, 0 if arm == ACCEPTED else len(draft))
         follow(state, context, one.ids, length, end, cost * len(draft))
         found += end - length, 1, len(draft)
         length = end
@@ -132,7 +124,7 @@ def replay(belief: Belief, one: Passes, cost: float, arm: str, bigrams: Ints) ->
 
 
 def judge(
-    passes: Sequence[Passes], priors: dict[bool, Belief], arm: str, bigrams: Ints
+    passes: Sequence[Passes], priors: dict[bool, Mixer], arm: str, bigrams: Any
 ) -> dict[str, np.ndarray]:
     """By task: tokens, passes and nodes for each cost of a node."""
     tasks = {one.task: np.zeros((len(COSTS), 3)) for one in passes}
@@ -156,17 +148,17 @@ def main() -> None:
     passes, bigrams = read(options.passes), bigrams_of(options.passes)
     if options.save:
         priors = load(FILE)
-        for belief in priors.values():
-            teach(belief, passes, bigrams)
+        for mixer in priors.values():
+            teach(mixer, passes, bigrams)
         save(FILE, priors)
         return
     base: list[float] = []
     for arm in (IDS, ACCEPTED, ALL, TUNED):
         halves = {half: load(FILE)[1] for half in (False, True)}
         if arm != IDS:
-            for half, belief in halves.items():
+            for half, mixer in halves.items():
                 mine = [one for one in passes if one.half == half]
-                teach(belief, mine, bigrams, arm != ACCEPTED)
+                teach(mixer, mine, bigrams, arm != ACCEPTED)
         tasks = judge(passes, halves, arm, bigrams if arm == TUNED else UNTUNED)
         found = [at_nodes(sum(tasks.values()), n) for n in NODES]
         base = base or found

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +20,11 @@ import torch
 from draftsmith.bench import generations
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.drafters.auto import PACE, Mixture
-from draftsmith.drafters.mixture.bigrams import placed
-from draftsmith.drafters.mixture.candidates import LARGEST
-from draftsmith.drafters.mixture.compiled import Ints, floats
-from draftsmith.drafters.mixture.prior import prior
-from draftsmith.drafters.mixture.rows import WIDTH, best
+from draftsmith.drafters.auto import PACE, AutoState
+from draftsmith.drafters.bigrams import table_of
+from draftsmith.drafters.logit_rows import WIDTH, best
+from draftsmith.drafters.mixer_prior import prior
+from draftsmith.drafters.tree_search import LARGEST
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -73,27 +73,27 @@ def read(path: Path) -> list[Passes]:
         ]  # fmt: skip
 
 
-def bigrams_of(path: Path) -> Ints:
+def bigrams_of(path: Path) -> Any:
     """The model's bigrams, each in its place."""
     with np.load(path) as found:
-        return placed(found["bigrams"], 1 << 30)
+        return table_of(found["bigrams"], 1 << 30)
 
 
-def opened(ids: list[int], prompt: int, cost: float, state: Mixture) -> Context:
+def opened(ids: list[int], prompt: int, cost: float, state: AutoState) -> Context:
     """A context of the prompt, which the state has read; nodes cost so much."""
     told = ids[:prompt]
     context = Context(told, prompt, 2**30, SamplingParams(), Gumbel(0), budget=LARGEST)
-    state.widths, state.costs = floats([0.0, LARGEST]), floats([1.0, 1.0 + cost * LARGEST])
+    state.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + cost * LARGEST]])
     state.take(context)
     state.read()
     return context
 
 
 def follow(
-    state: Mixture, context: Context, ids: list[int], start: int, end: int, cost: float
+    state: AutoState, context: Context, ids: list[int], start: int, end: int, cost: float
 ) -> None:
     """Tell the state what the pass said, and what its nodes cost."""
-    state.told, context.ids = start, ids[:end]
+    state.emitted, context.ids = start, ids[:end]
     state.take(context)
     state.tokens += PACE * (end - start - state.tokens)
     state.cost += PACE * (1 + cost - state.cost)
@@ -101,7 +101,7 @@ def follow(
 
 def record(runner: Runner, task: str, ids: list[int], prompt: int) -> Passes:
     """One answer, given again."""
-    state = Mixture(prior(1))
+    state = AutoState(prior(1))
     context = opened(ids, prompt, COST, state)
     row = runner.open(ids[:prompt])
     runner.prefill(row)
@@ -110,8 +110,7 @@ def record(runner: Runner, task: str, ids: list[int], prompt: int) -> Passes:
         context.depth = len(ids) - length
         draft = state.draft(context)
         logits = runner.forward([row], [draft])[0].logits
-        found = np.array(best([ids[length - 1], *draft.tokens], logits), np.int32)
-        found = found.reshape(-1, WIDTH)
+        found = best([ids[length - 1], *draft.tokens], logits).view(np.int32).reshape(-1, WIDTH)
         path, node, children = [], -1, draft.children()
         while length + len(path) < len(ids) - 1:
             child = children.get((node, ids[length + len(path)]))
@@ -147,7 +146,8 @@ def main() -> None:
     parser.add_argument("--output", "-o", type=Path, default=Path("passes.npz"))
     options = parser.parse_args()
     model = load("smollm2", dtype="float32", prepack=True)
-    arrays, names = {"bigrams": np.array(bigrams(model), np.int32)}, []
+    rows = bigrams(model).view(np.int32).reshape(-1, WIDTH)
+    arrays, names = {"bigrams": rows}, []
     for number, one in enumerate(answers(options.answers, model)):
         names.append(f"{number}:{one.task}")
         arrays |= {
