@@ -25,7 +25,6 @@ ORDER = [
     {"drafters"},
     {"engine"},
     {"integrations", "bench", "testing", "train", "server", "tune"},
-    {"hf"},
     {"cli"},
 ]
 """Lower never imports higher."""
@@ -77,7 +76,7 @@ def test_the_core_is_pure_torch() -> None:
         assert "import transformers" not in text
 
 
-def test_only_model_and_hf_touch_transformers() -> None:
+def test_only_model_and_integrations_touch_transformers() -> None:
     allowed = {"model", "integrations", "cli"}
     for path in files():
         if path.relative_to(SOURCE).parts[0] not in allowed:
@@ -113,18 +112,6 @@ def test_importing_touches_no_global_state() -> None:
         "assert (a, s) == (torch.get_num_threads(), torch.initial_seed())"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
-
-
-def test_the_old_name_of_the_transformers_integration_still_works() -> None:
-    code = (
-        "import warnings; warnings.simplefilter('always');\n"
-        "with warnings.catch_warnings(record=True) as said:\n"
-        "    from draftsmith.hf import accelerate, restore\n"
-        "import draftsmith\n"
-        "assert accelerate is draftsmith.accelerate and restore is draftsmith.restore\n"
-        "assert any('integrations.transformers' in str(w.message) for w in said), said\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_wheel_stays_small() -> None:
