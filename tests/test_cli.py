@@ -1014,15 +1014,6 @@ def test_demo_reports_a_difference(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("smollm2")
-def test_demo_on_the_real_model_says_the_same() -> None:
-    turns = [turn for talk in builtin.talks() for turn in talk]
-    result = call("demo", "--dtype", "float32")
-    assert result.exit_code == 0, result.output
-    assert result.stdout.count("identical, all") == len(turns)
-
-
-@pytest.mark.slow
 @pytest.mark.skipif(not BUILTIN_THERE, reason="the built-in model is not in this tree")
 def test_demo_on_the_built_in_model_says_the_same() -> None:
     result = call("demo", "-m", "edit-7m", "--max-new-tokens", "200", "--dtype", "float32")
