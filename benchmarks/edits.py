@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from itertools import islice
 from pathlib import Path
@@ -58,26 +58,32 @@ def asked(edit: dict[str, Any]) -> dict[str, Any]:
 
 def quality(rows: Sequence[Generation], before: dict[str, str]) -> str:
     """Return what answers are worth; `before`: the old files by id."""
-    new = {row.id: str(row.reference) for row in rows}
-    close = [SequenceMatcher(None, r.text, new[r.id], autojunk=False).ratio() for r in rows]
+
+    def close(texts: Iterable[str]) -> float:
+        pairs = zip(texts, (str(row.reference) for row in rows), strict=True)
+        return median(SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in pairs)
+
     differ = sum(row.text.strip() != before[row.id].strip() for row in rows)
-    exact = sum(row.text.strip() == new[row.id].strip() for row in rows)
+    exact = sum(row.text.strip() == str(row.reference).strip() for row in rows)
     return (
-        f"{differ} of {len(rows)} answers differ from the old file, {exact} are the commit's; "
-        f"median similarity to the commit's {median(close):.3f}"
+        f"{differ} of {len(rows)} answers differ from the old file, {exact} are the commit's, "
+        f"{sum(row.finish_reason == 'stop' for row in rows)} ended by themselves; "
+        f"median similarity to the commit's {close(row.text for row in rows):.3f}, "
+        f"of the old files {close(before[row.id] for row in rows):.3f}"
     )
 
 
 def measure(args: argparse.Namespace) -> Blocks:
     model = load(args.model, dtype=args.dtype, prepack=True)
     edits = [*islice(shared.held_out(args.data, model.tokenizer, args.context), args.limit)]
+    args.name += f".{args.answers}"
     path = args.write or args.output / "edits.prompts.jsonl"
     write_text(path, "".join(json.dumps(asked(edit)) + "\n" for edit in edits))
     if args.write:
         return
     arms, dictate = build(model, [parse_arm(arm) for arm in ARMS]), args.answers == "commit"
     plan = RunPlan(model, arms, read(path).records, SamplingParams(), args.runs, dictate=dictate)
-    found, rows = shared.answers(args.output, f"edits.{args.answers}", plan).rows, []
+    found, rows = shared.answers(args.output, args.name, plan).rows, []
     by_arm = {arm: sorted((r for r in found if r.arm == arm), key=lambda r: r.key) for arm in ARMS}
     plain, lookup = ([row.seconds for row in by_arm[arm]] for arm in (PLAIN, LOOKUP))
     for arm, own in by_arm.items():

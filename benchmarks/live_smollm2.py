@@ -80,6 +80,7 @@ def told(section: Section) -> str:
 
 
 def measure(args: argparse.Namespace) -> Blocks:
+    args.name += ".as_loaded" * args.as_loaded
     if not args.as_loaded:
         shared.draftsmith("tune", "auto", args.model)
     known = ["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []
@@ -87,12 +88,11 @@ def measure(args: argparse.Namespace) -> Blocks:
         model = load(args.model, dtype=dtype, prepack=True)
         asked, how = shared.live(args.data, args.limit), {"max_new_tokens": args.max_new_tokens}
         plan = RunPlan(model, build(model, [parse_arm("none")]), asked, SamplingParams(), **how)
-        plain = shared.answers(args.output, f"live.{dtype}.plain", plan).path
+        plain = shared.answers(args.output, f"live_smollm2.{dtype}.plain", plan).path
         plan = replace(plan, arms=arms(model, plain, args))
         if dtype != "float32":
             plan = replace(plan, records=read(plain).records, dictate=True)
-        name = f"live.{dtype}{'.as_loaded' * args.as_loaded}"
-        [section] = sections([shared.answers(args.output, name, plan).rows])
+        [section] = sections([shared.answers(args.output, f"{args.name}.{dtype}", plan).rows])
         yield told(section)
 
 

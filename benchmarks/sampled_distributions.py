@@ -69,6 +69,7 @@ def measure(args: argparse.Namespace) -> Blocks:
     }
     draws = args.draws
     if args.transformers:
+        args.name += ".transformers"
         arms, draws = (
             {name: partial(toys.theirs, given) for name, given in peers().items()},
             draws // 10,

@@ -96,12 +96,14 @@ def run(
 ) -> bool:
     """Print what a benchmark yields and write it to NAME.md; return whether a promise was broken.
 
-    `args.results` are in NAME.jsonl, so the same command goes on after an interruption.
+    The benchmark finds `args.results`, which are in NAME.jsonl, so that the same command goes on
+    after an interruption; it may change `args.name`.
     """
     args = options.parse_args(words)
     logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
     known = {"threads": args.threads, "machine": machine(), **versions()}
+    args.name = options.name
     args.results = Results(args.output / f"{options.name}.jsonl", **known)
     blocks, found = [setup()], benchmark(args)
     print(blocks[0], flush=True)
@@ -111,7 +113,7 @@ def run(
         except StopIteration as ended:
             return bool(ended.value)
         print(f"\n{blocks[-1]}", flush=True)
-        write_text(args.output / f"{options.name}.md", "\n\n".join(blocks) + "\n")
+        write_text(args.output / f"{args.name}.md", "\n\n".join(blocks) + "\n")
 
 
 def setup() -> str:

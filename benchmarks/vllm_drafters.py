@@ -1,12 +1,11 @@
 """Our drafters beside vLLM's own `ngram` and `suffix`, with the Python that vLLM is installed for.
 
-    python -m benchmarks.vllm_drafters replay DATA
-    python -m benchmarks.vllm_drafters cost DATA
+    python -m benchmarks.vllm_drafters {replay,cost} DATA
 
 The very proposers on recorded answers, as if the target had just written them; no model is run
 (`benchmarks/vllm_rows.py`). `replay`: tokens per pass at equal drafted tokens; `auto` is drawn as a
 curve over what a drafted token is said to cost, and read where the other one drafts. `cost`:
-processor time of drafting at 8,192 tokens of context. Without vLLM only ours run.
+processor time of drafting behind 8,192 tokens. Without vLLM only ours run.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def cost(args: argparse.Namespace, encoding: Encoding) -> Iterator[list[str]]:
             found = Count()
             first = decode(proposer, Batch.of(begun, 201, turn), rest, found)
         times = sorted(1e6 * spent for spent in found.times)
-        figures = (median(times), times[len(times) * 9 // 10], 1e6 * found.seconds / found.tokens)
+        figures = median(times), times[len(times) * 9 // 10], 1e6 * found.seconds / found.tokens
         yield [name, *(f"{figure:.0f}" for figure in figures), f"{1e3 * first / args.rows:.2f}",
                f"{found.per_pass[1]:.2f}"]  # fmt: skip
 
@@ -92,6 +91,7 @@ HEADS = {
 
 
 def measure(args: argparse.Namespace) -> Blocks:
+    args.name += f".{args.way}"
     args.proposers, lines = proposers(), {"replay": replay, "cost": cost}[args.way]
     yield table(HEADS[args.way], lines(args, Encoding((args.data / "tokenizers",))))
 

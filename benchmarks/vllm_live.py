@@ -51,14 +51,14 @@ def arms(width: int) -> dict[str, dict[str, Any]]:
 
 
 def session(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in a process of its own, and return what came of it, or its last words."""
+    """Run a job in a process of its own, and return what came of it; raise its last words."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("vllm_session.py"))],
         input=json.dumps(job), capture_output=True, text=True,
         env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
     )  # fmt: skip
     if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1]}
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
     made = next(line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
     found: dict[str, Any] = json.loads(made)
     return found
@@ -79,9 +79,10 @@ def measure(args: argparse.Namespace) -> Blocks:
             **options,
         }
         job = {"llm": llm, "prompts": asked, "max_tokens": args.tokens, "one_process": True}
-        found = args.results.recall(name, job, partial(session, job))  # fmt: skip
-        if "failed" in found:
-            rows.append([name, found["failed"], *[""] * 4])
+        try:
+            found = args.results.recall(name, job, partial(session, job))
+        except RuntimeError as error:
+            rows.append([name, f"{error}", *[""] * 4])
             continue
         answers, counts = found["answers"][0], found["metrics"]
         plain = plain or answers

@@ -305,4 +305,5 @@ SHARED = {
 def test_a_benchmark_of_recorded_data_runs(name: str, shared_data: Path, tmp_path: Path) -> None:
     words = [str(shared_data) if word == "DATA" else word for word in SHARED[name].split()]
     run(name, [*words, "-o", str(tmp_path)])
-    assert re.search(r"^\| ---", (tmp_path / f"{name}.md").read_text(), re.MULTILINE)
+    [page] = tmp_path.glob(f"{name}*.md")
+    assert re.search(r"^\| ---", page.read_text(encoding="utf-8"), re.MULTILINE)
