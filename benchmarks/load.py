@@ -23,7 +23,6 @@ import numpy as np
 from benchmarks.shared import held_out, live, ratio, table
 from benchmarks.turns import AWAKE, Clock, Sleeper, side_by_side
 from draftsmith import builtin
-from draftsmith.bench.plots import STYLE, draw_lines
 from draftsmith.bench.suites import evenly
 from draftsmith.bench.summary import Interval
 from draftsmith.storage import digest
@@ -313,21 +312,3 @@ def block(
             rows.append([str(at_once), f"`{arm}`", f"{tokens / seconds:.1f}", speed, str(len(own)),
                          f"{sum(same)} of {len(same)}", *more(own)])  # fmt: skip
     return f"## {title}\n\n{table((*HEADS, *heads), rows)}"
-
-
-def plot(found: Mapping[int, Rounds]) -> str:
-    """Draw tokens per second over callers, a line for each arm, as an SVG file."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for at_once, rounds in found.items():
-        for arm in rounds[0]:
-            own = [one[arm] for one in rounds if "seconds" in one.get(arm, ())]
-            if own:
-                speed = sum(one["tokens"] for one in own) / sum(one["seconds"] for one in own)
-                points.setdefault(arm, []).append((at_once, speed))
-    drawn = draw_lines(
-        f"tokens per second: {', '.join(points)}",
-        [(own, "o-", {"markersize": 3, "label": arm}) for arm, own in points.items()],
-        xlabel="requests at once", ylabel="tokens per second",
-    )  # fmt: skip
-    drawn = drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return drawn.replace(">", f"><style>{STYLE} svg {{ font-family: sans-serif }}</style>", 1)

@@ -26,7 +26,6 @@ from benchmarks.shared import COMMAND, Blocks, Options, run
 from draftsmith import builtin
 from draftsmith.model.load import folder_of, read_tokenizer
 from draftsmith.model.loaded import last_part
-from draftsmith.storage import write_text
 
 TRANSFORMERS, LLAMA = "transformers serve", "llama-server"
 ARMS = (load.PLAIN, load.AUTO, TRANSFORMERS, LLAMA)
@@ -87,7 +86,6 @@ def measure(args: argparse.Namespace) -> Blocks:
         arms = {arm: partial(started, arm, model, args) for arm in ARMS}
         found = load.compare(args, title, arms, chats, numbered)
         broken |= load.slower(found)
-        write_text(args.output / f"server_load.{last_part(model)}.svg", load.plot(found))
         yield load.block(title, found, HEADS, load.latencies)
     return broken
 

@@ -270,8 +270,6 @@ def run(name: str, words: list[str]) -> None:
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("name", TOYS)
 def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -> None:
-    if name == "server_load":
-        pytest.importorskip("matplotlib")
     typed, wanted = TOYS[name]
     places = {"MODEL": str(folder / "model"), "DATA": str(folder / "data"),
               "PROMPTS": str(folder / "prompts.jsonl")}  # fmt: skip
