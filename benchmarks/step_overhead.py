@@ -19,6 +19,7 @@ from benchmarks.shared import Blocks, Options, random_ids, run
 from draftsmith import Engine
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
+from draftsmith.model.forward import cache_name
 from draftsmith.testing import Scripted
 
 Pairs = list[list[float]]
@@ -46,12 +47,13 @@ def step_and_forward(engine: Engine, width: int, args: argparse.Namespace) -> Pa
     drafter = Scripted(lambda ctx: Draft.chain(wrong[: ctx.budget], "scripted"))
     steps = engine.stream(ids, drafter=drafter, budget=width, max_new_tokens=2000, temperature=0)
     model, cache = engine.model.model, DynamicCache()
+    own = {cache_name(model.forward): cache}
 
     def forward(new: list[int], keep: int) -> None:
         with torch.inference_mode():
             past = cache.get_seq_length()
             places = torch.arange(past, past + len(new))[None]
-            model(torch.tensor([new]), position_ids=places, past_key_values=cache, use_cache=True)
+            model(torch.tensor([new]), position_ids=places, **own, use_cache=True)
             for layer in cache.layers:
                 layer.keys = layer.keys[..., : past + keep, :]
                 layer.values = layer.values[..., : past + keep, :]

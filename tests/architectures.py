@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -189,3 +190,18 @@ def prompt(length: int, seed: int = 2) -> list[int]:
     """Random token ids, none of them special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB, (length,), generator=generator).tolist()
+
+
+def skip_lost_prefix(model: Any) -> None:
+    """Skip the test where PEFT hands a prefix over under a name that this transformers ignores.
+
+    PEFT 0.21 does so with transformers 5.24: its own `generate` then answers without the prefix.
+    """
+    if model.active_peft_config.peft_type != "PREFIX_TUNING":
+        return
+    options = {"input_ids": torch.tensor([prompt(9)]), "max_new_tokens": 6, "do_sample": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answers = [one.generate(**options).tolist() for one in (model, model.get_base_model())]
+    if answers[0] == answers[1]:
+        pytest.skip("this PEFT loses the prefix with this transformers")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 import os
+import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 from dataclasses import MISSING, fields, replace
@@ -17,9 +23,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import typer
 from gguf import GGMLQuantizationType as Kind
+from huggingface_hub import HfApi, constants
+from rich.console import Console
 
 import draftsmith
 import gguf_files
@@ -29,16 +36,18 @@ from draftsmith import builtin
 from draftsmith.cli import app, loading
 from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
+from draftsmith.cli import run as cli_run
 from draftsmith.cli.doctor import recommend
 from draftsmith.cli.options import REQUIRED, as_typed, declared
 from draftsmith.cli.render import say_end
+from draftsmith.cli.report import note, showing
 from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Stream
 from draftsmith.errors import LoadError
-from draftsmith.model.choice import Measured
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.text.repetition import looping, lost_lines, repeated_lines
+from draftsmith.text.repetition import looping, lost_lines, repeated_lines, surroundings
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
 BUILTIN_THERE = "edit-7m" in builtin.names()
@@ -177,7 +186,7 @@ def test_run_with_stats_keeps_stdout_for_the_answer(model: str) -> None:
     common = ["run", "-m", model, "hello hello hello", "--max-new-tokens", "30"]
     result = call(*common, "--stats", "--show-drafts")
     assert result.stdout == call(*common).stdout  # no colours: this is no terminal
-    for word in ("passes", "guessed by", "draft position", "prefill", "tokens per second"):
+    for word in ("passes", "guessed by", "draft position", "target", "tokens per second"):
         assert word in result.stderr
 
 
@@ -231,6 +240,68 @@ def test_an_edit_that_loses_lines_is_told(model: str, tmp_path: Path) -> None:
     assert "of the file's 6 lines are gone; compare before you use it" in result.stderr
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_edit_in_the_help_is_answered_rightly(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The built-in model's own example, as it stands in `run --help`."""
+    monkeypatch.chdir(tmp_path)
+    shown = inspect.getdoc(cli_run.run) or ""
+    (made,) = re.findall(r"^printf .*> app.py$", shown, re.M)
+    (asked,) = re.findall(r"^draftsmith (run .*--edit.*) > new.py$", shown, re.M)
+    subprocess.run(made, shell=True, check=True)
+    before = Path("app.py").read_text()
+    result = call(*shlex.split(asked), "--dtype", dtype)
+    assert result.exit_code == 0, result.output
+    assert before.count("config") == 2
+    assert result.stdout == before.replace("config", "settings")
+    assert "renames words, not always rightly; compare before you use it" in result.stderr
+
+
+FENCED = f"Here is the new file:\n\n```python\n{BEFORE}```\n\nI renamed foo to baz.\n"
+
+
+@pytest.mark.parametrize(
+    ("after", "around"),
+    [
+        (BEFORE, []),
+        (BEFORE.replace("foo", "baz"), []),
+        (FENCED, ["code fences", "words"]),
+        (f"```python\n{BEFORE}```\n", ["code fences"]),
+        (f"~~~\n{BEFORE}~~~", ["code fences"]),
+        (f"```python\n{BEFORE}", ["code fences"]),  # cut before the end
+        (f"Sure! Here's the file\n{BEFORE}", ["words"]),
+        (f"Here is the new content of a.py:\n\n{BEFORE}", ["words"]),
+        (f"{BEFORE}\nThe function is now called baz.\n", ["words"]),
+        ("I cannot edit files, but I can help you.", ["words"]),
+        ("# The file's own remark, with more words.\n" + BEFORE, []),
+        ("", []),
+    ],
+)
+def test_what_stands_around_an_edited_file(after: str, around: list[str]) -> None:
+    assert surroundings(BEFORE, after) == around
+
+
+def test_prose_and_fences_of_the_files_own_are_no_surroundings() -> None:
+    page = "# Title\n\nThis is the first sentence.\n\n```sh\nls\n```\n"
+    assert surroundings(page, page) == surroundings(page, page.replace("ls", "pwd")) == []
+    assert surroundings(page, page.replace("first", "only")) == []
+    poem = "The sun is out today.\nThe moon is not.\n"
+    assert surroundings(poem, poem.replace("sun", "rain")) == []
+
+
+def test_an_edit_with_prose_around_it_is_told(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(BEFORE)
+    result = replace(Engine(model).generate([5], max_new_tokens=1), text=FENCED)
+    monkeypatch.setattr(Stream, "result", property(lambda _: result))
+    said = call("run", "-m", model, "--edit", str(path), "rename foo", "--max-new-tokens", "2")
+    assert said.exit_code == 0
+    assert "note: code fences and words stand around the new file; take them out" in said.stderr
+
+
 def test_lost_lines() -> None:
     renamed = BEFORE.replace("foo", "baz")
     assert lost_lines(BEFORE, renamed) == lost_lines(BEFORE, renamed + "more\n") == 0
@@ -250,7 +321,8 @@ def test_an_edit_that_repeats_lines_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("draftsmith.cli.render.note", told.append)
     for text in (BEFORE, 2 * BEFORE):
         answer = SimpleNamespace(tokens=[1], finish_reason="stop", text=text)
-        say_end(SimpleNamespace(model=SimpleNamespace(context_length=None)), answer, BEFORE)  # type: ignore[arg-type]
+        model = SimpleNamespace(context_length=None, name="x")
+        say_end(SimpleNamespace(model=model), answer, BEFORE)  # type: ignore[arg-type]
     assert told == ["note: 4 lines are there again and again; compare before you use it"]
 
 
@@ -305,7 +377,7 @@ def test_the_real_model_answers_where_it_is_installed(
     result = call("run", *few)
     assert json.loads(result.stdout)["model"] == str(path)
     assert "ships with this package" not in result.stderr
-    assert "plain passes and those over" in call("run", *few, "--stats").stderr
+    assert "weights      float32" in call("run", *few, "--stats").stderr
     assert "small.gguf in " in call("chat", stdin="").stderr
     assert "edit-7m" in json.loads(call("run", "-m", "edit-7m", *few).stdout)["model"]
     assert own_builtin.exists()
@@ -403,14 +475,14 @@ def test_empty_stdin(model: str) -> None:
     [
         (["-d", "copyspek"], "Did you mean 'copyspec'"),
         (["-d", "copyspec(gama=2)"], "Did you mean 'gamma'"),
-        (["-d", "copyspec(gamma=0)"], "gamma=0 cannot work"),
+        (["-d", "copyspec(gamma=0)"], "copyspec: gamma must be an integer >= 1, got 0"),
         (["-d", "copyspec(3)"], "name the options"),
-        (["--budget", "many"], "--budget='many' cannot work"),
-        (["--temperature", "-1"], "--temperature=-1.0 cannot work"),
-        (["--top-p", "0"], "--top-p=0.0 cannot work"),
-        (["--max-new-tokens", "-3"], "--max-new-tokens=-3 cannot work"),
-        (["--stop", ""], "--stop="),
-        (["-n", "0"], "-n=0 cannot work"),
+        (["--budget", "many"], "--budget must be an integer >= 0"),
+        (["--temperature", "-1"], "--temperature must be a number >= 0 (0 is greedy), got -1.0"),
+        (["--top-p", "0"], "--top-p must be a number > 0 and <= 1, got 0.0"),
+        (["--max-new-tokens", "-3"], "--max-new-tokens must be an integer >= 0, got -3"),
+        (["--stop", ""], "--stop must be non-empty strings"),
+        (["-n", "0"], "Error: -n must be an integer >= 1, got 0"),
         (["--device", "nonsense"], "--device='nonsense' cannot be used here"),
         (["--dtype", "nonsense"], "unknown dtype 'nonsense'"),
         (["-f", "-"], "standard input cannot be both"),
@@ -477,11 +549,16 @@ def start(*args: str, before: str = "") -> subprocess.Popen[bytes]:
     )
 
 
+def beside_waits(errors: bytes) -> str:
+    """What a command said on stderr, but for what took long on a busy machine."""
+    return re.sub("^(loading|waiting) .*….*\n", "", errors.decode(), flags=re.M)
+
+
 def test_libraries_say_nothing(model: str) -> None:
     """Neither how loading goes on, nor what is for programmers."""
     few = ("--max-new-tokens", "2", "--threads", "1")
     _, errors = start("run", "-m", model, "hello", *few).communicate(timeout=3000)
-    assert errors.decode() == "note: cut after 2 tokens; --max-new-tokens sets this\n"
+    assert beside_waits(errors) == "note: cut after 2 tokens; --max-new-tokens sets this\n"
 
 
 def test_what_goes_into_a_pipe_is_not_damaged_for_the_locale(
@@ -552,7 +629,7 @@ def test_closed_pipe_is_no_error(endless: list[str]) -> None:
     assert process.wait(timeout=3000) == 141
     errors = process.stderr.read()
     process.stderr.close()
-    assert errors == b""
+    assert beside_waits(errors) == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -600,41 +677,95 @@ def test_chat_survives_mistakes(model: str) -> None:
 
 
 def test_chat_refuses_bad_options(model: str) -> None:
-    assert "--top-k=-1" in fails(2, "chat", "-m", model, "--top-k", "-1")
+    assert "--top-k must be" in fails(2, "chat", "-m", model, "--top-k", "-1")
 
 
-@pytest.mark.parametrize(
-    ("cores", "others", "usual", "wanted"),
-    [(2, 0.3, 2, None), (2, 1.0, 2, 1), (2, 5.0, 2, 1), (64, 20.0, 32, None), (64, 40.0, 32, 24)],
-)
-def test_threads_that_would_wait_for_a_core_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    cores: int, others: float, usual: int, wanted: int | None,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(loading, "_OURS", set(range(cores)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: usual)
-    monkeypatch.setattr(loading, "_cores_of_others", lambda: others)
-    assert loading.idle() == wanted
-    assert (f"{others:.1f} of {cores} cores" in capsys.readouterr().err) == (wanted is not None)
+# --- what takes long ---------------------------------------------------------------------------
 
 
-def test_other_work_is_what_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stat = tmp_path / "stat"
-    ours = "cpu1 900 100 300 99999 99999 10 20 30 5 5\ncpu3 100 100 0 9999 9999 0 0 0 0 0\n"
-    stat.write_text(f"cpu  9000 900 900 9 9 9 9 9 9 9\ncpu0 8000 700 600 9 9 9 9 9\n{ours}\n")
-    monkeypatch.setattr(loading, "_OURS", {1, 3})
-    monkeypatch.setattr(loading, "Path", lambda _: stat)
-    monkeypatch.setattr(os, "sysconf", lambda _: 100)
-    monkeypatch.setattr(time, "process_time", lambda: 3.6)
-    assert loading._busy_seconds() == pytest.approx(15.6 - 3.6)
-    monkeypatch.setattr(loading, "_BEGAN", (100.0, 2.0))
-    monkeypatch.setattr(time, "perf_counter", lambda: 110.0)
-    assert loading._cores_of_others() == pytest.approx(1.0)
-    for sandbox in ("", "\n", "cpu1 some\n", "cpu1 1 2\n"):
-        stat.write_text(sandbox)
-        assert loading._busy_seconds() == 0
-    stat.unlink()
-    assert loading._busy_seconds() == 0
+def test_what_takes_long_is_said_in_a_pipe_too(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = call("run", "-m", model, "hello", "--max-new-tokens", "2")
+    started = []
+
+    class Late:
+        """A timer whose time is over as soon as it starts."""
+
+        def __init__(self, seconds: float, function: Any, given: list[Any]) -> None:
+            started.append(seconds)
+            self.start = lambda: function(*given)
+
+        def cancel(self) -> None:
+            pass
+
+    monkeypatch.setattr(loading, "Timer", Late)
+    slow = call("run", "-m", model, "hello", "--max-new-tokens", "2")
+    assert slow.stdout == quick.stdout
+    lines = slow.stderr.splitlines()
+    assert lines[0] == f"loading {Path(model).name} …"
+    assert lines[1].startswith("waiting for the first token …")
+    assert all(seconds > 1 for seconds in started)
+
+
+def test_first_uses_say_why_they_take_longer(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    assert "converted once" in loading._loading(str(tmp_path / "m.gguf"))
+    assert "from the hub" in loading._loading("org/model")
+    assert loading._loading(str(tmp_path)) == f"loading {tmp_path.name} …"
+
+
+def test_a_note_stands_above_a_spinner() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, highlight=False)
+    with showing(console):
+        note("a note")
+    assert "a note" in shown.getvalue()
+
+
+@pytest.mark.parametrize("name", ["smolm2", "SmolLM2", "smollm", "edit7m", "edit-7"])
+def test_a_misspelt_name_is_answered_with_the_known_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(HfApi, "model_info", ask)
+    said = fails(2, "run", "-m", name, "hello")
+    assert re.search(r"did you mean '(smollm2|edit-7m)'\?", said)
+    assert "The names are smollm2, edit-1m" in said
+    with pytest.raises(LoadError, match="did you mean"):
+        Engine(name)
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    asked = []
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            asked.append(1)
+            connection.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    port = server.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    try:
+        with pytest.raises(
+            LoadError, match=r"'org/model' cannot be read: no such folder, and the hub"
+        ):
+            Engine("org/model")
+        with pytest.raises(LoadError, match="the names known here are smollm2, edit-1m"):
+            Engine("somemodel")
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+    assert len(asked) <= 4  # the hub's library alone tries six times for each
 
 
 # --- drafters and doctor -------------------------------------------------------------------------
@@ -644,6 +775,25 @@ def test_drafters_lists_all() -> None:
     result = call("drafters")
     for words in ("auto", "copyspec", "gamma=3, block=10", "none", "prompt_lookup"):
         assert words in result.stdout
+
+
+def test_tables_in_a_pipe_are_not_padded() -> None:
+    for line in call("drafters").stdout.splitlines():
+        assert line == line.rstrip()
+
+
+def test_max_tokens_is_another_name(model: str) -> None:
+    record = json.loads(call("run", "-m", model, "hello", "--max-tokens", "2", "--json").stdout)
+    assert len(record["answers"][0]["tokens"]) == 2
+    said = fails(2, "run", "-m", model, "hello", "--max-tokens", "-2")
+    assert "--max-new-tokens must be an integer >= 0, got -2" in said
+
+
+def test_stats_name_the_phases_that_took_time(model: str) -> None:
+    short = call("run", "-m", model, "hello", "--max-new-tokens", "2", "--stats").stderr
+    assert "prefill" not in short
+    long = call("run", "-m", model, "hello " * 200, "--max-new-tokens", "2", "--stats").stderr
+    assert " = prefill " in long
 
 
 def test_what_is_read_of_drafters_is_what_they_are() -> None:
@@ -763,9 +913,36 @@ def test_doctor_compares_types_laid_out_alike(model: str, monkeypatch: pytest.Mo
     assert asked == {"torch.float32": True, "torch.bfloat16": True}
 
 
+def test_doctor_says_which_dtype_was_not_tried(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftsmith.model.measure.pass_cost", lambda *_, **__: {1: 1.0, 8: 1.0})
+    monkeypatch.setattr("draftsmith.model.measure._too_much", lambda *_: "it is too large")
+    assert "bfloat16 was not tried: it is too large" in call("doctor", model).stdout
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [("uvicorn", "a server needs uvicorn"), ("draftsmith.lost", None)]
+)
+def test_only_what_the_extra_brings_is_called_missing(
+    missing: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "draftsmith.server.api":
+                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(sys, "meta_path", [Lost(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "draftsmith.server.api", raising=False)
+    result = call("serve", "-m", "edit-1m")
+    if said is None:
+        assert isinstance(result.exception, ModuleNotFoundError)
+    else:
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:
     def told(shape: str = "tree", **seconds: dict[int, float]) -> Any:
-        return recommend(Measured("float32", seconds, {}, frozenset(seconds)), shape)
+        return recommend(seconds, {*seconds}, shape)
 
     slow_when_wide = told(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.5, 8: 5.0})
     assert slow_when_wide["dtype"] == "float32"
@@ -776,6 +953,10 @@ def test_doctor_recommends_by_plain_and_wide_passes() -> None:
     faster = told(float32={1: 1.0, 8: 2.5}, bfloat16={1: 0.5, 8: 1.2})
     assert faster["dtype"] == "bfloat16"
     assert "near-ties" in faster["explained"][0]
+    costs = {"float32": {1: 1.0, 8: 2.5}, "bfloat16": {1: 0.5, 8: 1.2}}
+    rounding = recommend(costs, {"float32"}, "tree")  # a float32 checkpoint
+    assert rounding["dtype"] == "float32"
+    assert "500.0 and 1200.0 in bfloat16 (which rounds these weights)" in rounding["explained"][0]
     assert "do not pay" in told(float32={1: 0.5, 8: 5.0})["explained"][1]
     assert "no use" in told("plain", float32={1: 1.0})["explained"][1]
 

@@ -91,3 +91,10 @@ def test_bad_input_is_named(folder: Path, tmp_path: Path) -> None:
     assert "not UTF-8" in fails(folder, folder, tmp_path / "image.txt")
     missing = tmp_path / "no" / "such" / "model"
     assert f"there is no folder {missing}" in fails(folder, missing)
+
+
+def test_g3_every_name_of_a_model_works(tiny_smollm2: Path, folder: Path) -> None:
+    for name in ("smollm2", tiny_smollm2):
+        told = json.loads(shown(name, folder, "--json"))
+        assert told["pairs"][0]["shared"] >= len(tiny.tokenizer()) - 3
+        assert shown(name, "edit-7m").count(Path(name).name) >= 2

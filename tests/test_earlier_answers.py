@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -191,6 +194,38 @@ def test_a_file_carries_answers_from_one_engine_to_the_next(tmp_path: Path) -> N
     second.close()
     assert count(remembering(answers_file=path)) == 2, "what was in memory is not lost"
     engine().close()
+
+
+STARTS = """
+import sys
+sys.path.insert(0, "tests")
+from pathlib import Path
+import test_earlier_answers as tests
+tests.remembering(answers_file=Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_e3_an_engine_that_starts_with_the_same_file_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.safetensors"
+    first, synced = remembering(answers_file=path), os.fsync
+    first.generate(PROMPTS[0], max_new_tokens=20)
+    statuses = []
+
+    def fsync(number: int) -> None:
+        """The file is written and has no name yet: now another process starts an engine."""
+        if not statuses:
+            statuses.append(None)
+            statuses[0] = subprocess.run([sys.executable, "-c", STARTS, str(path)]).returncode
+        synced(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    first.close()
+    assert statuses == [0]
+    assert count(remembering(answers_file=path)) == 1
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_file_without_a_bound_is_refused(tmp_path: Path) -> None:

@@ -490,24 +490,24 @@ def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"temperature": -1.0}, "temperature=-1.0"),
-        ({"temperature": float("nan")}, "temperature=nan"),
-        ({"top_p": 0.0}, "top_p=0.0"),
-        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
-        ({"drafter": "copyspec(gamma=0)"}, "gamma=0"),
+        ({"temperature": -1.0}, "temperature must be a number >= 0 (0 is greedy), got -1.0"),
+        ({"temperature": float("nan")}, "got nan"),
+        ({"top_p": 0.0}, "top_p must be a number > 0 and <= 1, got 0.0"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be an integer >= 0, got -1"),
+        ({"drafter": "copyspec(gamma=0)"}, "copyspec: gamma must be an integer >= 1, got 0"),
         ({"drafter": "copyspec(match='middle')"}, "'middle'"),
         ({"drafter": "prompt_lookup(min=4)"}, "min=4"),
         ({"drafter": "copyspec(3)"}, "name the options"),
         ({"drafter": "copyspec(gamma="}, "cannot be read"),
         ({"budget": "wide"}, "'wide'"),
-        ({"n": 0}, "n=0"),
-        ({"max_new_tokens": 2.5}, "max_new_tokens=2.5"),
-        ({"temperature": "0.5"}, "temperature='0.5'"),
-        ({"temperature": float("inf")}, "temperature=inf"),
-        ({"seed": "x"}, "seed='x'"),
-        ({"seed": 2**64}, "from -2**63 to 2**64-1"),
-        ({"seed": 2**64 - 1, "n": 2}, f"seed={2**64}"),
-        ({"temperature": 1e-45}, "temperature=1e-45"),
+        ({"n": 0}, "n must be an integer >= 1, got 0"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be an integer >= 0, got 2.5"),
+        ({"temperature": "0.5"}, "got '0.5'"),
+        ({"temperature": float("inf")}, "got inf"),
+        ({"seed": "x"}, "or None, got 'x'"),
+        ({"seed": 2**64}, f">= {-(2**63)} and <= {2**64 - 1}"),
+        ({"seed": 2**64 - 1, "n": 2}, f"got {2**64}"),
+        ({"temperature": 1e-45}, "temperature must be 0 (greedy) or at least 1e-30, got 1e-45"),
         ({"stop": ["", "a"]}, "non-empty strings"),
         ({"stop_token_ids": ["a"]}, "token ids"),
         ({"logit_bias": {99999: 1.0}}, "99999"),
@@ -577,6 +577,29 @@ def test_threads_that_bring_the_same_new_drafter_bind_it_once(engine: Engine) ->
     other.join()
     assert len(bound) == 1
     assert found[0] is found[1]
+
+
+def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -> None:
+    loading, go = threading.Event(), threading.Event()
+
+    class Loads(Scripted):
+        def bind(self, model: Any) -> Drafter:
+            loading.set()
+            assert go.wait(300)
+            return super().bind(model)
+
+    slow = Loads(lambda _: EMPTY)
+    other = threading.Thread(
+        target=lambda: engine.generate(IDS, drafter=slow, budget=2, max_new_tokens=2)
+    )
+    other.start()
+    try:
+        assert loading.wait(300)
+        for drafter in (Scripted(lambda _: EMPTY), "copyspec(gamma=2)", "none"):
+            assert engine.generate(IDS, drafter=drafter, max_new_tokens=2).tokens
+    finally:
+        go.set()
+        other.join()
 
 
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:

@@ -281,6 +281,57 @@ def test_a_draft_that_meets_a_limit_leaves_the_answer_alone(engine: Engine) -> N
     assert grammar(torch.tensor([ids]), torch.zeros(1, SIZE)).amax() == 0
 
 
+# ------------------------------------------------------------------------------------ keys
+
+NAMED = {key: {"type": "integer"} for key in ("a", "a/b", "t\tt", 'q"q', "é", "🦊")}
+TEXTS = {"type": "string"}
+SPELLINGS = [r"\u0061", r"a\/b", r"\u0061\u002fb", r"t\u0009t", r"q\u0022q", r"\u00e9", r"\u00E9",
+             r"\ud83e\udd8a", r"\uD83E\uDD8A"]  # fmt: skip
+
+
+def fits(schema: Any, text: str) -> bool:
+    """Whether a text is one that a schema's grammar allows from beginning to end."""
+    end = tiny.tokenizer().eos_token_id
+    compiled = Grammars(tiny.tokenizer(), SIZE).compile(Grammar.json_schema(schema), [end])
+    scout = compiled.state(0).scout([])
+    return scout.go(tiny.tokenizer().encode(text)) and scout.matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"additionalProperties": TEXTS},
+        {"additionalProperties": True},
+        {"additionalProperties": False, "patternProperties": {"^[^x]": TEXTS}},
+        {},
+    ],
+)
+def test_s4_a_key_with_escapes_is_the_key_that_it_spells(rest: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": NAMED} | rest
+    inside = {"type": "array", "items": {"$ref": "#/$defs/one"}, "$defs": {"one": schema}}
+    pattern = {"type": "object", "patternProperties": {"^[aé]$": {"type": "integer"}},
+               "additionalProperties": TEXTS}  # fmt: skip
+    for key in SPELLINGS:
+        text = f'{{"{key}":"x"}}'
+        assert not fits(schema, text), key
+        assert not fits(inside, f"[{text}]"), key
+    assert not fits(pattern, r'{"\u0061":"x"}')
+    for text in ('{"a":1}', '{"b":"y"}', r'{"q\"q":1}', r'{"t\tt":1}', '{"é":1}', r'{"n\n":"y"}'):
+        allowed = "patternProperties" not in rest or "1" not in text  # which are strings, too
+        assert fits(schema, text) == fits(inside, f"[{text}]") == allowed, text
+    for text in ('{"a":"x"}', '{"é":"x"}', '{"🦊":"x"}'):
+        assert not fits(schema, text), text
+
+
+def test_s4_control_characters_stay_where_no_key_can_be_misspelled() -> None:
+    closed = {"type": "object", "properties": {"a": TEXTS}, "additionalProperties": False}
+    assert fits(closed, r'{"a":"\u001b[0m"}')
+    assert fits({"type": "object"}, r'{"a":"\u001b[0m"}')
+    assert fits({"const": "\x1b"}, r'"\u001b"')
+    with pytest.raises(OptionError, match="additionalProperties: false"):
+        fits({"type": "object", "properties": {"a": {"const": "\x1b"}}, "required": ["a"]}, "")
+
+
 # ------------------------------------------------------------------------------------ users
 
 

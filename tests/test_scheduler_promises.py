@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 import tiny
+from draftsmith.core import loop
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.session import Session
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import GenerationInterrupted
@@ -211,6 +213,39 @@ def test_drafters_of_one_call_are_not_kept(engine: Engine) -> None:
         del drafter
     gc.collect()
     assert sum(ref() is not None for ref in seen) <= 8
+
+
+@pytest.mark.parametrize("how", ["usual", "cascade", "fails", "stalls", "under way"])
+def test_e5_weights_of_a_draft_model_go_when_other_drafters_came(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+    weights = tiny.model.__wrapped__()
+    drafter: Drafter = DraftModel(weights, tokenizer=tiny.tokenizer(), tokens=3, confidence=0)
+    if how == "cascade":
+        drafter = Cascade((Scripted(lambda _ctx: EMPTY), drafter))
+    engine.generate(PROMPTS[0], max_new_tokens=12, drafter=drafter)
+    if how == "fails":
+        weights.forward = None
+        result = engine.generate(PROMPTS[0], max_new_tokens=12, drafter=drafter, budget=3)
+        assert result.stats.drafter_failures == 1
+    if how == "stalls":
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "LONGEST_DRAFT", -1e9)
+            result = engine.generate(PROMPTS[0], max_new_tokens=12, drafter=drafter, budget=3)
+        assert result.stats.drafter_failures == 1
+        assert any("DrafterStalled" in notice for notice in result.notices)
+    going = engine.stream(PROMPTS[0], max_new_tokens=12, drafter=drafter)
+    next(going)
+    gone = weakref.ref(weights)
+    del drafter, weights
+    for _ in range(8):
+        engine.generate(PROMPTS[0], max_new_tokens=2, drafter=Scripted(lambda _ctx: EMPTY))
+    if how == "under way":
+        list(going)  # what it takes is recorded still
+    del going
+    gc.collect()
+    assert gone() is None
 
 
 def test_several_answers_compute_their_prompt_once() -> None:

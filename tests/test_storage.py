@@ -8,6 +8,8 @@ import json
 import lzma
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +90,105 @@ def test_unwritable_places_are_found_before_the_work(tmp_path: Path) -> None:
         storage.check_writable(tmp_path)
     with pytest.raises(WriteError, match="No such file"):
         storage.check_writable(tmp_path / "no" / "a")
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from draftsmith import storage
+what, path, letter = sys.argv[1], Path(sys.argv[2]), sys.argv[3].encode()
+if what == "check":
+    storage.check_writable(path)
+elif what == "hang":
+    def chunks():
+        yield letter
+        print("began", flush=True)
+        time.sleep(600)
+    storage.write_chunks(path, chunks())
+elif what == "add":
+    lines = storage.JsonLines(path, lambda item: item, '{"n"', None)
+    for _ in range(200):
+        lines.add({"n": sys.argv[3] * 1000})
+else:
+    for _ in range(int(what)):
+        storage.write_chunks(path, [letter * 100_000] * 5)
+"""
+
+
+def child(*arguments: Any) -> subprocess.Popen[str]:
+    """A process of its own that writes, checks or hangs."""
+    command = [sys.executable, "-c", CHILD, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("what", ["check", "1"])
+def test_e3_a_writer_is_disturbed_by_no_other_process(tmp_path: Path, what: str) -> None:
+    """Another one checks the same path, or writes it whole, while this one is half-way."""
+    path = tmp_path / "a"
+    path.write_text("old")
+    seen = []
+
+    def chunks() -> Iterator[bytes]:
+        yield b"first, "
+        ended(child(what, path, "b"))
+        seen.append(path.read_bytes())
+        yield b"second"
+
+    storage.write_chunks(path, chunks())
+    assert seen == [b"old" if what == "check" else b"b" * 500_000]
+    assert path.read_bytes() == b"first, second"  # the last one wins
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_e3_of_several_writers_at_once_each_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    writers = [child(20, path, letter) for letter in "xyz"]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            content = path.read_bytes()
+            seen.add((content[:1], len(content), len(set(content))))
+    for writer in writers:
+        ended(writer)
+    assert seen <= {(letter, 500_000, 1) for letter in (b"x", b"y", b"z")}
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs the locks of POSIX")
+def test_e3_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / ("é[1]" * 40)
+    writers = [child("hang", path, letter) for letter in "xy"]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "began\n"
+    assert len(list(tmp_path.iterdir())) == 2
+    writers[0].kill()
+    writers[0].communicate()
+    mine = tmp_path / f"{path.name}.mine{storage.NEW}"
+    mine.touch()
+    storage.write_text(path, "whole")
+    assert len(list(tmp_path.iterdir())) == 3  # with the living writer's
+    writers[1].kill()
+    writers[1].communicate()
+    storage.write_text(path, "again")
+    assert {*tmp_path.iterdir()} == {path, mine}
+    assert path.read_text() == "again"
+
+
+def test_e3_lines_of_several_processes_stay_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    writers = [child("add", path, letter) for letter in "xy"]
+    while any(writer.poll() is None for writer in writers):
+        JsonLines(path, lambda item: item, BEGINS, None)  # cuts off a torn end, and finds none
+    for writer in writers:
+        ended(writer)
+    found = [json.loads(line)["n"] for line in path.read_text().splitlines()]
+    assert sorted(found) == ["x" * 1000] * 200 + ["y" * 1000] * 200
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links and pipes are POSIX's")
@@ -229,3 +330,19 @@ def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None
         lines(tmp_path / "no" / "a.jsonl")
     with pytest.raises(WriteError, match="Is a directory"):
         lines(tmp_path)
+
+
+def test_a_cache_folder_that_may_not_be_looked_into_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path))
+
+    def forbidden(_path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    assert storage.known_about("some/model", "auto", ".bin") is None
+    assert not caplog.records
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert storage.known_about("some/model", "auto", ".bin") is None
+    assert "what is known about some/model is not used" in caplog.text
+    assert "Permission denied" in caplog.text

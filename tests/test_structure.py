@@ -17,7 +17,7 @@ SOURCE = Path(draftsmith.__file__).parent
 
 ORDER = [
     {"errors"},
-    {"storage", "html", "compiled"},
+    {"storage", "html", "compiled", "values"},
     {"core", "builtin"},
     {"text"},
     {"model"},
@@ -199,3 +199,18 @@ def test_no_two_files_share_more_than_ten_lines() -> None:
         for start in range(len(lines) - most):
             run = tuple(lines[start : start + most + 1])
             assert places.setdefault(run, path) == path, f"{path} repeats: {run[0]}"
+
+
+def test_every_tensor_says_where_it_lies() -> None:
+    """Without `device=` it lies where `torch.set_default_device` says, which users call."""
+    makers = {
+        "arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "normal", "ones",
+        "rand", "randint", "randn", "randperm", "tensor", "zeros",
+    }  # fmt: skip
+    for path in files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if ast.unparse(node.func.value) == "torch" and node.func.attr in makers:
+                told = {keyword.arg for keyword in node.keywords}  # None: of a dictionary
+                assert told & {"device", None}, f"{path}:{node.lineno} names no device"

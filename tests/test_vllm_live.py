@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.guard import Guard
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests import tiny
@@ -296,7 +297,8 @@ def test_vllm_serve_as_a_user_starts_it(
     address = f"http://127.0.0.1:{port}"
     env = variables | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=log, process_group=0)
+        guard = Guard(server.pid)
         try:
             while server.poll() is None and not _answers(address + "/health"):
                 time.sleep(0.5)
@@ -317,6 +319,7 @@ def test_vllm_serve_as_a_user_starts_it(
         finally:
             server.terminate()
             server.wait()
+            guard.close()
     assert choice["token_ids"] == on_smollm2.plain["answers"][0][0]
     assert 'draftsmith:accepted_tokens_by_source_total{source="auto"}' in metrics
     assert "vllm:spec_decode_num_accepted_tokens_total" in metrics

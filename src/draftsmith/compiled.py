@@ -52,7 +52,7 @@ def compiled(function: Function) -> Function:
             # The cache's, before anything ran: a full disk shows when it is written, a file that
             # was cut off when it is read. The index of such a one is emptied, for the next run.
             if not isinstance(error, OSError):
-                with suppress(Exception):  # the cache is no public part of the function
+                with suppress(AttributeError, OSError):  # the cache is no public part
                     made._cache.flush()
             made, known = numba.njit(**OPTIONS)(function), 0
             result = made(*args)

@@ -8,7 +8,7 @@ DraftsmithError
 ├── WriteError (OSError)          a file cannot be written: no room, no permission, no folder
 ├── UnsupportedError              the model cannot do what was asked, and why
 ├── DrafterError                  a drafter broke its contract
-│   └── DrafterStalled            … took so long that nobody asks it again
+│   └── DrafterStalled            … held up a pass; later answers ask it again
 ├── TrainingError                 a training cannot go on: its loss is no number any more
 └── GenerationInterrupted         stopped half-way; `.partial` holds what was generated
 """
@@ -65,7 +65,7 @@ class DrafterError(DraftsmithError):
 
 
 class DrafterStalled(DrafterError):
-    """A drafter held up a pass for so long that it is not asked again."""
+    """A drafter held up a pass for so long that its answers go on without it."""
 
 
 class TrainingError(DraftsmithError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,10 +20,17 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 from draftsmith.errors import DraftsmithError, LoadError, WriteError
 
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
 T = TypeVar("T")
 
+_LOG = logging.getLogger("draftsmith")
+
 NEW = ".new"
-"""Ends the name of a file that is being written."""
+"""Ends the name of a file that is being written; what comes before is different for each writer."""
 
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 """How to open packed files, by their ending."""
@@ -70,11 +80,18 @@ def file_about(model: str, kind: str, suffix: str) -> Path:
 
 
 def known_about(model: str, kind: str, suffix: str) -> Path | None:
-    """That file if there is one to be read; a model made in memory has no name, and so none."""
+    """That file if there is one to be read; a model made in memory has no name, and so none.
+
+    A folder that may not be looked into is logged: what was learnt of the model is not used then.
+    """
     try:
         path = file_about(model, kind, suffix)
+    except WriteError:  # there is no home folder, so nothing was kept
+        return None
+    try:
         return path if model and path.is_file() else None
-    except (WriteError, OSError):  # nowhere could one have been kept, or nobody may look there
+    except OSError as error:
+        _LOG.warning("what is known about %s is not used: %s: %s", model, path, _reason(error))
         return None
 
 
@@ -132,11 +149,12 @@ def write_text(path: Path, text: str) -> None:
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> int:
     """Write a file whole or not at all, and see it on disk; returns its CRC-32.
 
-    Until it is whole, the file that was there stays, also for whoever has it mapped. What is no
-    regular file, a pipe say, is written directly. Raises WriteError.
+    Until it is whole, the file that was there stays, also for readers that have it mapped. Of
+    several writers the last one to finish wins. What is no regular file, a pipe say, is written
+    directly. Raises WriteError.
     """
     total = 0
-    with writing(path), _fresh(path) as file:
+    with writing(path), _replacing(path) as file:
         for chunk in chunks:
             file.write(chunk)
             total = zlib.crc32(chunk, total)
@@ -149,35 +167,89 @@ def check_writable(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder; give a file")
         if not path.exists() or path.is_file():
-            fresh = _beside(path)
-            fresh.open("wb").close()
+            fresh, file = _create_beside(path.resolve())
             fresh.unlink()
+            file.close()
 
 
 @contextmanager
-def _fresh(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, which takes the place of `path` if nothing fails."""
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file, which takes the place of `path` if nothing fails."""
     if path.exists() and not path.is_file():
-        with path.open("wb") as file:
-            yield file
+        with path.open("wb") as direct:
+            yield direct
         return
-    fresh = _beside(path)
+    target = path.resolve()  # a link is followed, so that it stays one
+    _remove_abandoned(target)
+    fresh, file = _create_beside(target)
     try:
-        with fresh.open("wb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, fresh.with_name(fresh.name.removesuffix(NEW)))
+            if os.name == "nt":  # which renames no open file
+                file.close()
+            os.replace(fresh, target)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
-    sync_folder(fresh.parent)
+    sync_folder(target.parent)
 
 
-def _beside(path: Path) -> Path:
-    """Where the new file is written; a link is followed, so that it stays one."""
-    path = path.resolve()
-    return path.with_name(path.name + NEW)
+def _create_beside(target: Path) -> tuple[Path, IO[bytes]]:
+    """Create an empty file beside `target` under a name of its own, locked while it is open."""
+    while True:
+        fresh = target.with_name(f"{_stem(target)}{secrets.token_hex(8)}{NEW}")
+        file = fresh.open("xb")
+        if _lock(file) and not os.fstat(file.fileno()).st_nlink:
+            file.close()  # another writer took it for abandoned before it was locked
+            continue
+        return fresh, file
+
+
+def _stem(target: Path) -> str:
+    """Return how the names of new files for `target` begin; short enough for any file system."""
+    return f"{target.name[:50]}."
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Delete what killed writers of `target` left: new files that nobody has locked."""
+    if fcntl is None:
+        return
+    name = re.compile(re.escape(_stem(target)) + "[0-9a-f]{16}" + re.escape(NEW))
+    try:
+        names = os.listdir(target.parent)
+    except PermissionError:  # files can be written to some folders that cannot be listed
+        return
+    for left in map(target.with_name, filter(name.fullmatch, names)):
+        try:
+            with left.open("r+b") as file:
+                if _lock(file, wait=False):
+                    left.unlink(missing_ok=True)
+        except (FileNotFoundError, PermissionError):  # finished meanwhile, or another user's
+            continue
+
+
+def _lock(file: IO[bytes], *, wait: bool = True) -> bool:
+    """Lock a file until it is closed; return whether the lock was granted.
+
+    It is not where the system or the file system knows no locks, and, unless `wait`, where
+    somebody else has it.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NOT_LOCKED:
+            return False
+        raise
+    return True
+
+
+_NOT_LOCKED = {errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS,
+               errno.EINVAL}  # fmt: skip
+"""Errors of `flock`: locked by somebody else, or no locks on this file system."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -263,11 +335,10 @@ class JsonLines(Generic[T]):
         if path.suffix in PACKED:
             raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
         self.path, self._sync = path, sync
-        found: Lines[T] = Lines([], 0, False)
-        if path.is_file():
-            found = read_lines(path, read, begins, hint)
-        self.entries = found.entries
         with writing(path), path.open("ab+", buffering=0) as file:
+            _lock(file)  # nobody is in the midst of a line
+            found = read_lines(path, read, begins, hint)
+            self.entries = found.entries
             file.truncate(found.size)
             file.seek(max(0, found.size - 1))
             if file.read(1) not in (b"", b"\n"):
@@ -277,7 +348,8 @@ class JsonLines(Generic[T]):
         """Append one object as a line, wholly or not at all; raises WriteError."""
         left = memoryview(_line(item))
         with writing(self.path), self.path.open("ab", buffering=0) as file:
-            size = file.tell()
+            _lock(file)
+            size = os.fstat(file.fileno()).st_size
             try:
                 while left:
                     left = left[file.write(left) :]

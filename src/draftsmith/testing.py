@@ -89,7 +89,8 @@ class ToyTarget:
 
     def _random(self, key: Ids) -> Tensor:
         generator = torch.Generator().manual_seed(hash((self._seed, key)) % 2**31)
-        scores = torch.randn(self.vocab_size, generator=generator, dtype=torch.float64)
+        noise = torch.empty(self.vocab_size, dtype=torch.float64, device="cpu")
+        scores = noise.normal_(generator=generator)
         return (2 * scores).softmax(-1)
 
     def logits(self, prefix: Sequence[int]) -> Tensor:
@@ -125,7 +126,7 @@ class ToyTarget:
         if row.taken < len(row.pending):
             if draft:
                 raise self._refuse("a chunk has no draft")
-            return RowOutput(torch.empty((0, self.vocab_size), dtype=torch.float64))
+            return RowOutput(torch.empty((0, self.vocab_size), dtype=torch.float64, device="cpu"))
         prefixes = [[*row.ids, *row.pending]]
         for token, origin in zip(draft.tokens, draft.origins or (), strict=False):
             if origin >= 0 and prefixes[0][origin] != token:
@@ -171,9 +172,9 @@ def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
     states = len(ids) - 1
     if not states:
         return NO_TAPS
-    now = torch.tensor(ids[:states], dtype=torch.float64)
-    waves = torch.arange(1, 5, dtype=torch.float64)
-    hidden = torch.zeros(states, 4, dtype=torch.float64)
+    now = torch.tensor(ids[:states], dtype=torch.float64, device="cpu")
+    waves = torch.arange(1, 5, dtype=torch.float64, device="cpu")
+    hidden = now.new_zeros((states, 4))
     for back in range(min(3, states)):
         hidden[back:] += torch.sin((now[: states - back, None] + 1 + back) * waves) / (1 + back)
     likeness = torch.cosine_similarity(hidden, hidden[-1:], dim=-1)
@@ -334,7 +335,7 @@ def plain(
 def contract_prompts(vocab_size: int) -> Iterator[list[int]]:
     """Prompts that make drafters act: repeats, constants, one token, noise."""
     generator = torch.Generator().manual_seed(7)
-    noise = torch.randint(vocab_size, (40,), generator=generator).tolist()
+    noise = torch.randint(vocab_size, (40,), generator=generator, device="cpu").tolist()
     yield [1]
     yield [2] * 30
     yield noise

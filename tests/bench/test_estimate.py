@@ -209,7 +209,7 @@ def test_the_commands(tmp_path: Path) -> None:
         (("cost", "no/such/model", "-o", tmp_path), "cannot be written: it is a folder"),
         (("cost", "no/such/model", "-o", tmp_path / "no" / "c"), "No such file or directory"),
         (("estimate", log, "-t", model, "--cost", tmp_path / "no"), "No such file"),
-        (("estimate", log, "-t", model, "--cost", "0.1", "--budget", "few"), "budget='few'"),
+        (("estimate", log, "-t", model, "--cost", "0.1", "--budget", "few"), "got 'few'"),
     ):
         wrong = call(*args)
         assert wrong.exit_code == 2

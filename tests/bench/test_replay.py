@@ -394,6 +394,25 @@ def test_a_tokenizer_that_does_not_match(folder: Path, tmp_path: Path) -> None:
         Encoding((), str(broken))(chat)
 
 
+@pytest.mark.parametrize("name", ["smollm2", "edit-7m", "file"])
+def test_g3_every_name_of_a_model_works(name: str, tiny_smollm2: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"id": "x", "messages": CHAT, "output": "hello world " * 9}) + "\n")
+    given = tiny_smollm2 if name == "file" else name
+    result = call("replay", log, "-t", given, "-d", "copyspec(gamma=1)", "--json")
+    assert result.exit_code == 0, result.output
+
+
+def test_g3_a_name_that_is_none_lists_what_is_there(folder: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"id": "x", "messages": CHAT, "output": "hello"}) + "\n")
+    shutil.copytree(folder / "tokenizers", tmp_path / "tokenizers")
+    result = call("replay", log, "-t", "tinny")
+    assert result.exit_code == 2, result.output
+    assert "there is no tokenizer 'tinny' in" in result.stderr
+    assert "(there: tiny)" in result.stderr
+
+
 def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
     records = read(shared_data / "recorded" / "humaneval.qwen2.5-coder-32b.jsonl").records[:30]
     Encoding((shared_data / "tokenizers",)).check(records)

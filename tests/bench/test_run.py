@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import architectures
 import tiny
 from draftsmith import builtin
-from draftsmith.bench import generations, suites
+from draftsmith.bench import generations, machine, suites
 from draftsmith.bench.answer import Answer, Ask
 from draftsmith.bench.arms import Arm, Ours, build, parse_arm
 from draftsmith.bench.encoding import Encoding
@@ -26,7 +27,7 @@ from draftsmith.bench.generations import Generation, ResultFile, differences
 from draftsmith.bench.records import Record, conversation
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.bench.run import RunPlan, in_turn, measure
-from draftsmith.bench.settings import settings
+from draftsmith.bench.settings import commit, settings
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
 from draftsmith.core.budget import RecordedCost
@@ -387,7 +388,7 @@ def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
         ("copyspec(gama=3)", UnknownName, "unknown option of copyspec 'gama'"),
         ("copyspec+longest_match(mni=2)", UnknownName, "unknown option of longest_match 'mni'"),
         ("copyspec+atuo", UnknownName, "unknown arm 'atuo'. Did you mean 'auto'"),
-        ("copyspec@x", OptionError, "budget='x' cannot work"),
+        ("copyspec@x", OptionError, "budget must be .*, got 'x'"),
     ],
 )
 def test_unknown_arms(text: str, error: type[Exception], message: str) -> None:
@@ -581,3 +582,24 @@ def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:
     (said,) = {tuple(row.output_ids) for row in generations.read(plain).entries}
     rows = generations.read(other).entries
     assert [tuple(row.output_ids) for row in rows] == [said] * 3
+
+
+def test_without_a_fresh_mark_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox may forbid to reset the high-water mark: it is then the whole process's."""
+
+    class Forbidden:
+        def write_text(self, _text: str) -> None:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine, "_RESET", Forbidden())
+    assert machine.reset_peak(torch.device("cpu")) is False
+
+
+def test_a_commit_that_git_does_not_tell_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: list[str], **_: Any) -> Any:
+        raise subprocess.CalledProcessError(128, command, stderr="fatal: dubious ownership\nmore")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    told = commit.__wrapped__()
+    assert told in (None, "unknown (fatal: dubious ownership)")  # None: this is no checkout
+    assert (told is None) == (not (Path(__file__).parents[2] / ".git").exists())

@@ -91,6 +91,68 @@ def test_the_parts_of_an_api_message_are_joined(tmp_path: Path) -> None:
     assert record.messages[0]["content"] == "ab"
 
 
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7}
+SAID = {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"request": ASKED, "response": {"id": "chatcmpl-1", "choices": [SAID], "usage": {}}},
+        {"request": {"body": ASKED}, "response": {"status_code": 200, "body": {"choices": [SAID]}}},
+        {"request": json.dumps(ASKED), "response": json.dumps({"choices": [SAID]})},
+        {
+            "request": ASKED | {"stream": True},
+            "response": [
+                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+                {"choices": [{"index": 0, "delta": {"content": "Hel"}}]},
+                {"choices": [{"index": 0, "delta": {"content": "lo."}}]},
+                {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+                {"choices": [], "usage": {}},
+            ],
+        },
+        {"time": 5, "request": ASKED | {"tools": []}, "response": {"choices": [SAID]}},
+    ],
+)
+def test_a_log_of_an_api_is_read(tmp_path: Path, line: dict[str, Any]) -> None:
+    record = one(tmp_path, line)
+    assert [dict(m) for m in record.messages] == ASKED["messages"]
+    assert (record.output, record.max_new_tokens, record.turn) == ("Hello.", 7, 1)
+    assert (record.id, record.suite, record.answered) == ("log/0", "log", True)
+
+
+def test_every_choice_of_a_logged_call_is_a_record(tmp_path: Path) -> None:
+    choices = [{"index": i, "text": f"t{i}"} for i in (3, 2, 1, 0)]
+    line = {"id": "a", "request": {"prompt": ["p", "q"], "n": 2}, "response": {"choices": choices}}
+    path = write(tmp_path / "log.jsonl", line)
+    found = [(r.id, r.prompt, r.output) for r in read(path).records]
+    assert found == [("a/0", "p", "t0"), ("a/1", "p", "t1"), ("a/2", "q", "t2"), ("a/3", "q", "t3")]
+    ids = one(tmp_path, {"request": {"prompt": [5, 6]}, "response": {"choices": [{"text": "x"}]}})
+    assert (ids.prompt_ids, ids.prompt, ids.output) == ((5, 6), None, "x")
+
+
+@pytest.mark.parametrize(
+    ("request_", "response", "reason"),
+    [
+        (ASKED, {"error": {"message": "overloaded"}}, "the response has no 'choices'"),
+        (ASKED, {"choices": []}, "no choices with text"),
+        (ASKED, {"choices": [{"message": {"content": None}}]}, "a choice of the response has no t"),
+        (ASKED, {"choices": [{"message": {"tool_calls": [{"id": "1"}]}}]}, "could call tools"),
+        (ASKED | {"tools": [{"type": "function"}]}, {"choices": [SAID]}, "could call tools"),
+        (ASKED, None, "'response' is not an object"),
+        ("x", {"choices": [SAID]}, "not JSON"),
+        ({}, {"choices": [SAID]}, "says what was asked"),
+        ({"prompt": ["a", "b"]}, {"choices": [{"text": "x"}]}, "1 choices for 2 prompts"),
+    ],
+)
+def test_what_is_wrong_in_a_logged_call_is_named(
+    tmp_path: Path, request_: Any, response: Any, reason: str
+) -> None:
+    path = write(tmp_path / "log.jsonl", {"request": request_, "response": response})
+    with pytest.raises(LoadError, match=reason):
+        read(path)
+
+
 def test_ids_need_no_text(tmp_path: Path) -> None:
     record = one(tmp_path, {"prompt_ids": [1, 2], "output_ids": [3]})
     assert (record.prompt_ids, record.output_ids, record.answered) == ((1, 2), (3,), True)

@@ -61,7 +61,7 @@ def test_short_copies_do_not_count() -> None:
     assert [c.output for c in copies(output, origins, 1)] == [Span(7, 10), Span(11, 12)]
     assert [c.output for c in copies(output, origins, 3)] == [Span(7, 10)]
     assert copies(output, origins, 4) == []
-    with pytest.raises(OptionError, match="min_length=0 cannot work"):
+    with pytest.raises(OptionError, match="min_length must be an integer >= 1, got 0"):
         copies(output, origins, 0)
 
 

@@ -499,14 +499,15 @@ def test_a_prior_is_the_same_when_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cached", [99, 9_999])
 def test_without_numba_it_matches_longest_where_trees_are_too_dear(cached: int) -> None:
+    config = Auto()
     for seconds, source in ((0.00001, "auto"), (0.01, "longest_match")):
         cost = CostCurve().at(1, cached)
         ctx = context([1, 2, 3, 4, 5] * 20)
         ctx.cost = cost
         for _ in range(3):
             cost.record(0, 0.01)
-            cost.record_draft(Auto(), ctx.budget, seconds)
-        frugal = Affordable(Auto(), Mixture(prior.prior(1)))
+            cost.record_draft(config, ctx.budget, seconds)
+        frugal = Affordable(config, Mixture(prior.prior(1)))
         for _ in range(3):
             draft = frugal.draft(ctx)
             assert {*draft.source} == {source}

@@ -45,6 +45,7 @@ def test_contract_of_a_draft_model(options: dict[str, Any]) -> None:
     check_drafter(DraftModel(model, algorithm="standard", confidence=0.3, **options), length=12)
 
 
+@pytest.mark.failing_passes
 def test_copies_must_be_where_they_are_said_to_be() -> None:
     def lying(ctx: Context) -> Draft:
         place = next((i for i, token in enumerate(ctx.ids) if token != 1), None)

@@ -51,9 +51,9 @@ def test_an_option_that_is_typed_false_is_off(value: str) -> None:
 
 @pytest.mark.parametrize("spec", ["auto(logits=off)", "spectra(forward=no)", "copyspec(overlap=1)"])
 def test_an_option_that_is_on_or_off_takes_nothing_else(spec: str) -> None:
-    with pytest.raises(OptionError, match=r"(logits='off'|forward='no'|=1) .* True or False"):
+    with pytest.raises(OptionError, match=r"(logits|forward|overlap) must be True or False, got"):
         parse(spec)
-    with pytest.raises(OptionError, match="overlap='false' cannot work"):
+    with pytest.raises(OptionError, match="overlap must be True or False, got 'false'"):
         CopySpec(overlap="false")  # type: ignore[arg-type]
 
 

@@ -248,17 +248,6 @@ def test_recurrent_drafters_work_or_say_why_not(name: str) -> None:
     assert stats.accepted == stats.drafted > 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
-@pytest.mark.parametrize(("target", "drafter"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_drafter_on_another_device(target: str, drafter: str) -> None:
-    model = copy.deepcopy(tiny.model()).to(drafter)
-    away = DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0)
-    serving = engine(away, copy.deepcopy(tiny.model()).to(target))
-    for options in ({}, {"temperature": 1.0, "seed": 1}):
-        result = serving.generate(TEXTS[0], max_new_tokens=30, **options)
-        assert result.stats.acceptance_rate > 0.9  # rounding differs between the two
-
-
 def test_vocabularies_may_be_padded_differently() -> None:
     for extra in (-40, 40):
         model = build("llama", vocab_size=VOCAB + extra)
@@ -277,9 +266,9 @@ def test_vocabularies_may_be_padded_differently() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"tokens": 0}, OptionError, "tokens=0"),
-        ({"confidence": 1.5}, OptionError, "confidence=1.5"),
-        ({"confidence": True}, OptionError, "confidence=True"),
+        ({"tokens": 0}, OptionError, "tokens must be an integer >= 1, got 0"),
+        ({"confidence": 1.5}, OptionError, "confidence must be"),
+        ({"confidence": True}, OptionError, "got True"),
         ({"algorithm": "best"}, OptionError, "algorithm='best'"),
         ({"model": "./nowhere"}, LoadError, "no folder ./nowhere"),
         ({"model": 7}, LoadError, "got int"),

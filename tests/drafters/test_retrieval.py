@@ -85,7 +85,7 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
     folder = str(corpus(tmp_path / "c", TEXTS))
     with pytest.raises(OptionError, match="shortest=9 is above longest=4"):
         Retrieval(folder, longest=4, shortest=9)
-    with pytest.raises(OptionError, match="depth=0 cannot work"):
+    with pytest.raises(OptionError, match="depth must be an integer >= 1, got 0"):
         Retrieval(folder, depth=0)
 
 

@@ -345,12 +345,12 @@ def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("sdsat(k=0)", "k=0 cannot work"),
-        ("sdsat(k=3, passes=3)", "passes=3 cannot work; give 1 or 2"),
-        ("sdsat(k=3, tree=0)", "tree=0 cannot work"),
-        ("sdsat(k=3, tree=())", r"tree=\(\) cannot work"),
-        ("sdsat(k=3, tree=(2, 0))", r"tree=\(2, 0\) cannot work"),
-        ("sdsat(k=3, tree=[2])", r"tree=\[2\] cannot work"),
+        ("sdsat(k=0)", "k must be an integer >= 1, got 0"),
+        ("sdsat(k=3, passes=3)", "passes must be 1 or 2, got 3"),
+        ("sdsat(k=3, tree=0)", "tree must be an integer >= 1, got 0"),
+        ("sdsat(k=3, tree=())", r"like \(3, 2, 1\), got \(\)"),
+        ("sdsat(k=3, tree=(2, 0))", r"like \(3, 2, 1\), got \(2, 0\)"),
+        ("sdsat(k=3, tree=2.5)", r"like \(3, 2, 1\), got 2.5"),
         ("sdsat(k=3, passes=1, tree=4)", "tree=4 needs passes=2"),
         ("sdsat", "k"),
     ],

@@ -20,7 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from architectures import VOCAB, build, prompt
+import tiny
+from architectures import VOCAB, build, prompt, skip_lost_prefix
 from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.tree import Continuation, merge
@@ -61,7 +62,7 @@ def decode_plainly(runner: Runner, ids: list[int], count: int) -> list[int]:
 
 
 def test_a_folder(folder: Path) -> None:
-    loaded = load(str(folder))
+    loaded = load(str(folder), dtype="auto")
     assert loaded.name == str(folder)
     assert loaded.dtype == torch.bfloat16
     assert loaded.device == torch.device("cpu")
@@ -77,7 +78,7 @@ def test_a_tokenizer_of_ones_own(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="pass tokenizer="):
         load(tmp_path)
     assert len(load(tmp_path, tokenizer=folder).tokenizer) == VOCAB
-    own = object()
+    own = tiny.tokenizer()
     assert load(tmp_path, tokenizer=own).tokenizer is own
 
 
@@ -213,8 +214,9 @@ def test_learned_virtual_tokens_decode_as_with_generate(kind: str) -> None:
         warnings.simplefilter("ignore")
         config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=4)
         model = peft.get_peft_model(build("llama"), config).eval()
+        skip_lost_prefix(model)
         loaded = load(model)
-        assert (loaded.capabilities.shape, loaded.capabilities.cache) == ("plain", "none")
+        assert loaded.capabilities.shape == "plain"
         assert decode_plainly(Runner(loaded), prompt(9), 4) == generate(model, prompt(9), 4)
 
 

@@ -59,6 +59,8 @@ CASES += [(name, 1e38, False) for name in ("gpt2", "gemma2", "bloom", "gpt_neo")
 CASES += [(name, torch.inf, True) for name in ("llama", "gpt2", "bloom", "qwen3_next")]
 
 
+@pytest.mark.failing_passes
+@pytest.mark.filterwarnings("ignore:a pass with drafts failed")
 @pytest.mark.parametrize(("name", "value", "sampled"), CASES)
 def test_a_token_that_overflows_changes_nothing(name: str, value: float, sampled: bool) -> None:
     model = build(name)
@@ -81,6 +83,7 @@ def test_a_token_that_overflows_changes_nothing(name: str, value: float, sampled
         assert handle.stats.tokens < handle.stats.passes + handle.stats.accepted
 
 
+@pytest.mark.failing_passes
 @pytest.mark.parametrize("memory", ["packed", "padded"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_rows_of_a_batch_recover_alone(name: str, memory: str) -> None:

@@ -190,8 +190,8 @@ def test_no_mask_is_larger_than_a_rows_own(monkeypatch: pytest.MonkeyPatch) -> N
     shapes: list[list[tuple[int, ...] | None]] = []
     own = PackedPass.update
 
-    def update(self: Any, keys: Tensor, values: Tensor, layer: int, *rest: Any) -> Any:
-        found = own(self, keys, values, layer, *rest)
+    def update(self: Any, keys: Tensor, values: Tensor, layer: int, *rest: Any, **more: Any) -> Any:
+        found = own(self, keys, values, layer, *rest, **more)
         masks = found[0].packed.masks  # type: ignore[attr-defined]
         shapes.append([None if mask is None else tuple(mask.shape) for mask in masks])
         return found

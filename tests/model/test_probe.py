@@ -12,6 +12,7 @@ from architectures import build, prompt
 from draftsmith import builtin
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.forward import cache_name
 from draftsmith.model.load import load
 from test_lossless import reference
 
@@ -65,7 +66,7 @@ def test_a_model_without_a_usable_cache_recomputes() -> None:
     model = build("llama")
 
     def forget(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, kwargs | {"past_key_values": None, "use_cache": False}
+        return args, kwargs | {cache_name(model.model.forward): None, "use_cache": False}
 
     model.model.register_forward_pre_hook(forget, with_kwargs=True)
     found = load(model).capabilities

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.engine.engine import Engine
+from draftsmith.model.forward import cache_name
 from draftsmith.model.load import load
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.runner import Runner
@@ -108,13 +109,14 @@ def test_dynamic_scaling_decodes_as_the_model_alone(length: int) -> None:
     row = runner.open(ids)
     runner.prefill(row)
     # A second model: the angles of this kind are state inside it.
-    model, cache = dynamic(), DynamicCache()
+    model = dynamic()
+    own = {cache_name(model.forward): DynamicCache()}
     feed = ids
     for step in range(6):
         expected_room = max(0, BOUNDARY - length - step)
         assert runner.room(row) == expected_room
         with torch.inference_mode():
-            want = model(torch.tensor([feed]), past_key_values=cache, use_cache=True).logits[0, -1]
+            want = model(torch.tensor([feed]), **own, use_cache=True).logits[0, -1]
         draft = Draft.chain([5] * min(2, expected_room), "test")
         got = runner.forward([row], [draft])[0].logits[0]
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)

@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import httpx2
+from benchmarks.guard import Guard
 from starlette.testclient import TestClient
 
 import tiny
@@ -92,7 +93,9 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            process_group=0,
         )
+        self._guard = Guard(self.process.pid)
         self.lines: list[str] = []
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
@@ -122,6 +125,8 @@ class Served:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+        assert not [line for line in self.lines if '"event": "a pass' in line]
+        self._guard.close()
         return code
 
     def __enter__(self) -> Served:

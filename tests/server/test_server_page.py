@@ -34,6 +34,15 @@ def test_the_page_loads_nothing_and_asks_nobody_else() -> None:
         assert "API key" in client.get("/").text
 
 
+def test_the_page_shows_no_empty_boxes_before_the_first_answer() -> None:
+    with client_of() as client:
+        page = client.get("/").text
+    before, hidden = page.split('<div id="shown" hidden>')
+    assert 'class="card"' not in before
+    assert hidden.count('class="card"') == 2
+    assert 'at("shown").hidden = false' in page
+
+
 class Browser:
     """Chromium without a window, driven over a pipe of its own."""
 
@@ -134,11 +143,13 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
             page.call("Page.navigate", url=address + "/")
             until(lambda: page.run("document.querySelector('#send') !== null"))
             assert page.run("document.activeElement.id") == "prompt"
+            assert page.run("at('shown').hidden") is True
             page.call("Input.insertText", text=text)
             page.run(f"at('tokens').value = 30; at('prediction').value = {text!r}; 1")
             page.key("Enter", 13, modifiers=2)
             until(lambda: page.run("!at('send').disabled && run.passes.length > 0"))
             assert page.run("at('error').textContent") == ""
+            assert page.run("at('shown').hidden") is False
             assert page.run("at('answer').textContent") == expected.text
             sources = page.run("tokens(run).map((token) => token[1])")
             assert sources == expected.sources

@@ -159,6 +159,28 @@ def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
     assert stream.held() == "\ufffd" * UNFINISHED
 
 
+@pytest.mark.parametrize("form", ["bytes", "fallback"])
+def test_s6_a_token_begins_where_all_before_it_has_ended(form: str) -> None:
+    tokenizer = tiny.tokenizer() if form == "bytes" else byte_fallback()
+    made = plain if form == "bytes" else fallback
+    letter = tokenizer.convert_tokens_to_ids("a")
+    bad, euro, fox = made(0xFF), made(*"€".encode()), made(*"🦊".encode())
+    for ids, starts in (
+        ([*bad, letter, letter], [0, 1, 2]),
+        ([*bad, *bad, *bad, *bad, *bad, letter], [0, 1, 2, 3, 4, 5]),
+        ([*euro, letter], [0, 0, 0, 1]),
+        ([*fox, *euro, *bad, letter], [0, 0, 0, 0, 1, 1, 1, 2]),
+        ([*bad, *euro, letter], [0, 1, 1, 1, 2 if form == "bytes" else 4]),
+        ([*euro[:2], *bad, letter], [0, 0, 1]),
+        ([*euro[:1], *fox, letter], [0, 1, 1, 1, 1, 2]),
+    ):
+        decoder, found = StreamDecoder(tokenizer), []
+        for token in ids:
+            decoder.push(token)
+            found.append(decoder.start)
+        assert found[: len(starts)] == starts, ids
+
+
 # --- what goes on a text ----------------------------------------------------------------------
 
 

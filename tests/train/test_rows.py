@@ -27,7 +27,7 @@ def test_rows_are_looked_up_learnt_and_folded(scale: float) -> None:
     assert not table.weight.grad[4].any(), "the table's own row is left alone"
     assert table.weight.grad[5].any()
     with torch.no_grad():
-        rows.learnt += torch.tensor([[1.0], [2.0]])
+        rows.learnt.add_(torch.tensor([[1.0], [2.0]]))
     taught = table(ids)
     rows.fold()
     torch.testing.assert_close(table(ids), taught)

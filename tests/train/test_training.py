@@ -31,6 +31,7 @@ from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.train import curves
 from draftsmith.train.curves import StepLosses
 from draftsmith.train.recipe import Recipe
+from draftsmith.train.run import kept_whole
 from draftsmith.train.sdsat import Options, train
 from draftsmith.train.texts import Texts
 from work import DIES
@@ -458,3 +459,27 @@ def test_diverse_tokens_ask_for_less_than_L() -> None:  # noqa: N802
     with pytest.raises(OptionError, match="k=3"):
         diverse.ask(3)
     assert AdaptiveTokens(tokens=(5,), L=3, objective="improved").ask(5) == (5,) * 5
+
+
+def test_a_half_written_folder_is_removed_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = tmp_path / "step"
+    half.mkdir()
+    with (
+        pytest.raises(WriteError, match=r"No space.*; nothing of it was kept"),
+        kept_whole(half, half),
+    ):
+        raise OSError(28, "No space left on device")
+    assert not half.exists()
+    half.mkdir()
+
+    def refuse(_folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with (
+        pytest.raises(WriteError, match=r"step is left half written \(Permission denied\), delete"),
+        kept_whole(half, half),
+    ):
+        raise OSError(28, "No space left on device")

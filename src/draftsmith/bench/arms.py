@@ -72,9 +72,9 @@ class Ours:
         options |= {"max_new_tokens": ask.limit, "processors": ask.dictated}
         result = self.engine.generate(list(ask.ids), **options)
         seconds = perf_counter() - begin
-        if result.stats.drafter_failures:  # the answer would be measured as this drafter's
-            raise DrafterError(result.notices[-1])
         stats = result.stats
+        if stats.drafter_failures or stats.failed_passes:  # it would be measured as this drafter's
+            raise DrafterError(result.notices[-1])
         first, passes = stats.first_token_seconds, stats.passes
         return Answer(result.tokens, seconds, first, passes, result.finish_reason, stats)
 

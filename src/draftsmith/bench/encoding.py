@@ -11,7 +11,7 @@ from pathlib import Path
 from draftsmith import builtin
 from draftsmith.bench.records import Message, Record
 from draftsmith.bench.templates import TEMPLATES, Piece, Template
-from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName, first_line
 from draftsmith.storage import digest
 from draftsmith.text.tokenizer import encode, read_bare, render_chat
 from draftsmith.text.vocab import fingerprint
@@ -137,23 +137,27 @@ class Encoding:
 
 @lru_cache(maxsize=8)
 def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder:
-    """The tokenizer called `name`, or in the folder `name`, or of that model on the hub."""
+    """The tokenizer called `name`: in one of the folders, or of the model that `name` means."""
     if template is not None and template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
     places = [Path(name).expanduser(), *(folder / name for folder in folders)]
-    places.append(Path(builtin.resolve(name)))
     folder = next((place for place in places if place.is_dir()), None)
     if folder is not None and not (folder / "tokenizer_config.json").is_file():
         return _bare(folder, TEMPLATES.get(template or folder.name))
-    if folder is None and "/" not in name:
+    source = builtin.resolve(name) if folder is None else str(folder)
+    try:
+        return _own(source, TEMPLATES[template] if template else None)
+    except LoadError as error:
+        if Path(source).exists() or "/" in name:
+            raise
         known = sorted({p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir()})
         listed = f" (there: {', '.join(known)})" if known else ""
         searched = ", ".join(map(str, folders)) or "any folder"
         raise LoadError(
-            f"there is no tokenizer {name!r} in {searched}{listed}; give --tokenizer with a "
-            "model's folder or hub id, or put its folder into tokenizers/ beside the records"
-        )
-    return _own(str(folder or name), TEMPLATES[template] if template else None)
+            f"there is no tokenizer {name!r} in {searched}{listed}, and no model of that "
+            f"name ({first_line(error)}); give --tokenizer with a model's folder or hub id, or put "
+            "its folder into tokenizers/ beside the records"
+        ) from error
 
 
 def _bare(folder: Path, template: Template | None) -> Encoder:

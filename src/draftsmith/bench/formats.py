@@ -1,4 +1,4 @@
-"""The papers' benchmarks as their publishers wrote them: one JSON object → records.
+"""Benchmarks as the papers' publishers wrote them, and logs of APIs: one JSON object → records.
 
 A format is recognized by its keys. Where a benchmark is a question only, the instruction is the one
 its recorded answers were asked with, or ours where none is public in a usable form.
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from draftsmith.bench.records import Record, Wrong, conversation, own_line
+from draftsmith.bench.records import TOOLS, Record, Wrong, conversation, own_line
+from draftsmith.storage import parse_json
 
 Item = Mapping[str, Any]
 
@@ -86,11 +87,77 @@ def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG
     return conversation([question], id=identity, suite=suite, category="attribution")
 
 
+def _api_log(item: Item, suite: str, number: int) -> list[Record]:
+    """A call of OpenAI's chat or text completions: one record for each of its choices.
+
+    `request` and `response` are objects, or JSON texts of them, perhaps below `body`; a response
+    that was streamed may be the list of its chunks.
+    """
+    request, response = _body(item["request"], "request"), _body(item["response"], "response")
+    answers = _answers(response)
+    prompt = request.get("prompt")
+    # A list of numbers is one prompt, any other list is one of prompts.
+    several = isinstance(prompt, list) and not all(type(part) is int for part in prompt)
+    prompts = prompt if several else [prompt]
+    if len(answers) % max(1, len(prompts)):
+        raise Wrong(f"there are {len(answers)} choices for {len(prompts)} prompts")
+    limits = ("max_completion_tokens", "max_tokens")
+    known = {
+        "category": item.get("category"),
+        "messages": request.get("messages"),
+        "tools": request.get("tools"),
+        "max_new_tokens": next((request[name] for name in limits if request.get(name)), None),
+    }
+    name = str(item.get("id") or item.get("custom_id") or f"{suite}/{number}")
+    records = []
+    for index, answer in enumerate(answers):
+        asked = prompts[index * len(prompts) // len(answers)]
+        kind = "prompt_ids" if isinstance(asked, list) else "prompt"
+        identity = name if len(answers) == 1 else f"{name}/{index}"
+        line = known | {kind: asked, "output": answer, "id": identity}
+        records += own_line(
+            {key: value for key, value in line.items() if value is not None}, suite, number
+        )
+    return records
+
+
+def _body(value: Any, name: str) -> Any:
+    """A request or a response, whichever way a log keeps it."""
+    value = parse_json(value) if isinstance(value, str) else value
+    if isinstance(value, dict) and isinstance(value.get("body"), dict | str | list):
+        return _body(value["body"], name)
+    if not isinstance(value, dict) and not (name == "response" and isinstance(value, list)):
+        raise Wrong(f"{name!r} is not an object")
+    return value
+
+
+def _answers(response: Any) -> list[str]:
+    """The texts of a response's choices, by their index."""
+    texts: dict[int, str] = {}
+    for part in response if isinstance(response, list) else [response]:
+        if not isinstance(part.get("choices"), list):
+            raise Wrong("the response has no 'choices'")
+        for place, choice in enumerate(part["choices"]):
+            said = choice.get("message") or choice.get("delta") or choice
+            if said.get("tool_calls") or said.get("function_call"):
+                raise Wrong(TOOLS)
+            text = said.get("text") if said is choice else said.get("content")
+            index = choice.get("index", place)
+            if isinstance(text, str):
+                texts[index] = texts.get(index, "") + text
+            elif not isinstance(response, list):
+                raise Wrong("a choice of the response has no text")
+    if not texts:
+        raise Wrong("the response has no choices with text")
+    return [texts[index] for index in sorted(texts)]
+
+
 _OWN = [{"messages"}, *({"prompt", known} for known in ("output", "completion", "output_ids"))]
 """What no benchmark's publisher writes: ours, whatever a log calls its further columns."""
 
 _FORMATS: list[tuple[set[str], Callable[[Item, str, int], list[Record]]]] = [
     *((keys, own_line) for keys in _OWN),
+    ({"request", "response"}, _api_log),
     ({"question_id", "category", "turns"}, _questions),
     ({"task_id", "prompt", "entry_point"}, _humaneval),
     ({"task_id", "prompt", "test", "code"}, _mbpp),

@@ -168,7 +168,8 @@ class Peer:
     def answer(self, ask: Ask) -> Answer:
         seed, clock = ask.sampling.seed, Clock()
         told = ask.dictated.in_logits(self.model.model) if ask.dictated else nullcontext()
-        with torch.random.fork_rng(enabled=seed is not None), told:
+        devices = () if self.model.device.type == "cpu" else (self.model.device,)
+        with torch.random.fork_rng(devices, enabled=seed is not None), told:
             if seed is not None:
                 torch.manual_seed(seed)
             begin = perf_counter()

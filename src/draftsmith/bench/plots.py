@@ -62,7 +62,8 @@ def check() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise OptionError(
-            "a report's plots need matplotlib; install it with: pip install 'draftsmith[bench]'"
+            f"a report's plots need matplotlib, which cannot be imported ({error}); "
+            "pip install 'draftsmith[bench]'"
         ) from error
 
 

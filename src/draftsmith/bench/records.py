@@ -50,7 +50,7 @@ class Wrong(Exception):
     """One line or item of a file cannot be used; the message says why."""
 
 
-_TOOLS = "its model could call tools, and a record holds texts only"
+TOOLS = "its model could call tools, and a record holds texts only"
 
 
 def conversation(turns: Sequence[str], **fields: Any) -> list[Record]:
@@ -79,7 +79,7 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
     if limit is not None and limit < 0:
         raise Wrong(f"'max_new_tokens' is {limit}; give at least 0")
     if item.get("tools"):
-        raise Wrong(_TOOLS)
+        raise Wrong(TOOLS)
     identity = str(item.get("id", f"{suite}/{number}"))
     lone = "id" not in item or "turn" not in item
     output = _typed(item, "output", str)
@@ -122,7 +122,7 @@ def _messages(given: Any) -> list[Message]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise Wrong("a message has no 'role'")
         if message.get("tool_calls"):
-            raise Wrong(_TOOLS)
+            raise Wrong(TOOLS)
         chat.append({"role": message["role"], "content": _content(message.get("content"))})
     return chat
 

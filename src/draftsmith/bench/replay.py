@@ -23,7 +23,7 @@ from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
 from draftsmith.errors import UnsupportedError
 
-_NO_LOGITS = torch.empty((0, 0))
+_NO_LOGITS = torch.empty((0, 0), device="cpu")
 
 CONTEXT_BUCKET = 128
 """Passes are counted by context length in steps of so many tokens."""

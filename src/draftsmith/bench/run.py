@@ -92,11 +92,13 @@ def measure(
             for arm in in_turn(plan.arms, run + number):
                 if (run, record.id, arm.name) in known:
                     continue
-                reset_peak(device)
+                fresh = reset_peak(device)
                 began, load = datetime.now(UTC), load_per_core()
                 answer = answered(arm, ask)
                 row = _row(plan, record, run, arm, ask, answer)
-                row.settings, row.peak_bytes = file.settings, peak_bytes(device)
+                # A mark that does not start anew is that of the whole process, and no figure.
+                row.settings = file.settings
+                row.peak_bytes = peak_bytes(device) if fresh else None
                 row.began, row.load = began.isoformat(timespec="seconds"), load
                 file.add(row)
                 if arm is plan.baseline:
@@ -120,7 +122,7 @@ def warm_up(plan: RunPlan) -> None:
     for record in plan.records[: plan.warmup]:
         try:
             ask = asked(plan, record, 0)
-        except PromptError:
+        except PromptError:  # it is named when its turn comes
             continue
         for arm in plan.arms:
             answered(arm, replace(ask, limit=min(ask.limit, WARMUP_TOKENS)))
@@ -133,7 +135,7 @@ def answered(arm: Arm, ask: Ask) -> Answer:
     except (DraftsmithError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UnsupportedError(f"{arm.name} cannot answer with this model: {reason}") from error
     if ask.dictated and answer.tokens != [*ask.dictated.answer[: ask.limit]]:
         why = "generation_config forbids a token or ends it sooner; change that, or do not dictate"

@@ -11,6 +11,7 @@ import torch
 
 from draftsmith.bench.run import RunPlan
 from draftsmith.drafters.mixture import bigrams
+from draftsmith.model.devices import name_of
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import last_part
 from draftsmith.model.measure import linear_layers, machine, versions
@@ -24,13 +25,13 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
         [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
         for r in records
     ]
-    answers, device = [[r.output, r.output_ids] for r in records], model.device
+    answers = [[r.output, r.output_ids] for r in records]
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
         "dtype": model.dtype_name,
         "linear layers": linear_layers(model),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "device": name_of(model.device),
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in plan.arms],
         "prompts": f"{len(records)} ({digest(asked)[:12]})",
@@ -50,11 +51,17 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout."""
+    """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout.
+
+    Where git does not tell, "unknown" with its reason.
+    """
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     here = Path(__file__).parent
+    if not any((folder / ".git").exists() for folder in here.parents):
+        return None
     try:
         done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        return f"unknown ({said.strip().splitlines()[0]})"
     return done.stdout.strip()

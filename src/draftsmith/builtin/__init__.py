@@ -37,7 +37,7 @@ def resolve(model: str) -> str:
     """Where a built-in model or `smollm2` is, by its name; any other hub id or path as it is.
 
     Raises LoadError, without asking the hub, for what can only be a folder, and is none, and for a
-    built-in model's name misspelt.
+    name that is misspelt.
     """
     if Path(model).expanduser().exists():
         return model
@@ -49,11 +49,11 @@ def resolve(model: str) -> str:
         raise LoadError(f"there is no file {model}")
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model:
         raise LoadError(f"there is no folder {model}; give the folder that has config.json")
-    near = difflib.get_close_matches(model, names(), n=1, cutoff=0.7)
+    near = difflib.get_close_matches(model.lower(), known(), n=1, cutoff=0.7)
     if near:
         raise LoadError(
-            f"there is no built-in model and no folder {model!r}; did you mean {near[0]!r}? "
-            f"The built-in models are {', '.join(names())}"
+            f"there is no model and no folder {model!r}; did you mean {near[0]!r}? "
+            f"The names are {', '.join(known())}"
         )
     return model
 
@@ -81,6 +81,11 @@ def _smollm2() -> str | None:
 def is_ours(model: str) -> bool:
     """Whether a model's folder is one of ours, with our edit prompts in its template."""
     return Path(model).parent == _HERE
+
+
+def known() -> list[str]:
+    """The names that stand for a model without a folder or a hub id."""
+    return [SMOLLM2, *names()]
 
 
 def names() -> list[str]:

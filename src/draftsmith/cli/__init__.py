@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import sys
 import warnings
@@ -104,10 +104,10 @@ def main(args: list[str] | None = None) -> Any:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # A character that nobody can read or show must not end a chat or an answer.
-        with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     # What goes into a file or a pipe is not damaged for a locale that lacks its characters.
-    with contextlib.suppress(AttributeError, ValueError):
-        if not sys.stdout.isatty() and "PYTHONIOENCODING" not in os.environ:
-            sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    kept = sys.stdout.isatty() or "PYTHONIOENCODING" in os.environ
+    if isinstance(sys.stdout, io.TextIOWrapper) and not kept:
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     return app(args, prog_name="draftsmith")

@@ -31,7 +31,8 @@ class FileOptions:
     spelt: ClassVar = {"files": "FILES", "on_error": "--on-error skip|fail"}
 
     files: tuple[Path, ...] = ()
-    """JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output."""
+    """JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output; or an API's
+    log of request and response."""
     limit: int | None = None
     """Conversations of each suite and Spec-Bench task, evenly spread. [all]"""
     on_error: str = "fail"

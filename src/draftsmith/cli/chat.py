@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftsmith.cli.loading import load_engine, short
+from draftsmith.cli.loading import awaited, load_engine, short
 from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
-from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
+from draftsmith.cli.render import (
+    AnswerPrinter,
+    label,
+    say_end,
+    say_failures,
+    say_notices,
+    show_stats,
+)
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import write_text
@@ -121,7 +128,7 @@ class Conversation:
         with self.chat.stream(message) as stream:
             try:
                 with stopping(stop):
-                    for piece in stream:
+                    for piece in awaited(stream):
                         printer.piece(piece)
                         if stop.is_set():
                             break
@@ -133,6 +140,7 @@ class Conversation:
                 self.results.append(result)
         if stop.is_set():
             note("(stopped)")
+        say_failures(self.engine, result)
         say_end(self.engine, result)
         printer.legend(result.sources)
         if self.output.stats:

@@ -40,7 +40,15 @@ _PANEL_LINES = 12
 def demo(
     model: ModelOptions,
     max_new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest answer.", show_default="160")
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "--max-tokens",
+            metavar="N",
+            min=1,
+            help="Longest answer.",
+            show_default="160",
+        ),
     ] = None,
 ) -> None:
     """Watch a model do a few short jobs: plainly, then with drafts, to the same answers.
@@ -88,15 +96,16 @@ def introduce(console: Console, engine: Engine) -> None:
     """Say what is run, and where."""
     import torch
 
+    from draftsmith.model.devices import name_of
     from draftsmith.model.measure import parameters_of, processor
 
     model = engine.model
     size = f"{parameters_of(model) / 1e6:.1f} million parameters in {model.dtype_name}"
     where = f"{processor()}, {plural(torch.get_num_threads(), 'thread')}"
     say(console, "Model", f"{short(model.name)}, {size}")
-    say(console, "Machine", where if model.device.type == "cpu" else str(model.device))
-    if model.measured is not None:
-        say(console, "Dtype", model.measured.explain())
+    say(console, "Machine", where if model.device.type == "cpu" else name_of(model.device))
+    if model.widened is not None:
+        say(console, "Dtype", model.dtype_explained)
     if disturbed := busy():
         say(console, "Note", disturbed)
 
@@ -117,8 +126,12 @@ class Lane:
     counters: str = "waiting"
 
     def count(self, s: Stats) -> None:
-        speed, seconds = s.tokens_per_second, s.seconds.total
-        self.counters = f"{s.tokens} tokens · {speed:.0f} tok/s · {seconds:.2f} s"
+        self.counters = f"{s.tokens} tokens · {_speed(s):.0f} tok/s · {s.seconds.total:.2f} s"
+
+
+def _speed(stats: Stats) -> float:
+    """Tokens per second of the steps: drawing takes time between them."""
+    return stats.tokens / stats.seconds.total if stats.seconds.total else 0.0
 
 
 def race(
@@ -198,7 +211,7 @@ def compare(
 def figures(plain: GenerationResult, drafted: GenerationResult) -> tuple[str, ...]:
     """How the times compare, and where the guesses that held were copied from."""
     before, after = (result.stats for result in (plain, drafted))
-    ratio = after.tokens_per_second / before.tokens_per_second
+    ratio = _speed(after) / _speed(before)
     guessed = [source != TARGET for source in drafted.sources]
     copied = [origin for origin in drafted.origins if origin is not None]
     prompt = sum(origin < len(drafted.prompt_tokens) for origin in copied)

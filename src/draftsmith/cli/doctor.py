@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
-from draftsmith.cli.loading import busy, idle, load_model, set_threads, waiting
+from draftsmith import builtin
+from draftsmith.cli.loading import busy, load_model, waiting
 from draftsmith.cli.options import Json, MachineOptions, PlaceOptions
 from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import print_json, stdout
 
 if TYPE_CHECKING:
-    from draftsmith.model.choice import Measured
     from draftsmith.model.loaded import LoadedModel
 
+_WIDE = 16
+"""A pass over so many tokens stands for all that verify drafts."""
+_CLEARLY_CHEAPER = 0.9
+"""Less than this of another one's time is no accident of measuring."""
 _PRICED = (1, 16)
 """Widths of passes whose price is told when they are exact."""
 
@@ -34,7 +38,7 @@ class ExamineOptions(PlaceOptions):
     """The same as --model."""
 
     def load(self) -> LoadedModel:
-        """The model, in the checkpoint's own dtype."""
+        """The model, as other commands load it."""
         options = asdict(self)
         return load_model(named=options.pop("named"), machine=MachineOptions(**options))
 
@@ -49,7 +53,6 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
     loaded = chosen.load()
-    set_threads(idle())
     with waiting("measuring …"):
         record = examine(loaded)
     if as_json:
@@ -60,7 +63,7 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
 
 def examine(loaded: LoadedModel) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values."""
-    from draftsmith.model.load import choice_file, folder_of, load
+    from draftsmith.model.load import load
     from draftsmith.model.measure import compare_dtypes, versions
 
     capabilities, model = loaded.capabilities, describe(loaded)
@@ -76,11 +79,12 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     }
     packed = loaded.prepacked is not None
     again = partial(load, loaded.name, None, device=loaded.device, prepack=packed)
-    measured, _ = compare_dtypes(loaded, lambda dtype: again(dtype=dtype), thorough=True)
-    if loaded.device.type == "cpu":
-        measured.save(choice_file(folder_of(loaded.name), {}, packed))
-    record["pass_seconds"], record["not_measured"] = measured.seconds, measured.left_out
-    record["recommendation"] = recommend(measured, capabilities.shape)
+    seconds, left_out = compare_dtypes(loaded, lambda dtype: again(dtype=dtype))
+    record["pass_seconds"], record["not_measured"] = seconds, left_out
+    faithful = {"float32", model["dtype"], model["checkpoint_dtype"]}
+    if builtin.is_gguf(loaded.name):  # its blocks of a few bits are rounded by more than bfloat16
+        faithful.add("bfloat16")
+    record["recommendation"] = recommend(seconds, faithful, capabilities.shape)
     return record
 
 
@@ -104,13 +108,14 @@ def machine(loaded: LoadedModel) -> dict[str, Any]:
     """Where the model runs."""
     import torch
 
+    from draftsmith.model.devices import name_of
     from draftsmith.model.measure import memory_bytes, processor
 
-    on_gpu = loaded.device.type == "cuda"
+    on_cpu = loaded.device.type == "cpu"
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(loaded.device),
-        "name": torch.cuda.get_device_name(loaded.device) if on_gpu else processor(),
+        "name": processor() if on_cpu else name_of(loaded.device),
         "memory_bytes": memory_bytes(loaded.device),
         "torch_threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
@@ -126,6 +131,7 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
         "type": loaded.config.model_type,
         "parameters": parameters_of(loaded),
         "dtype": loaded.dtype_name,
+        "checkpoint_dtype": str(loaded.widened or loaded.dtype).removeprefix("torch."),
         "context_length": loaded.context_length,
         "vocab_size": loaded.vocab_size,
         "tokenizer": loaded.tokenizer is not None,
@@ -134,19 +140,44 @@ def describe(loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def recommend(measured: Measured, shape: str) -> dict[str, Any]:
-    """Which dtype, and whether drafts pay, in numbers and in sentences."""
-    dtype = measured.best
-    costs = measured.seconds[dtype]
-    relative = {width: seconds / costs[1] for width, seconds in costs.items()}
+def recommend(
+    seconds: Mapping[str, Mapping[int, float]], faithful: Container[str], shape: str
+) -> dict[str, Any]:
+    """Which dtype, and whether drafts pay, in numbers and in sentences.
+
+    `seconds`: dtype → tokens of a pass → seconds. Of the dtypes that hold the weights as well as
+    the checkpoint does (`faithful`), float32 is recommended unless another one is clearly cheaper.
+    """
+    both = {name: _plain_and_wide(costs) for name, costs in seconds.items()}
+    dtype = min((name for name in both if name in faithful), key=lambda name: sum(both[name]))
+    if "float32" in both and sum(both[dtype]) > _CLEARLY_CHEAPER * sum(both["float32"]):
+        dtype = "float32"
+    costs = seconds[dtype]
+    relative = {width: spent / costs[1] for width, spent in costs.items()}
+    wide = max(width for width in costs if width <= _WIDE)
+    said = [
+        f"--dtype {dtype}: plain passes and those over {wide} tokens take {_ms(both[dtype])} ms"
+    ]
+    for name in both:
+        if name != dtype:
+            less = "" if name in faithful else " (which rounds these weights)"
+            said.append(f"{_ms(both[name])} in {name}{less}")
     exact = (
         "answers are the same token for token with any drafter"
         if dtype == "float32"
         else "near-ties may fall differently with drafts than without"
     )
-    said = [f"--dtype measured takes {measured.explain()}; {exact}."]
-    said.append(_about_drafts(relative, shape))
-    return {"dtype": dtype, "relative_cost": relative, "explained": said}
+    explained = [f"{', '.join(said)}; {exact}.", _about_drafts(relative, shape)]
+    return {"dtype": dtype, "relative_cost": relative, "explained": explained}
+
+
+def _plain_and_wide(costs: Mapping[int, float]) -> tuple[float, float]:
+    """Seconds of a plain pass, and of the widest up to `_WIDE`."""
+    return costs[1], costs[max(width for width in costs if width <= _WIDE)]
+
+
+def _ms(seconds: Sequence[float]) -> str:
+    return " and ".join(f"{1000 * spent:.1f}" for spent in seconds)
 
 
 def _about_drafts(relative: dict[int, float], shape: str) -> str:
@@ -191,6 +222,8 @@ def show(record: dict[str, Any]) -> None:
         relative = (f"{s / seconds[1]:.2f}×" for s in seconds.values())
         table.add_row("  relative", *relative, style="dim")
     console.print(table)
+    for name, reason in record["not_measured"].items():
+        console.print(f"{name} was not tried: {reason}", markup=False)
     if record["busy"]:
         console.print(f"({record['busy']})")
     console.print("\n[bold]Recommendation")

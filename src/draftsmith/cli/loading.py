@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Timer
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftsmith import builtin
-from draftsmith.cli.options import Given, MachineOptions, ModelOptions
-from draftsmith.cli.render import plural
-from draftsmith.cli.report import note, stderr
+from draftsmith.cli.options import Given, MachineOptions, ModelOptions, PlaceOptions
+from draftsmith.cli.report import note, showing, stderr
 from draftsmith.errors import LoadError, OptionError
 
 if TYPE_CHECKING:
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 
     from draftsmith.engine.engine import Engine
     from draftsmith.model.loaded import LoadedModel
+
+
+T = TypeVar("T")
 
 
 def resolve(model: str | None) -> str:
@@ -41,14 +43,15 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
     `others` are handed to `Engine.from_pretrained`.
     """
     source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
-    with waiting(f"loading {short(source)} …"):
+    with waiting(_loading(source)):
         from draftsmith.core.sampling import SamplingParams
         from draftsmith.engine.engine import Engine
 
         SamplingParams(**sampling)
         given = asdict(options) | {"model": source} | others
-        set_threads(given.pop("threads") or idle())
+        set_threads(given.pop("threads"))
         engine = Engine.from_pretrained(**given)
+    tell_device(options, engine.model)
     if options.model is None and builtin.is_ours(source):
         note(
             f"note: answered by {short(source)}, a small model that ships with this package and "
@@ -62,11 +65,21 @@ def load_model(machine: MachineOptions, named: str | None = None) -> LoadedModel
     if named is not None and machine.model is not None:
         raise OptionError("MODEL and --model were both given: choose one")
     source = resolve(named or machine.model)
-    with waiting(f"loading {short(source)} …"):
+    with waiting(_loading(source)):
         from draftsmith.model.load import load
 
         set_threads(machine.threads)
-        return load(source, None, machine.dtype, machine.device, prepack=machine.prepack)
+        loaded = load(source, None, machine.dtype, machine.device, prepack=machine.prepack)
+    tell_device(machine, loaded)
+    return loaded
+
+
+def tell_device(options: PlaceOptions, loaded: LoadedModel) -> None:
+    """Say on stderr which accelerator is used where nobody chose one."""
+    if options.device is None and loaded.device.type != "cpu":
+        from draftsmith.model.devices import name_of
+
+        note(f"note: running on {name_of(loaded.device)}; --device cpu runs on the CPU")
 
 
 def load_tokenizer(model: str | None) -> Any:
@@ -101,61 +114,53 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-_OURS: set[int] | None = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-"""The processors that this command may use, before any library binds its threads."""
-
-
-def _busy_seconds() -> float:
-    """Of our processors, for anybody but this process, since the machine started; 0: not told."""
-    ours, ticks = {f"cpu{number}" for number in _OURS or ()}, 0
-    try:
-        for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
-            if line.partition(" ")[0] in ours:
-                user, nice, system, _, _, *others = map(int, line.split()[1:9])
-                ticks += user + nice + system + sum(others)
-    except (OSError, ValueError):  # Only Linux tells, and not in every sandbox.
-        return 0.0
-    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time() if ticks else 0.0
-
-
-_BEGAN = time.perf_counter(), _busy_seconds()
-
-
-def _cores_of_others() -> float:
-    """How many cores other work has kept busy since this command began."""
-    return (_busy_seconds() - _BEGAN[1]) / (time.perf_counter() - _BEGAN[0])
-
-
-def idle() -> int | None:
-    """How many CPU threads to use beside other work; None: torch's choice.
-
-    A thread without a core of its own lets all others wait for it, in every layer.
-    """
-    import torch
-
-    cores, others = len(_OURS or ()) or os.cpu_count() or 1, _cores_of_others()
-    threads = max(1, round(cores - others))
-    if threads >= torch.get_num_threads():
-        return None
-    note(
-        f"note: other work keeps {others:.1f} of {cores} cores busy, so this takes "
-        f"{plural(threads, 'thread')}; --threads sets how many"
-    )
-    return threads
+_LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+"""Processes that wanted to run in the minute before this command; Windows does not tell."""
 
 
 def busy() -> str | None:
     """A warning if other work on this machine will disturb the times; None if it is idle."""
-    others = _cores_of_others()
-    return f"other work keeps {others:.1f} cores busy, so times vary" if others > 0.5 else None
+    return f"the load was {_LOAD:.1f} before this began, so times vary" if _LOAD > 0.5 else None
+
+
+PATIENCE = 10.0
+"""Seconds after which a file or a pipe hears what takes so long."""
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say on stderr what takes so long, if somebody is watching."""
+    """Say on stderr what takes long: in a terminal at once, else when it has taken `PATIENCE`."""
     console = stderr()
-    with console.status(what) if console.is_terminal else contextlib.nullcontext():
+    if console.is_terminal:
+        with console.status(what), showing(console):
+            yield
+        return
+    late = Timer(PATIENCE, note, [what])
+    late.daemon = True
+    late.start()
+    try:
         yield
+    finally:
+        late.cancel()
+
+
+def awaited(pieces: Iterator[T]) -> Iterator[T]:
+    """The pieces of an answer; says on stderr what is waited for until the first one comes."""
+    with waiting("waiting for the first token … (longer the first time: functions are compiled)"):
+        first = next(pieces, None)
+    if first is not None:
+        yield first
+        yield from pieces
+
+
+def _loading(source: str) -> str:
+    """What is said while a model is loaded."""
+    why = ""
+    if source.endswith(".gguf"):
+        why = " (longer the first time: a GGUF file is converted once)"
+    elif not Path(source).expanduser().exists():
+        why = " (from the hub, unless it is in its cache)"
+    return f"loading {short(source)} …{why}"
 
 
 def progress(*, transient: bool = False) -> Progress:
@@ -177,6 +182,6 @@ def progress(*, transient: bool = False) -> Progress:
 @contextlib.contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar that its caller advances."""
-    with progress(transient=True) as shown:
+    with progress(transient=True) as shown, showing(shown.console):
         number = shown.add_task(what, total=total)
         yield lambda done: shown.advance(number, done)

@@ -17,6 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from draftsmith.errors import OptionError
+from draftsmith.values import number
 
 REQUIRED = "(required)"
 """The default of a field that has none."""
@@ -130,7 +131,7 @@ class PlaceOptions:
     """A Hugging Face hub id, a folder, a GGUF file, or a name such as smollm2. [smollm2 if
     installed, else edit-7m]"""
     device: str | None = None
-    """cpu, cuda, cuda:1, mps, … [cpu]"""
+    """cpu, cuda, cuda:1, mps, … [a GPU if there is one]"""
     prepack: bool = True
     """Lay the linear layers out for this CPU, where that works. [prepack]"""
 
@@ -140,8 +141,8 @@ class MachineOptions(PlaceOptions):
     """How it computes."""
 
     dtype: str | None = None
-    """float32, bfloat16, float16, or measured: the cheapest here that loses nothing. [the
-    checkpoint's]"""
+    """float32, bfloat16, float16, or auto: the checkpoint's. [auto, but float32 where this
+    processor does not compute in half precision]"""
     threads: int | None = None
     """CPU threads. [torch's choice]"""
 
@@ -158,9 +159,6 @@ class ModelOptions(MachineOptions):
     """Who guesses, e.g. none or 'copyspec(gamma=3)'; see `draftsmith drafters`."""
     budget: str = "auto"
     """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
-    dtype: str | None = "measured"
-    threads: int | None = None
-    """CPU threads. [as many as have a core to themselves]"""
 
 
 Sampling = Annotated[
@@ -172,6 +170,7 @@ Sampling = Annotated[
                 "max_new_tokens temperature top_k top_p min_p repetition_penalty seed stop"
             )
         },
+        {"max_new_tokens": "--max-new-tokens --max-tokens N"},
     ),
 ]
 """How tokens are chosen and when the answer ends."""
@@ -251,8 +250,8 @@ def _group(hint: Any) -> tuple[list[inspect.Parameter], Callable[..., Any]] | No
         given = _given(**values)
         for name, value in given.items():
             zero = options[name].default == "0" or (not value and name in may_be_0)
-            if type(value) is int and value < 1 and not zero:
-                raise OptionError(f"{name}={value} cannot work; it must be at least 1")
+            if type(value) is int and not zero:
+                number(name, value, int, least=1)
         return hint(**given)
 
     return [_parameter(f, spelt.get(f.name, ""), panels[f.name]) for f in options.values()], make
@@ -268,8 +267,11 @@ def _flags(parameters: list[inspect.Parameter]) -> Iterator[tuple[str, str]]:
     for parameter in parameters:
         (option,) = parameter.annotation.__metadata__
         if isinstance(option, OptionInfo):
+            # typer keeps the first name of an annotated option where others have their default.
+            names = (option.default, *(option.param_decls or ()))
             usual = "--" + parameter.name.replace("_", "-")
-            yield parameter.name, (option.param_decls or (usual,))[0].split("/")[0]
+            flag: str = next((name for name in names if isinstance(name, str)), usual)
+            yield parameter.name, flag.split("/")[0]
 
 
 def _check_text(value: Any, flag: str) -> None:

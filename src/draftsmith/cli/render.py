@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from draftsmith import builtin
+from draftsmith.cli.loading import short
 from draftsmith.cli.report import note, stderr, stdout
-from draftsmith.text.repetition import looping, lost_lines, repeated_lines
+from draftsmith.text.repetition import looping, lost_lines, repeated_lines, surroundings
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
@@ -86,7 +89,10 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
         return
     stats = results[0].stats if len(results) == 1 else total([r.stats for r in results])
     reasons = ", ".join(dict.fromkeys(result.finish_reason for result in results))
-    s, measured, console = stats.seconds, engine.model.measured, stderr()
+    s, console = stats.seconds, stderr()
+    # A short prompt is read in the first pass that decodes: then prefill takes none of its own.
+    named = ("prefill", "draft", "target", "verify", "other")
+    phases = [f"{name} {getattr(s, name):.3f}" for name in named if getattr(s, name) >= 0.0005]
     facts = {
         "answer": f"{plural(stats.tokens, 'token')}, ended by {reasons}",
         "prompt": f"{plural(stats.prompt_tokens, 'token')}, {stats.reused_tokens} of them "
@@ -95,10 +101,9 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
         "drafts": f"in {plural(stats.attempts, 'pass')}, {stats.accepted} of {stats.drafted} "
         "accepted",
         "speed": f"{stats.tokens_per_second:.1f} tokens per second",
-        "seconds": f"{s.total:.3f} = prefill {s.prefill:.3f} + draft {s.draft:.3f} + "
-        f"target {s.target:.3f} + verify {s.verify:.3f} + other {s.other:.3f}",
+        "seconds": f"{s.total:.3f} = {' + '.join(phases)}",
         "first token": f"after {stats.first_token_seconds:.3f} s",
-        "weights": measured.explain() if measured else engine.model.dtype_name,
+        "weights": engine.model.dtype_explained,
     }
     console.print(facts_table(facts))
     if stats.by_source:
@@ -138,9 +143,22 @@ def label(drafter: Drafter) -> str:
     return f"{drafter.name}({', '.join(changed)})" if changed else drafter.name
 
 
+class _Unpadded(Table):
+    """A table whose lines end with their last word in files and pipes."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rendered = super().__rich_console__(console, options)
+        if console.is_terminal:
+            yield from rendered
+            return
+        for line in Segment.split_lines(part for part in rendered if isinstance(part, Segment)):
+            yield Segment("".join(part.text for part in line).rstrip())
+            yield Segment.line()
+
+
 def plain_table(*columns: str, header: bool = False) -> Table:
     """A table without lines: reads the same in a terminal, in a file and in a mail."""
-    table = Table(box=None, show_header=header, pad_edge=False, header_style="bold")
+    table = _Unpadded(box=None, show_header=header, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table
@@ -161,6 +179,14 @@ def say_notices(engine: Engine) -> None:
         note(f"note: this model decodes plainly, without drafts: {why}")
 
 
+def say_failures(engine: Engine, result: GenerationResult) -> None:
+    """Tell what failed in drafting an answer and was done in another way."""
+    if result.stats.failed_passes or result.stats.drafter_failures:
+        for said in result.notices:
+            if said not in engine.notices:
+                note(f"note: {said}")
+
+
 def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
     """Tell if the answer was cut short, and if it lacks or repeats lines of an edited file."""
     tokens, room = len(result.tokens), engine.model.context_length
@@ -178,6 +204,11 @@ def say_end(engine: Engine, result: GenerationResult, before: str | None = None)
     if before is not None and result.finish_reason != "cancelled":
         lost, had = lost_lines(before, result.text), len(before.splitlines())
         again = repeated_lines(before, result.text)
+        if around := surroundings(before, result.text):
+            note(f"note: {' and '.join(around)} stand around the new file; take them out")
+        if builtin.is_ours(engine.model.name):
+            name = short(engine.model.name)
+            note(f"note: {name} renames words, not always rightly; compare before you use it")
         if lost > LOST_SHARE * had:
             note(f"note: {lost} of the file's {had} lines are gone; compare before you use it")
         elif again > LOST_SHARE * had:

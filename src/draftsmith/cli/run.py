@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.loading import load_engine, read_text, short
+from draftsmith.cli.loading import awaited, load_engine, read_text, short
 from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
 from draftsmith.cli.render import (
     COLOURS,
     AnswerPrinter,
     plural,
     say_end,
+    say_failures,
     say_notices,
     show_stats,
     visible,
@@ -139,16 +140,19 @@ def run(
     attribution: AttributionOptions,
     as_json: Json = False,
 ) -> None:
-    """Answer one prompt; the text goes to standard output as it comes.
+    r"""Answer one prompt; the text goes to standard output as it comes.
 
     Notes on standard error tell of an answer that was cut or loops, and of an edit that lost or
-    repeats lines of the file; the exit code is 0 all the same.
+    repeats lines of the file, or has words or code fences around it; the exit code is 0 all the
+    same.
 
     [bold]Examples[/bold]
 
     draftsmith run "What is a list comprehension?"
 
-    draftsmith run -m edit-7m --edit app.py "rename load to read_config" > new.py
+    printf 'def main():\n    config = load("app.json")\n    print(config)\n' > app.py
+
+    draftsmith run -m edit-7m --edit app.py "rename config to settings" > new.py
 
     git diff | draftsmith run -m Qwen/Qwen3-0.6B "Write a commit message" -f - --stats
 
@@ -178,7 +182,7 @@ def run(
                 note(f"--- answer {number + 1} of {prompt.n} ---")
             with engine.stream(asked, **sampling) as stream:
                 try:
-                    for piece in stream:
+                    for piece in awaited(stream):
                         if not late:
                             printer.piece(piece)
                 finally:
@@ -187,6 +191,7 @@ def run(
                     if attribution.attribute and not as_json:
                         show_copies(engine, stream.result)
             if not as_json:
+                say_failures(engine, stream.result)
                 say_end(engine, stream.result, before)
             if "seed" in sampling:
                 sampling["seed"] += 1
@@ -196,6 +201,7 @@ def run(
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (results or failure is None):
+            told = [result.notices for result in results]
             print_json(
                 {
                     "model": engine.model.name,
@@ -203,7 +209,7 @@ def run(
                     "device": str(engine.model.device),
                     "drafter": str(engine.drafter),
                     "answers": [record(engine, result) for result in results],
-                    "notices": list(engine.notices),
+                    "notices": [*dict.fromkeys(chain(engine.notices, *told))],
                     "error": failure,
                 }
             )

@@ -17,7 +17,7 @@ ServerOptions = Annotated[
     Fields(
         "draftsmith.server.settings:Settings",
         {
-            "Server": "host port name api_keys public cors log_prompts",
+            "Server": "host port name api_keys public cors tolerant log_prompts",
             "Limits": (
                 "queue max_context max_output max_body timeout grammar_seconds slow_reader "
                 "keep_alive drain allow_drafters"
@@ -46,6 +46,10 @@ class EngineOptions:
     """Where those are kept when the server ends."""
 
 
+_EXTRA = {"fastapi", "prometheus_client", "pydantic", "sse_starlette", "starlette", "uvicorn"}
+"""What the extra `server` brings."""
+
+
 def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> None:
     """Serve a model to OpenAI's clients (needs the extra `server`).
 
@@ -62,6 +66,8 @@ def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> 
         from draftsmith.server.run import server as listening
         from draftsmith.server.settings import Settings
     except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in _EXTRA:
+            raise
         raise OptionError(
             f"a server needs {error.name}, which is not installed: pip install 'draftsmith[server]'"
         ) from error

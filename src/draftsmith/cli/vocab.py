@@ -41,7 +41,8 @@ class VocabOptions:
     spelt: ClassVar = {"target": "A", "drafter": "B", "text": "TEXT", "also": "--also C"}
 
     target: str | None = None
-    """The target's tokenizer: a hub id, a folder, a tokenizer.json, or a built-in model's name."""
+    """The target's tokenizer: a hub id, a folder, a GGUF file, a tokenizer.json, or a name such as
+    `smollm2`."""
     drafter: str | None = None
     """The drafter's."""
     text: str | None = None
@@ -104,14 +105,15 @@ def _vocabulary(name: str) -> Vocabulary:
         path = path / "tokenizer.json"
         if not path.is_file():
             raise LoadError(f"{source} has neither tokenizer_config.json nor tokenizer.json")
-    if path.is_file():
+    if path.is_file() and not builtin.is_gguf(source):
         return Vocabulary.of(read_bare(path))
     return Vocabulary.of(load_tokenizer(name))
 
 
 def _called(name: str) -> str:
     path = Path(name)
-    return path.resolve().parent.name if path.is_file() else short(name)
+    lone = path.is_file() and not builtin.is_gguf(name)
+    return path.resolve().parent.name if lone else short(name)
 
 
 def _facts(usage: Usage) -> dict[str, Any]:

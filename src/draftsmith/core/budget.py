@@ -7,16 +7,21 @@ drafts. It weighs what passes and drafts have cost against what has been accepte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
 """Draft widths; a short ladder, so that each is measured often and can become a CUDA graph."""
 
 RETRY_WIDTH = 4
-"""Width of a draft that only finds out whether drafting pays again."""
+"""Most nodes of a draft that only finds out whether drafting pays again."""
+
+RETRY_COST = 0.1
+"""Most plain passes that the nodes of such a draft may cost, if it has more than one. Behind a long
+context on a CPU a single node costs as much."""
 
 LONGEST_PAUSE = 16
 """Steps between retries at most: a copy that starts meanwhile is missed for that long."""
@@ -30,6 +35,9 @@ Points = list[tuple[float, float]]
 SETTLING = 4
 """Passes of a width of which the fastest counts; later ones are averaged."""
 
+
+GUESSED = 4
+"""Passes over a number of rows whose widths are decided by the costs of another number."""
 
 SHORT = 1024
 """Cached tokens a row below which all passes are alike; from there on contexts count by doublings.
@@ -65,12 +73,17 @@ class CostCurve:
         """Sequences per pass; every batch size has its own curves (`at`)."""
         self.doublings = 0
         """Of the context, from `SHORT` on."""
+        self._guessed: dict[tuple[int, int], int] = {}
+        """By rows and doublings where no plain pass was measured: others that were."""
         self._passes: dict[tuple[int, int, int], tuple[float, float, int]] = {}
         """By rows, doublings and rung: mean width, seconds, how many."""
         self._plainly: dict[int, set[int]] = {}
         """Rows → doublings at which a plain pass was measured."""
-        self._drafting: dict[tuple[Hashable, int], dict[int, tuple[float, int]]] = {}
-        self._opening: dict[Hashable, float] = {}
+        # Weakly: a draft model that nobody uses any more must not stay for what it took.
+        self._drafting: WeakKeyDictionary[Any, dict[int, dict[int, tuple[float, int]]]]
+        self._drafting = WeakKeyDictionary()
+        """Drafter → rows → width allowed: seconds, how many."""
+        self._opening: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     def at(self, rows: int, context: int = 0) -> CostCurve:
         """What is known of passes over so many sequences and cached tokens, for all to learn."""
@@ -80,6 +93,23 @@ class CostCurve:
         curve = copy(self)
         curve.rows, curve.doublings = rows, doublings
         return curve
+
+    def nearest(self, rows: int, context: int = 0) -> CostCurve:
+        """What to decide by in such a pass: the curve `at` it, or that of the nearest rows known.
+
+        The latter until a few passes over so many rows were measured. Then one is made without
+        drafts, to compare with. So the rows of a batch that grows, shrinks, or reads prompts beside
+        (such passes are no measure) draft meanwhile.
+        """
+        here = self.at(rows, context)
+        place = rows, here.doublings
+        if here.knows_plain or self._guessed.get(place, 0) >= GUESSED:
+            return here
+        known = [n for n, doublings in self._plainly.items() if here.doublings in doublings]
+        if not known:
+            return here
+        near = min(known, key=lambda n: (max(n, rows) / min(n, rows), n))
+        return self.at(near, context * near // rows)
 
     @property
     def context(self) -> int:
@@ -100,9 +130,12 @@ class CostCurve:
         """One pass whose drafts had `width` nodes together took `seconds`."""
         rungs = 0, *self.ladder
         rung = next((rung for rung in rungs if rung >= width), rungs[-1])
-        key = self.rows, self.doublings, rung
+        place = self.rows, self.doublings
+        key = *place, rung
         if not rung:
             self._plainly.setdefault(self.rows, set()).add(self.doublings)
+        elif not self.knows_plain:
+            self._guessed[place] = self._guessed.get(place, 0) + 1
         mean, old, count = self._passes.get(key, (width, seconds, 0))
         new, count = self._learn((old, count), seconds)
         if count > SETTLING:
@@ -113,21 +146,13 @@ class CostCurve:
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
         """`drafter`, allowed `width` nodes, took `seconds` to draft for all rows."""
-        times = self._drafting.setdefault((drafter, self.rows), {})
+        times = self._drafting.setdefault(drafter, {}).setdefault(self.rows, {})
         times[width] = self._learn(times.get(width), seconds)
 
     def record_opening(self, drafter: Hashable, tokens: int, seconds: float) -> None:
         """The first drafts of sequences with so many tokens in all took `seconds`."""
         old, rate = self._opening.get(drafter), seconds / tokens
         self._opening[drafter] = rate if old is None else (old + rate) / 2
-
-    def forget(self, drafters: Collection[Hashable]) -> None:
-        """Forget what these took, and with it these; others may record meanwhile."""
-        for key in list(self._drafting):
-            if key[0] in drafters:
-                self._drafting.pop(key, None)
-        for drafter in drafters:
-            self._opening.pop(drafter, None)
 
     def opening(self, drafter: Hashable, tokens: int) -> float:
         """Cost of a sequence's first draft, in plain passes; 0 where unmeasured.
@@ -186,10 +211,10 @@ class CostCurve:
 
     def drafts(self, drafter: Hashable) -> Points:
         """What was measured: nodes that it was allowed, the cost of drafting in plain passes."""
-        if not self.knows_plain:
+        if not self.knows_plain or drafter is None:
             return [(0, 0.0)]
         plain = self._plain(self.doublings)
-        times = sorted(self._drafting.get((drafter, self.rows), {}).items())
+        times = sorted(self._drafting.get(drafter, {}).get(self.rows, {}).items())
         return [(0, 0.0), *((allowed, s / plain) for allowed, (s, count) in times if count > 1)]
 
 
@@ -305,7 +330,7 @@ class OpenBudget(FixedBudget):
         self._pause_length = 1
 
     def next(self, rows: int, context: int) -> int:
-        self.cost = cost = self.cost.at(rows, context)
+        self.cost = cost = self.cost.nearest(rows, context)
         if not cost.knows_plain:
             return 0
         if self._asked:
@@ -368,7 +393,7 @@ class AutoBudget:
 
     def awake(self, rows: int, context: int) -> bool:
         """Whether it drafts in the next pass, as for `next`; counts pauses down."""
-        self.cost = self.cost.at(rows, context)
+        self.cost = self.cost.nearest(rows, context)
         if self.cost.knows_plain and self._pause > 0:
             self._pause -= 1
             return False
@@ -377,7 +402,10 @@ class AutoBudget:
     @property
     def retry(self) -> int:
         """Nodes to find out with whether drafting pays again."""
-        return min(RETRY_WIDTH, self.ceiling)
+        widths = sorted({min(width, RETRY_WIDTH, self.ceiling) for width in LADDER})
+        useful = [width for width in widths if self.reach(width)] or widths[-1:]
+        paid = [width for width in useful if self.cost.relative(width) <= 1 + RETRY_COST]
+        return max(paid, default=useful[0])
 
     def best_width(self) -> int:
         """The ladder width with the most expected tokens per unit of cost; 0 if plain is best."""

@@ -21,7 +21,7 @@ from draftsmith.compiled import compiling
 from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
-from draftsmith.core.session import Session
+from draftsmith.core.session import PUT_ASIDE, TOGETHER, Session
 from draftsmith.core.stats import TARGET, Step, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verdict, verify, verify_greedy
@@ -35,7 +35,10 @@ LONGEST_DRAFT = 5.0
 DRAFT_PASSES = 8
 """Passes of the target that it may take beside these: a draft model makes several of its own."""
 
-_OVERFLOW = RowOutput(torch.empty((0, 0)), finite=False)
+_NOT_COMPUTED = RowOutput(torch.empty((0, 0), device="cpu"), finite=False)
+
+WITHOUT_DRAFT = "a pass with drafts failed and was repeated without them"
+SMALLER = "a pass over a part of the prompt failed and was repeated with a smaller part"
 
 
 def start(session: Session, target: Target[Any]) -> None:
@@ -166,7 +169,7 @@ def propose(
         context = session.context
         context.budget, session.waited = width, 0.0
         if context.cost is not None:
-            context.cost = context.cost.at(len(decoding), tokens)
+            context.cost = context.cost.nearest(len(decoding), tokens)
         if session.needs.taps and width:  # some are computed only when asked for
             taps = target.taps(session.row)
             context.hidden, context.attention = taps.hidden, taps.attention
@@ -221,7 +224,12 @@ def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> di
             for session in members:
                 session.put_aside(error)
             return {}
-        return {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
+        alone = {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
+        if all(session.drafter_error is None for session in members):
+            for session in members:
+                session.stats.drafter_failures += 1
+                session.note(TOGETHER, error)
+        return alone
     drafts = {}
     for session, draft in zip(members, made, strict=True):
         try:
@@ -235,19 +243,31 @@ def give_up(decoding: Sequence[Session], seconds: float) -> None:
     """Put drafters aside that held up a pass, which itself took so many `seconds`.
 
     It is not counted what they compiled, nor as long as it took to read their prompts: a draft
-    model reads them, too. So none is judged by how fast the machine is.
+    model reads them, too. So none is judged by how fast the machine is. The sequences of the pass
+    go on plainly; later ones ask the drafter again (`Stalls`).
     """
-    slow = [session for session in decoding if session.waited > LONGEST_DRAFT]
+    asked = [session for session in decoding if session.context.budget]
+    slow = [session for session in asked if session.waited > LONGEST_DRAFT]
+    stalled: dict[int, DrafterStalled] = {}
     for session in slow:
         read = sum(s.stats.seconds.prefill for s in slow if s.drafter is session.drafter)
         if session.waited > LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
-            error = DrafterStalled(
-                f"drafting took {session.waited:.1f} s beside a pass of {seconds:.3f} s; "
-                "it is not asked again"
+            if id(session.stalls) not in stalled:
+                session.stalls.add()
+            stalled[id(session.stalls)] = DrafterStalled(
+                f"drafting took {session.waited:.1f} s beside a pass of {seconds:.3f} s"
             )
+    for session in asked:
+        if id(session.stalls) not in stalled:
+            session.stalls.in_a_row = 0
+    for session in decoding if stalled else ():
+        if (error := stalled.get(id(session.stalls))) is None:
+            continue
+        if session.drafter_error is None:
+            session.put_aside(error)
+        elif session.waited:
             error.__cause__ = session.drafter_error
-            if session.drafter_error is None:
-                session.put_aside(error)
+            session.note(PUT_ASIDE, error)
             session.drafter_error = error
 
 
@@ -269,20 +289,27 @@ def forward(
 
     First without drafts, then with smaller chunks of prompts, then without the last session, which
     ends with the error. Empties `drafts` that were given up; a sampled one is followed by plain
-    passes of its own, for whether it failed may depend on what was drawn.
+    passes of its own, for whether it failed may depend on what was drawn. Each failure is counted
+    for the sessions that get less (`Session.pass_failed`).
     """
-    outputs = [_OVERFLOW] * len(sessions)
+    outputs = [_NOT_COMPUTED] * len(sessions)
     members = list(range(len(sessions)))
     while members:
         rows = [sessions[i].row for i in members]
         try:
             found = target.forward(rows, [drafts[i] for i in members], [takes[i] for i in members])
-        except Exception as error:
-            if any(len(drafts[i]) for i in members):
+        except Exception as error:  # models are other people's code: it may be of any kind
+            drafted = [i for i in members if len(drafts[i])]
+            for i in drafted:
+                sessions[i].pass_failed(WITHOUT_DRAFT, error)
+            if drafted:
                 members = [i for i in members if not drafts[i].proposals]
                 for i in members:
                     drafts[i] = EMPTY
-            elif not _smaller(sessions, members, takes, target):
+            elif smaller := _smaller(sessions, members, takes, target):
+                for session in smaller:
+                    session.pass_failed(SMALLER, error)
+            else:
                 last = sessions[members.pop()]
                 last.fail(error)
                 target.close(last.row)
@@ -296,12 +323,12 @@ def forward(
 
 def _smaller(
     sessions: Sequence[Session], members: Sequence[int], takes: list[int], target: Target[Any]
-) -> bool:
-    """Halve the chunks of a pass; False where none can be smaller."""
+) -> list[Session]:
+    """Halve the chunks of a pass; return the sessions that had one."""
     long = [i for i in members if takes[i] > LEAST_CHUNK and target.splits(sessions[i].row)]
     for i in long:
         takes[i] = max(LEAST_CHUNK, takes[i] // 2)
-    return bool(long)
+    return [sessions[i] for i in long]
 
 
 def greedy_choices(
@@ -351,6 +378,8 @@ def settle(
         if output.finite:
             verdict = judge(session, draft, output, choices)
         else:
+            if output is not _NOT_COMPUTED:
+                session.pass_failed(WITHOUT_DRAFT, FloatingPointError("logits are not finite"))
             output, verdict = judge_plainly(session, draft, row, target)
             draft = EMPTY
         seconds = perf_counter() - begin

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType, NoneType
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import OptionError
+from draftsmith.values import number, shown, switch, token_ids
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """(ids (1, T), scores (1, V)) → scores (1, V): any transformers `LogitsProcessor` is one."""
@@ -41,7 +41,7 @@ class SamplingParams:
     """Subtracted once from tokens already generated (prompt not counted)."""
     frequency_penalty: float = 0.0
     """Subtracted per occurrence among the generated tokens."""
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Token id → number added to its score; -inf forbids it."""
     max_new_tokens: int = 256
     """Longest answer, in tokens."""
@@ -59,37 +59,58 @@ class SamplingParams:
     """Record the log-probability of every emitted token."""
 
     def __post_init__(self) -> None:
-        for name, (kind, fits, allowed) in _ALLOWED.items():
+        for name, (kind, bounds) in _NUMBERS.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) or isinstance(value, bool) or not fits(value):
-                raise OptionError(f"{name}={value!r} cannot work; it must be {allowed}")
+            if name != "seed" or value is not None:
+                self._set(name, number(name, value, kind, **bounds))
+        if 0 < self.temperature < 1e-30:  # scores divided by less would overflow
+            raise OptionError(
+                f"temperature must be 0 (greedy) or at least 1e-30, got {self.temperature}"
+            )
+        if not isinstance(self.stop, tuple | list) or not all(map(_is_text, self.stop)):
+            raise OptionError(f"stop must be non-empty strings, got {shown(self.stop)}")
+        self._set("stop_token_ids", tuple(token_ids("stop_token_ids", self.stop_token_ids)))
+        self._set("logit_bias", _checked_bias(self.logit_bias))
+        for processor in self.processors:
+            if not callable(processor):
+                raise OptionError(
+                    "processors must be functions of ids and scores, such as transformers' "
+                    f"logits processors, got {shown(processor)}"
+                )
+        self._set("logprobs", switch("logprobs", self.logprobs))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
 
-_REAL, _WHOLE, _MANY = (int, float), (int,), (tuple, list)
-_ALLOWED: dict[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
-    # Scores divided by less would overflow.
-    "temperature": (
-        _REAL,
-        lambda v: v == 0 or 1e-30 <= v < math.inf,
-        "0 (greedy), or at least 1e-30 and finite",
-    ),
-    "top_k": (_WHOLE, lambda v: v >= 0, "an integer of at least 0 (0 keeps all)"),
-    "top_p": (_REAL, lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    "min_p": (_REAL, lambda v: 0 <= v < 1, "at least 0 and below 1"),
-    "repetition_penalty": (_REAL, lambda v: 0 < v < math.inf, "above 0"),
-    "presence_penalty": (_REAL, math.isfinite, "a finite number"),
-    "frequency_penalty": (_REAL, math.isfinite, "a finite number"),
-    "max_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
-    "min_new_tokens": (_WHOLE, lambda v: v >= 0, "an integer of at least 0"),
-    "stop": (_MANY, lambda v: all(isinstance(s, str) and s for s in v), "non-empty strings"),
-    "stop_token_ids": (_MANY, lambda v: all(isinstance(i, int) for i in v), "token ids"),
-    "seed": (
-        (int, NoneType),
-        lambda v: v is None or -(2**63) <= v < 2**64,
-        "an integer from -2**63 to 2**64-1, or None",
-    ),
+_NUMBERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "temperature": (float, {"least": 0, "note": "(0 is greedy)"}),
+    "top_k": (int, {"least": 0, "note": "(0 keeps all)"}),
+    "top_p": (float, {"above": 0, "most": 1}),
+    "min_p": (float, {"least": 0, "below": 1}),
+    "repetition_penalty": (float, {"above": 0}),
+    "presence_penalty": (float, {}),
+    "frequency_penalty": (float, {}),
+    "max_new_tokens": (int, {"least": 0}),
+    "min_new_tokens": (int, {"least": 0}),
+    "seed": (int, {"least": -(2**63), "most": 2**64 - 1, "note": "or None"}),
 }
-"""Option → its types, what else must hold, and how to say it."""
+"""Option → what it is and its bounds, as `number` takes them."""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _checked_bias(given: object) -> dict[int, float]:
+    """Return token ids → numbers that are finite or -inf."""
+    if not isinstance(given, Mapping):
+        raise OptionError(f"logit_bias must map token ids to numbers, got {shown(given)}")
+    ids = token_ids("logit_bias", list(given), what="a mapping from token ids")
+    return {
+        i: -math.inf if bias == -math.inf else number(f"logit_bias[{i}]", bias, float)
+        for i, bias in zip(ids, given.values(), strict=True)
+    }
 
 
 def repetition_penalty(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
@@ -252,7 +273,9 @@ class Distribution:
         """(V,) raw logits of one node → (1, V) processed scores; `ids` (1, T) is its prefix."""
         # A copy: processors may write in place, and the raw row is also shown to drafters.
         exact = logits.dtype == torch.float64
-        scores = logits[None].to(torch.float64 if exact else torch.float32, copy=True)
+        # Where the ids are, as `generate` has it: a device map may leave logits on another device.
+        device = logits.device if ids is None else ids.device
+        scores = logits[None].to(device, torch.float64 if exact else torch.float32, copy=True)
         scores = without(scores, self.banned)
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,10 +16,17 @@ from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingPara
 from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verdict
-from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.errors import DrafterStalled, OptionError, UnsupportedError, first_line
 
 StopRule = Callable[["Session", Tensor | None], "str | None"]
 """Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
+
+
+PUT_ASIDE = "the drafter failed; the answer goes on plainly"
+TOGETHER = "drafting for several answers at once failed and was repeated for each alone"
+NOT_CLOSED = "closing the drafter's state failed"
+OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
+"""Notices about errors of drafters, which may be other people's code."""
 
 
 class EndTokens:
@@ -29,6 +37,35 @@ class EndTokens:
 
     def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         return "stop" if session.ids[-1] in self.ids else None
+
+
+@dataclass(slots=True)
+class Stalls:
+    """Number of answers that go on without a drafter that held up passes: 0, 1, 3, 7, …
+
+    The drafter is always tried again, and one that stays slow holds up few of many answers. All
+    sequences of a bound drafter share one object. It has no reference to the drafter, so it keeps
+    no weights alive.
+    """
+
+    in_a_row: int = 0
+    """Passes that the drafter has held up since it last drafted in time."""
+    resting: int = 0
+    """Answers that go on without it before it is asked again."""
+
+    def add(self) -> None:
+        """Count a pass that was held up."""
+        self.in_a_row, self.resting = self.in_a_row + 1, 2**self.in_a_row - 1
+
+    def rest(self) -> DrafterStalled | None:
+        """Why a new answer must go on without the drafter; None: it may ask."""
+        if not self.resting:
+            return None
+        self.resting -= 1
+        return DrafterStalled(
+            f"it held up the last {self.in_a_row} passes that asked it; after {self.resting} more "
+            "answers it is asked again"
+        )
 
 
 class Session:
@@ -51,6 +88,7 @@ class Session:
         draft_seed: int | None = None,
         device: str | torch.device = "cpu",
         padding: Sequence[int] = (),
+        stalls: Stalls | None = None,
     ) -> None:
         self.ids = list(ids)
         self.padding = list(padding)
@@ -80,6 +118,9 @@ class Session:
         """What ended it, where that was no stop rule."""
         self.drafter_error: Exception | None = None
         """Why its drafter was put aside."""
+        self.notices: dict[tuple[str, str], str] = {}
+        """Sentences about failures that did not end the answer, by what failed and by error."""
+        self.stalls = stalls or Stalls()
         self.waited = 0.0
         """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
         self.sources: list[str] = []
@@ -118,12 +159,28 @@ class Session:
         """End with an error; what was emitted stays."""
         self.error, self.finish_reason = error, "error"
 
+    def note(self, what: str, error: Exception) -> None:
+        """Keep a sentence about a failure, one for each kind of error.
+
+        The error itself is not kept: its traceback holds the tensors of the pass.
+        """
+        kind = type(error).__name__
+        self.notices.setdefault((what, kind), f"{what} ({kind}: {first_line(error)})")
+
+    def pass_failed(self, what: str, error: Exception) -> None:
+        """Count a pass that is repeated with less of this sequence, and note the reason."""
+        self.stats.failed_passes += 1
+        self.note(what, error)
+
     def open_drafter(self) -> None:
         """Open the drafter's state, unless it is open; an error puts the drafter aside.
 
         But one about its options is the caller's to mend, and ends the session.
         """
         if self.state is None and self.drafter_error is None:
+            if (stalled := self.stalls.rest()) is not None:
+                self.put_aside(stalled)
+                return
             try:
                 self.state = self.drafter.open(self.context)
             except (OptionError, UnsupportedError) as error:
@@ -135,6 +192,7 @@ class Session:
         """Go on without the drafter, which failed."""
         self.stats.drafter_failures += 1
         self.drafter_error = error
+        self.note(PUT_ASIDE, error)
         self.budget = FixedBudget(0)
         self.close_drafter()
 
@@ -155,6 +213,7 @@ class Session:
             except Exception as error:
                 self.stats.drafter_failures += 1
                 self.drafter_error = self.drafter_error or error
+                self.note(NOT_CLOSED, error)
 
     def book(self) -> int:
         """Say of tokens that an interrupted or failed step emitted whose they are; how many."""

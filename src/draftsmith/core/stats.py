@@ -91,17 +91,23 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     probes: int = 0
+    failed_passes: int = 0
+    """Passes that failed and were repeated with less: without this answer's draft, or with a
+    smaller part of its prompt. A result's notices name the error."""
     drafter_failures: int = 0
-    """Times that the drafter failed: at the first it is put aside. One that had stalled in another
-    answer counts, too."""
+    """Times that the drafter failed; after the first that concerns this answer alone it is put
+    aside. One that rests because it held up other answers counts, too."""
     drafted_by_depth: list[int] = field(default_factory=list)
     """Entry d: attempts whose draft reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)
     """Entry d: attempts that had at least d+1 tokens accepted."""
     by_source: dict[str, SourceStats] = field(default_factory=dict)
     seconds: Seconds = field(default_factory=Seconds)
+    wall_seconds: float = 0.0
+    """From the call to the last token so far, waiting included. In a sum of several answers, the
+    sum of their shares of the passes (`seconds.total`), so that a shared pass counts once."""
     first_token_seconds: float = 0.0
-    """From the call to the first token, prefill included."""
+    """From the call to the first token, waiting and prefill included."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -129,7 +135,8 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds.total if self.seconds.total else 0.0
+        """Tokens per wall second: of one answer as its caller waited for it, of a sum together."""
+        return self.tokens / self.wall_seconds if self.wall_seconds else 0.0
 
     def record(self, draft: Draft, verdict: Verdict) -> None:
         """Add one step of this sequence."""
@@ -175,9 +182,14 @@ class Stats:
 
 
 def total(parts: Sequence[Stats]) -> Stats:
-    """The sum of several sequences' stats; times add up, first-token time is the mean."""
+    """The sum of several sequences' stats; times add up, first-token time is the mean.
+
+    The wall time of several is the sum of their shares of the passes.
+    """
     whole = reduce(_sum, parts, Stats())
     whole.first_token_seconds /= max(1, len(parts))
+    if len(parts) > 1:
+        whole.wall_seconds = whole.seconds.total
     return whole
 
 

@@ -47,15 +47,17 @@ def log_likelihoods(
     width = max(map(len, rows))
     # Padding stands behind, where no token of a causal model looks.
     tokens = [row + row[-1:] * (width - len(row)) for row in rows]
-    sums = []
+    parts = []
     with torch.inference_mode():
         out = loaded.forward(tokens, [range(width)] * len(rows), None, False, width)
         for row, logits in zip(rows, out.logits[:, -width:], strict=True):
             scores = logits[: len(row) - 1].float()
             right = torch.tensor(row[1:], device=scores.device)
             log_p = scores.gather(-1, right[:, None])[:, 0] - scores.logsumexp(-1)
-            sums.append(log_p.double().sum())
-        found: list[float] = torch.stack(sums).tolist()
+            parts.append(log_p)
+        sizes = [len(part) for part in parts]
+        whole = torch.cat(parts).cpu().double()  # some devices have no float64
+        found = [float(part.sum()) for part in torch.split(whole, sizes)]
     if any(value != value for value in found):
         raise UnsupportedError(
             f"{loaded.name} gives no probabilities (nan) in {loaded.dtype}; give --dtype float32 "

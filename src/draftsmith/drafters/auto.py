@@ -67,7 +67,7 @@ KEPT_RATE = 0.003
 PACE = 0.05
 """Weight of the last pass in what passes bring and cost at present."""
 CURVE_KEPT = 8
-"""Drafts for which a cost curve is read once."""
+"""Drafts that read the cost curve each; later ones read it once in so many, or when it changes."""
 FIXED = 330_000 if COMPILED else 1 << 22
 """Bytes of a state beside its bank at most: rows, belief, work; plain lists take more."""
 TOO_DEAR = 0.1
@@ -186,6 +186,8 @@ class Mixture(DrafterState):
         self.tokens, self.cost = 1.6, 1.0
         """What a pass brings and costs at present."""
         self.widths = floats([0.0, LARGEST])
+        self.curve = 0, 0
+        """The rows and doublings of the cost curve that was read last."""
         self.costs = floats([1.0, 1.0 + NODE_COST * LARGEST])
         """Of a pass: nodes that each of its sequences drafts, and cost in plain passes."""
         self.drafts = 0
@@ -275,7 +277,12 @@ class Mixture(DrafterState):
     def draft(self, ctx: Context) -> Draft:
         self.take(ctx)
         self.keep()
-        if ctx.cost is not None and self.drafts % CURVE_KEPT == 0:
+        if ctx.cost is not None and (
+            self.drafts < CURVE_KEPT
+            or self.drafts % CURVE_KEPT == 0
+            or (ctx.cost.rows, ctx.cost.doublings) != self.curve
+        ):
+            self.curve = ctx.cost.rows, ctx.cost.doublings
             # The sequences of a pass are thought to draft alike.
             widths = (0, *LADDER)
             self.widths = floats(widths)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from draftsmith.core.drafter import Drafter
 from draftsmith.errors import OptionError
+from draftsmith.values import number, switch
 
 
 def at_least(drafter: Drafter, option: str, least: int) -> None:
-    """Raise OptionError unless the option is an integer of at least `least`."""
-    value = getattr(drafter, option)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise OptionError(
-            f"{drafter.name}: {option}={value!r} cannot work; give an integer of at least {least}"
-        )
+    """Make the option an int; raise OptionError unless it is an integer of at least `least`."""
+    _number(drafter, option, int, least=least)
+
+
+def within(drafter: Drafter, option: str, least: float, most: float, note: str = "") -> None:
+    """Make the option a float; raise OptionError unless it is a number between the bounds."""
+    _number(drafter, option, float, least=least, most=most, note=note)
+
+
+def _number(drafter: Drafter, option: str, kind: type[int] | type[float], **bounds: Any) -> None:
+    value = number(f"{drafter.name}: {option}", getattr(drafter, option), kind, **bounds)
+    object.__setattr__(drafter, option, value)
 
 
 def one_of(drafter: Drafter, option: str, allowed: Sequence[str]) -> None:
@@ -27,10 +35,8 @@ def one_of(drafter: Drafter, option: str, allowed: Sequence[str]) -> None:
 
 
 def switches(drafter: Drafter) -> None:
-    """Raise OptionError unless each option that is a bool is True or False."""
+    """Make options that are bools plain ones; raise OptionError unless they are True or False."""
     for field in fields(drafter):
-        value = getattr(drafter, field.name)
-        if field.type in (bool, "bool") and not isinstance(value, bool):
-            raise OptionError(
-                f"{drafter.name}: {field.name}={value!r} cannot work; give True or False"
-            )
+        if field.type in (bool, "bool"):
+            value = switch(f"{drafter.name}: {field.name}", getattr(drafter, field.name))
+            object.__setattr__(drafter, field.name, value)

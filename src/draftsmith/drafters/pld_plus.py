@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters import calibration
-from draftsmith.drafters.options import at_least, one_of
+from draftsmith.drafters.options import at_least, one_of, within
 from draftsmith.errors import OptionError
+from draftsmith.values import is_number, listed, shown, token_ids
 
 DEPTH = 0.28
 """The paper's layer 9 of 32, for models of other depths."""
@@ -71,21 +72,24 @@ class PldPlus(Drafter):
             object.__setattr__(self, "needs", Needs(attention_heads=((8, 0),)))
         if self.rank == "attention" and (self.threshold is not None or self.average > 1):
             raise OptionError("pld_plus: threshold and average compare states; use rank='hidden'")
-        if self.threshold is not None and not -1 <= self.threshold <= 1:
-            raise OptionError(
-                f"pld_plus: threshold={self.threshold!r} is no cosine; give one from -1 to 1"
-            )
+        if self.threshold is not None:
+            within(self, "threshold", -1, 1, "(a cosine)")
 
     def _check_heads(self) -> None:
-        if isinstance(self.heads, int) and self.heads is not True and self.heads >= 1:
+        heads: Any = self.heads
+        if isinstance(heads, str) and heads in ("layer", "all"):
             return
-        pairs = self.heads if isinstance(self.heads, tuple) and self.heads else ()
-        if self.heads in ("layer", "all") or (pairs and all(map(_is_pair, pairs))):
+        if is_number(heads, int):
+            at_least(self, "heads", 1)
             return
-        raise OptionError(
-            f"pld_plus: heads={self.heads!r} cannot work; give a number of at least 1, 'layer', "
-            "'all', or (layer, head) pairs like ((9, 3), (12, 0))"
-        )
+        what = "an integer >= 1, 'layer', 'all', or (layer, head) pairs like ((9, 3), (12, 0))"
+        heads = listed(heads)
+        if not isinstance(heads, tuple | list) or not heads:
+            raise OptionError(f"pld_plus: heads must be {what}, got {shown(heads)}")
+        pairs = tuple(tuple(token_ids("pld_plus: heads", pair, what=what)) for pair in heads)
+        if any(len(pair) != 2 or min(pair) < 0 for pair in pairs):
+            raise OptionError(f"pld_plus: heads must be {what}, got {shown(heads)}")
+        object.__setattr__(self, "heads", pairs)
 
     def preferred_width(self) -> int:
         return self.K
@@ -165,9 +169,9 @@ class _Places(DrafterState):
 
     def _scores(self, P: list[int], ctx: Context) -> Tensor | None:  # noqa: N803
         """(|P|,) one score per candidate; None where the target recorded nothing."""
-        c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P)
+        c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P, device="cpu")
         if c.rank == "hidden" and ctx.hidden is not None:
-            own = state_before(ctx.hidden, torch.tensor([t]), c.average)
+            own = state_before(ctx.hidden, j.new_tensor([t]), c.average)
             states = (state_before(ctx.hidden, some, c.average) for some in torch.split(j, AT_ONCE))
             scores = torch.cat([torch.cosine_similarity(H, own, dim=-1) for H in states])
         elif c.rank == "attention" and ctx.attention is not None:
@@ -195,7 +199,7 @@ def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
     m = 1: H_{j−1}. For j = 0, which nothing precedes, the value means nothing. Source: equation 3,
     appendix B.2.
     """
-    back = (j[:, None] - torch.arange(1, m + 1)).to(hidden.device)
+    back = (j[:, None] - torch.arange(1, m + 1, device=j.device)).to(hidden.device)
     if m == 1:
         return hidden.index_select(0, back[:, 0].clamp_min(0)).float()
     inside = (back >= 0)[..., None]
@@ -205,9 +209,3 @@ def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
 
 def _all_heads(layers: Sequence[int], model: ModelFacts) -> tuple[tuple[int, int], ...]:
     return tuple((layer, head) for layer in layers for head in range(model.heads))
-
-
-def _is_pair(value: object) -> bool:
-    if not isinstance(value, tuple) or len(value) != 2:
-        return False
-    return all(type(number) is int and number >= 0 for number in value)

@@ -15,6 +15,7 @@ from typing import Any
 
 from draftsmith.core.drafter import Drafter
 from draftsmith.errors import LoadError, OptionError, UnknownName
+from draftsmith.values import shown
 
 GROUP = "draftsmith.drafters"
 
@@ -51,6 +52,13 @@ def parse(spec: str | Drafter) -> Drafter:
     """
     if isinstance(spec, Drafter):
         return spec
+    if not isinstance(spec, str):
+        made = isinstance(spec, type) and issubclass(spec, Drafter)
+        hint = f"; make one: {spec.__name__}(…)" if made else ""
+        raise OptionError(
+            f"drafter must be text such as 'copyspec(gamma=3)', or a Drafter, got "
+            f"{shown(spec)}{hint}"
+        )
     try:
         node = ast.parse(_quoted(spec.strip()), mode="eval").body
     except (SyntaxError, ValueError) as error:

@@ -29,6 +29,7 @@ from draftsmith.drafters.longest_match import Frequency
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
 from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.values import is_number, token_ids
 
 CANDIDATES = 10
 """Tokens of a depth that a tree may try: the paper's top-k."""
@@ -76,8 +77,9 @@ class SDSAT(Drafter):
 
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
-        if self.passes not in (1, 2):
-            raise OptionError(f"{self.name}: passes={self.passes!r} cannot work; give 1 or 2")
+        at_least(self, "passes", 1)
+        if self.passes > 2:
+            raise OptionError(f"{self.name}: passes must be 1 or 2, got {self.passes}")
         if self.tree is None:
             return
         if self.passes == 1:
@@ -85,12 +87,14 @@ class SDSAT(Drafter):
                 f"{self.name}: tree={self.tree!r} needs passes=2: with one pass there would be "
                 "questions after every node of the tree"
             )
-        widths = self.tree if isinstance(self.tree, tuple) else (self.tree,)
-        if not widths or any(type(width) is not int or width < 1 for width in widths):
-            raise OptionError(
-                f"{self.name}: tree={self.tree!r} cannot work; give a number of nodes, or like "
-                "(3, 2, 1) a number of candidates for each depth"
-            )
+        if is_number(self.tree, int):
+            at_least(self, "tree", 1)
+            return
+        what = "a number of nodes, or candidates for each depth like (3, 2, 1)"
+        widths = tuple(token_ids(f"{self.name}: tree", self.tree, what=what))
+        if not widths or min(widths) < 1:
+            raise OptionError(f"{self.name}: tree must be {what}, got {self.tree!r}")
+        object.__setattr__(self, "tree", widths)
 
     def preferred_width(self) -> int:
         if self.passes == 1:

@@ -19,7 +19,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.corpus.datastore import Datastore
-from draftsmith.drafters.options import at_least, one_of, switches
+from draftsmith.drafters.options import at_least, one_of, switches, within
 from draftsmith.drafters.retrieval import Retrieval
 from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.errors import OptionError
@@ -79,10 +79,7 @@ class Spectra(Drafter):
         _check_pool(self)
         at_least(self, "memory", 1)
         switches(self)
-        if not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:
-            raise OptionError(
-                f"{self.name}: tau={self.tau!r} cannot work; give a share from 0 to 1"
-            )
+        within(self, "tau", 0, 1)
         if not (self.forward or self.backward):
             raise OptionError(
                 f"{self.name}: forward=False and backward=False leave nothing to guess with; "

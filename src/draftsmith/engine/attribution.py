@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from draftsmith.errors import OptionError
+from draftsmith.values import number
 
 MIN_LENGTH = 2
 """Tokens that a copy must have to count; the paper's best of 2, 5 and 8."""
@@ -49,8 +49,7 @@ def find_copies(
     `origins[i]` is the position in prompt and output that `output[i]` was copied from, None if it
     was not. Raises OptionError for a `min_length` below 1.
     """
-    if min_length < 1:
-        raise OptionError(f"min_length={min_length} cannot work; it must be at least 1")
+    min_length = number("min_length", min_length, int, least=1)
     return runs(spread(prompt, output, origins), len(prompt), min_length)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from time import perf_counter
 from typing import Any, Unpack
 from weakref import ref
 
@@ -14,6 +15,7 @@ from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.errors import OptionError
+from draftsmith.model.loaded import last_part
 
 REMEMBERED = 16_000_000
 """Bytes of a conversation's answers, where the engine remembers none."""
@@ -31,7 +33,7 @@ class Chat:
     def __init__(
         self,
         scheduler: Scheduler,
-        prepare: Callable[[Mapping[str, Any]], Request],
+        prepare: Callable[[Mapping[str, Any], float], Request],
         system: str | None,
         options: Mapping[str, Any],
     ) -> None:
@@ -47,6 +49,10 @@ class Chat:
         self._last: Job | None = None
         """The last turn's, whose drafter state the next one takes."""
 
+    def __repr__(self) -> str:
+        held = len(self.messages)
+        return f"Chat({held} message{'s' * (held != 1)}, {last_part(self._scheduler.model.name)!r})"
+
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """The answer to one message; both join the history. Options as for `generate`."""
         stream = self.stream(message, **options)
@@ -59,9 +65,10 @@ class Chat:
 
         A new turn ends the one before. A stream that is never read leaves no trace.
         """
+        began = perf_counter()
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
-        request = self._prepare({**self.options, **options})
+        request = self._prepare({**self.options, **options}, began)
         job = request.job(request.encode(history), streaming=True)
         if job.session.context.earlier is None:
             job.session.context.earlier = self._answers.of(job.salt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from inspect import GEN_CLOSED, getgeneratorstate
 from time import perf_counter
@@ -13,7 +13,7 @@ from typing import Any
 from draftsmith.core.session import Session
 from draftsmith.engine.autocast import Mode
 from draftsmith.engine.result import GenerationResult
-from draftsmith.errors import DraftsmithError, GenerationInterrupted, first_line
+from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.text.tokenizer import TextStream, decode
 
 
@@ -26,6 +26,8 @@ class Piece:
     source: str
     seconds: float
     """Since the call."""
+    start: int = 0
+    """Where the token's own text begins in the answer's text, in characters."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,6 +40,7 @@ class Job:
     """Set where text is wanted while tokens come: for streaming and for stop strings."""
     notices: tuple[str, ...] = ()
     began: float = field(default_factory=perf_counter)
+    """When the call was made, or the request arrived."""
     mode: Mode = field(default_factory=Mode)
     """The caller's autocast mode."""
     salt: str = ""
@@ -61,6 +64,8 @@ class Job:
     """The number of passes when it was given a row."""
     key: Any = None
     """What its row is computed under; None: nothing that others could use."""
+    marked: bool = False
+    """Whether its row was asked to keep the prompt's end for others (`Runner.mark`)."""
     need: Any = None
     """The most it may come to hold (`memory.Need`); None: not asked yet."""
     exact: bool = False
@@ -85,6 +90,7 @@ class Job:
         new, texts, held = range(self.booked[0], session.generated), list[str](), ""
         if not new:
             return
+        session.stats.wall_seconds = now
         if not new.start:
             session.stats.first_token_seconds = now
         if self.stream is not None:
@@ -92,12 +98,15 @@ class Job:
             if session.finished and texts:
                 texts[-1] += held
                 held = ""
+                if self.stream.silent:  # it stands behind all text
+                    self.stream.starts[-1] = sum(map(len, (*self.released, *texts)))
         self.released += texts
         self.booked = new.stop, held
         # One that failed may have emitted a token and not its text.
         for text, at in zip(texts, new, strict=False):
             token = session.ids[session.prompt_length + at]
-            self.pieces.append(Piece(text, token, session.sources[at], now))
+            start = 0 if self.stream is None else self.stream.starts[at]
+            self.pieces.append(Piece(text, token, session.sources[at], now, start))
 
     def result(self) -> GenerationResult:
         """What was generated so far, but for the tokens of a pass that is not over."""
@@ -112,10 +121,6 @@ class Job:
         else:
             known = self.tokenizer is not None
             text = decode(self.tokenizer, tokens, behind=self.behind) if known else ""
-        notices, failed = self.notices, session.drafter_error
-        if failed is not None:
-            said = f"{type(failed).__name__}: {first_line(failed)}"
-            notices += (f"the drafter failed ({said}); the answer goes on plainly",)
         return GenerationResult(
             tokens=tokens,
             text=text,
@@ -125,7 +130,7 @@ class Job:
             origins=[session.origins.get(position) for position in new],
             logprobs=None if session.logprobs is None else session.logprobs[:booked],
             prompt_tokens=session.ids[: session.prompt_length],
-            notices=notices,
+            notices=(*self.notices, *session.notices.values()),
             exact=self.exact,
             behind=self.behind,
         )
@@ -164,6 +169,15 @@ def _pieces(job: Job, steps: Generator[Piece]) -> Generator[Piece]:
         yield from steps
 
 
+def _is_own(error: ValueError) -> bool:
+    """Whether an error comes from inside a generator, not from Python refusing to enter it.
+
+    Python refuses while another thread runs the generator; such an error has no frame below the
+    caller's.
+    """
+    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
+
+
 class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     """The pieces of one answer; `result` holds everything generated so far, at any time.
 
@@ -174,13 +188,18 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         self._job = job
         self._pieces = _pieces(job, steps)
 
+    def __repr__(self) -> str:
+        result = self.result
+        state = result.finish_reason if self.closed else "open"
+        return f"Stream({len(result.tokens)} tokens, {state})"
+
     def __next__(self) -> Piece:
         try:
             return next(self._pieces)
-        except ValueError:  # of a generator in which another thread is, to close it
-            if not self._job.aborted:
+        except ValueError as error:
+            if _is_own(error) or not self._job.aborted:
                 raise
-            raise StopIteration from None
+            raise StopIteration from None  # another thread is in the generator, to close it
 
     @property
     def result(self) -> GenerationResult:
@@ -193,8 +212,11 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         A reader in another thread, who just waits for a piece, comes to the end after the pass.
         """
         self._job.aborted = True
-        with suppress(ValueError):  # that reader's thread is in it
+        try:
             self._pieces.close()
+        except ValueError as error:
+            if _is_own(error):  # otherwise the reader's thread is in the generator
+                raise
 
     @property
     def closed(self) -> bool:

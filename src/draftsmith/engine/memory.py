@@ -20,7 +20,7 @@ SHARE = 0.75
 def usual_limit(device: torch.device) -> float:
     """`SHARE` in bytes; no limit where nobody tells what is free."""
     free = free_bytes(device)
-    return inf if free is None else int(SHARE * free)
+    return inf if free is None else max(1, int(SHARE * free))
 
 
 class Need(NamedTuple):
@@ -31,6 +31,8 @@ class Need(NamedTuple):
 
     rows: int
     """Keys and values, growing included."""
+    marks: int
+    """What lets others go on from the end of a prompt."""
     taps: int
     logits: int
     """Of the widest pass."""
@@ -49,8 +51,8 @@ def need(jobs: Sequence[Job], runner: Runner, kept: Sequence[int] = ()) -> Need:
     """
     for job in jobs:
         job.need = job.need or _alone(job, runner)
-    rows, taps, logits, drafter = zip(*(job.need for job in jobs), strict=True)
-    return Need(runner.bytes_for(rows, kept), sum(taps), sum(logits), sum(drafter))
+    rows, *others = zip(*(job.need for job in jobs), strict=True)
+    return Need(runner.bytes_for(rows, kept), *map(sum, others))
 
 
 def _alone(job: Job, runner: Runner) -> Need:
@@ -60,6 +62,7 @@ def _alone(job: Job, runner: Runner) -> Need:
     hidden = int(getattr(loaded.config, "hidden_size", 0) or 0)
     return Need(
         runner.row_bytes(positions, rewinds=job.rewinds),
+        runner.most_mark_bytes(session.prompt_length, rewinds=job.rewinds),
         recorded(session.needs, positions, hidden) * loaded.dtype.itemsize,
         (1 + width) * loaded.vocab_size * loaded.dtype.itemsize,
         session.drafter.bytes_for(positions + len(session.context.prediction)) if width else 0,

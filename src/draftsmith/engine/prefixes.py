@@ -11,6 +11,7 @@ from draftsmith.engine.jobs import Job
 from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
 
+NOT_KEPT = "the sequence could not be kept for later requests"
 LEAST = 16
 """Common tokens below which computing them again is as good."""
 
@@ -35,6 +36,8 @@ class Prefixes:
         padded = not (runner.copies or runner.loaded.capabilities.cache == "replay")
         self.most = min(most, 1) if padded else most
         self._kept: list[Kept] = []
+        self._told = False
+        """Whether a caller heard that its prompt was read again."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -61,12 +64,14 @@ class Prefixes:
             self.drop(old)  # the weights are others by now
         session, runner = job.session, self.runner
         mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == job.key]
-        mine += [(other.session.row, None) for other in jobs if other.key == job.key]
-        row, kept = max(mine, key=lambda one: common_tokens(one[0].ids, job))
-        common = common_tokens(row.ids, job)
-        recurrent = runner.loaded.capabilities.cache == "replay"  # goes on from its end only
-        if common < LEAST or (recurrent and common < row.cached):
+        if runner.copies:
+            mine += [(other.session.row, None) for other in jobs if other.key == job.key]
+        reached = [runner.reach(row, common_tokens(row.ids, job)) for row, _ in mine]
+        common = max(reached, default=0)
+        if common < LEAST:
+            self._say(job)
             return
+        row, kept = mine[reached.index(common)]
         if kept is not None and self._serves(kept, common):
             own = session.row
             try:
@@ -80,6 +85,34 @@ class Prefixes:
         else:
             runner.copy(row, session.row, common)
         session.stats.reused_tokens = session.row.cached
+
+    def ends(self, job: Job) -> bool:
+        """Whether a prompt's last token gets a pass of its own, since a state knows no shorter past
+        and who has the same prompt computes that token again."""
+        recurrent = self.runner.loaded.capabilities.cache == "replay"
+        return bool(self.most and recurrent and job.session.prompt_length > LEAST)
+
+    def _say(self, job: Job) -> None:
+        """Tell the first caller whose prompt is read again that it is, and why."""
+        why = self.runner.loaded.capabilities.rereads
+        shared = (common_tokens(kept.row.ids, job) for kept in self._kept if kept.key == job.key)
+        if why and not self._told and max(shared, default=0) >= LEAST:
+            self._told = True
+            job.notices += (f"{why} (said once)",)
+
+    def mark(self, job: Job) -> None:
+        """Keep the end of a job's prompt for others, once it is read.
+
+        But for its last token: who has the same prompt computes that one again.
+        """
+        session, row = job.session, job.session.row
+        end = session.prompt_length - 1
+        if job.marked or row is None or row.cached < end:
+            return
+        job.marked = True
+        already = row.mark is not None and row.mark[0] == end
+        if self.most and end >= LEAST and not already:
+            self.runner.mark(row)
 
     def coming(self, job: Job, waiting: Sequence[Job]) -> bool:
         """Whether an earlier job is just computing what this one begins with: then it waits."""
@@ -98,10 +131,12 @@ class Prefixes:
             return
         try:
             self.runner.part(row)
-        except Exception:  # no memory for a buffer of its own: so it is not kept
+        except (MemoryError, RuntimeError) as error:  # no room: torch's error is a RuntimeError
+            job.session.note(NOT_KEPT, error)
             self.runner.close(row)
             return
-        size = self.runner.row_bytes(row.cached, row.rewinds) + (row.taps.bytes if row.taps else 0)
+        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
+        size += row.taps.bytes if row.taps else 0
         self._kept.append(Kept(row, job.key, size))
         while len(self._kept) > self.most:
             self.drop(self._kept[0])

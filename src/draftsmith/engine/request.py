@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from time import perf_counter
+from dataclasses import dataclass, field, fields, replace
 from types import FunctionType, ModuleType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict
 
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from draftsmith.core.budget import Budget, CostCurve, FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
-from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.session import EndTokens, Session, Stalls
 from draftsmith.core.target import Needs
 from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.engine.autocast import Mode
@@ -28,6 +29,7 @@ from draftsmith.model.openmp import end_team
 from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar
+from draftsmith.values import is_number, number, shown, token_ids
 
 BudgetSpec = int | Literal["auto", "drafter"]
 """Draft nodes per step: a number, `auto` (by what pays), or `drafter` (its paper's width)."""
@@ -43,41 +45,54 @@ class Options(TypedDict, total=False):
     """
 
     drafter: str | Drafter | None
-    budget: BudgetSpec | None
-    prediction: str | Sequence[int] | None
+    budget: SupportsIndex | Literal["auto", "drafter"] | None
+    prediction: str | Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
     grammar: Grammar | None
     chat_template_kwargs: Mapping[str, Any] | None
     cache_salt: str | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
+    temperature: SupportsFloat | None
+    top_k: SupportsIndex | None
+    top_p: SupportsFloat | None
+    min_p: SupportsFloat | None
+    repetition_penalty: SupportsFloat | None
+    presence_penalty: SupportsFloat | None
+    frequency_penalty: SupportsFloat | None
     logit_bias: Mapping[int, float] | None
-    max_new_tokens: int | None
-    min_new_tokens: int | None
+    max_new_tokens: SupportsIndex | None
+    min_new_tokens: SupportsIndex | None
     stop: str | Sequence[str] | None
-    stop_token_ids: int | Sequence[int] | None
-    seed: int | None
+    stop_token_ids: SupportsIndex | Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
+    seed: SupportsIndex | None
     processors: Processor | Sequence[Processor] | None
     logprobs: bool | None
 
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
+INSTEAD_OF_PROMPT = dict.fromkeys(
+    ("input_ids", "inputs", "messages", "prompts", "text"), "give it first, without a name"
+)
+"""What a prompt is called elsewhere."""
 _INSTEAD = {
+    "best_of": "use n",
     "do_sample": "temperature above 0 samples, temperature=0 is greedy",
     "eos_token_id": "use stop_token_ids",
+    "guided_json": "use grammar=Grammar.json_schema(…)",
+    "guided_regex": "use grammar=Grammar.regex(…)",
     "logits_processor": "use processors",
     "max_length": "use max_new_tokens, which does not count the prompt",
     "n": "a stream or a chat gives one answer; n needs generate()",
     "num_beams": "beam search is not speculative; use the model's own generate()",
     "num_return_sequences": "use n",
+    "prompt_lookup_num_tokens": "use drafter=\"prompt_lookup\"",
+    "response_format": "use grammar=Grammar.json_schema(…)",
     "stop_strings": "use stop",
     "stopping_criteria": "use stop or stop_token_ids, or accelerate(model)",
     "streamer": "use stream()",
-}
+} | dict.fromkeys(
+    ("answers", "answers_file", "cost", "device", "device_map", "dtype", "exact", "max_batch",
+     "memory", "prefixes", "prepack", "revision", "tokenizer", "torch_dtype", "trust_remote_code"),
+    "give it to Engine(…), for all its answers",
+)  # fmt: skip
 """Names from transformers and from servers, and what does the same here."""
 
 
@@ -93,6 +108,8 @@ class Drafting:
     cost: CostCurve
     answers: Memory | None = None
     """Of earlier answers, where they are remembered."""
+    stalls: Stalls = field(default_factory=Stalls)
+    """When the drafter is asked again that held up a pass."""
 
     @classmethod
     def of(
@@ -112,6 +129,7 @@ class Drafting:
             needs=self.needs,
             budget=self._budget(),
             vocab_size=self.model.vocab_size,
+            stalls=self.stalls,
             **options,
         )
 
@@ -135,31 +153,41 @@ class Request:
     settings: Mapping[str, Any]
     """What the model's generation_config asks of every answer."""
     began: float
+    """When the call was made, or the request arrived."""
     salt: str
     """Cached prefixes and answers are shared with requests of the same salt only."""
     grammar: Compiled | None = None
 
     @classmethod
-    def of(cls, drafting: Drafting, options: Mapping[str, Any]) -> Request:
+    def of(cls, drafting: Drafting, options: Mapping[str, Any], began: float) -> Request:
         """Raises OptionError, also for a model that was put into training mode meanwhile.
 
         A grammar is compiled here, unless it was before.
         """
-        began, given, model = perf_counter(), dict(options), drafting.model
+        given, model = dict(options), drafting.model
         check_mode(model.model)
-        template = given.pop("chat_template_kwargs", None) or {}
-        prediction = given.pop("prediction", None) or ()
-        salt = str(given.pop("cache_salt", None) or "")
+        template = given.pop("chat_template_kwargs", None)
+        template = {} if template is None else template
+        if not isinstance(template, Mapping):
+            raise OptionError(
+                f"chat_template_kwargs must map names to values, got {shown(template)}"
+            )
+        prediction = given.pop("prediction", None)
+        prediction = () if prediction is None else prediction
+        salt = given.pop("cache_salt", None)
+        if not isinstance(salt, str | None):
+            raise OptionError(f"cache_salt must be a text, got {shown(salt)}")
         grammar = given.pop("grammar", None)
         if isinstance(prediction, str):
             prediction = text.encode(model.tokenizer, prediction)
-        elif not all(isinstance(i, int) for i in prediction):
-            raise OptionError("prediction must be a text or a list of token ids")
-        known = tuple(i for i in prediction if 0 <= i < model.vocab_size)
+        else:
+            prediction = token_ids("prediction", prediction, what="a text or token ids")
+        size = model.vocab_size
+        known = tuple(i for i in prediction if 0 <= i < size)
         settings = generation_config.given(model.generation_config)
         params = sampling(model, given)
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
-        return cls(drafting, params, known, template, settings, began, salt, compiled)
+        return cls(drafting, params, known, template, settings, began, salt or "", compiled)
 
     def encode(self, prompt: Any) -> list[int]:
         """Ids of a prompt that fits the model; raises PromptError."""
@@ -176,7 +204,7 @@ class Request:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
             # A text goes on; an answer to messages, and maybe to ids, begins one.
-            goes_on = isinstance(prompt, str)
+            goes_on = isinstance(prompt, str) or text.continues(prompt, self.template)
             tokenizer = self.drafting.model.tokenizer
             encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
         if len(encoded) * n == 1:
@@ -245,9 +273,10 @@ class Request:
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:
     """Ids of a prompt that fits the model; raises PromptError."""
     ids = text.encode_prompt(model.tokenizer, prompt, template or {})
-    wrong = next((i for i in ids if not 0 <= i < model.vocab_size), None)
+    size = model.vocab_size  # once: asking the model takes longer than comparing an id
+    wrong = next((i for i in ids if not 0 <= i < size), None)
     if wrong is not None:
-        raise PromptError(f"token id {wrong} is outside this model's 0…{model.vocab_size - 1}")
+        raise PromptError(f"token id {wrong} is outside this model's 0…{size - 1}")
     if not ids:
         raise PromptError("the prompt is empty: it has no tokens")
     if model.context_length is not None and len(ids) >= model.context_length:
@@ -265,11 +294,13 @@ def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
             raise UnknownName("option", name, Options.__annotations__, _INSTEAD.get(name))
     merged = generation_config.sampling_defaults(generation_config.given(model.generation_config))
     merged |= {name: value for name, value in options.items() if value is not None}
-    for name in ("stop", "stop_token_ids", "processors"):
+    # One alone may be given bare: stop="\n", processors=my_processor, stop_token_ids=2.
+    for name in ("stop", "processors"):
         value = merged.get(name, ())
-        # One alone may be given bare: stop="\n", processors=my_processor.
         many = isinstance(value, Sequence) and not isinstance(value, str)
         merged[name] = tuple(value) if many else (value,)
+    if is_number(merged.get("stop_token_ids"), int):
+        merged["stop_token_ids"] = (merged["stop_token_ids"],)
     params = SamplingParams(**merged)
     vocab = model.vocab_size
     for name in ("logit_bias", "stop_token_ids"):
@@ -294,15 +325,17 @@ def notices(model: LoadedModel, settings: Mapping[str, Any]) -> tuple[str, ...]:
     return model.capabilities.reasons + generation_config.not_applied(settings)
 
 
-def checked_budget(budget: BudgetSpec | str) -> BudgetSpec:
+def checked_budget(budget: object) -> BudgetSpec:
     """What a budget means, a number also as it is typed; raises OptionError for other words."""
-    if isinstance(budget, str) and budget.isdecimal():
-        return int(budget)
-    if budget in ("auto", "drafter") or (type(budget) is int and budget >= 0):
-        return budget
-    raise OptionError(
-        f"budget={budget!r} cannot work; give a number of draft nodes per step, 'auto' or 'drafter'"
-    )
+    if isinstance(budget, str):
+        if budget == "auto":
+            return "auto"
+        if budget == "drafter":
+            return "drafter"
+        if budget.isdecimal():
+            return int(budget)
+    note = "(draft nodes per pass), 'auto' or 'drafter'"
+    return number("budget", budget, int, least=0, note=note)
 
 
 def own(processors: tuple[Processor, ...]) -> tuple[Processor, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from draftsmith.core.stats import PREDICTION, SourceStats, Stats
 from draftsmith.engine.attribution import MIN_LENGTH, Copy, Span, find_copies
@@ -43,6 +44,23 @@ class GenerationResult:
             f"finish_reason={self.finish_reason!r}, "
             f"{self.stats.tokens_per_pass:.2f} tokens per pass)"
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, ready for JSON; `stats` as in `Stats.as_dict`."""
+        return {
+            "text": self.text,
+            "tokens": [*self.tokens],
+            "finish_reason": self.finish_reason,
+            "sources": [*self.sources],
+            "origins": [*self.origins],
+            "logprobs": None if self.logprobs is None else [*self.logprobs],
+            "prompt_tokens": [*self.prompt_tokens],
+            "accepted_prediction_tokens": self.accepted_prediction_tokens,
+            "rejected_prediction_tokens": self.rejected_prediction_tokens,
+            "notices": [*self.notices],
+            "exact": self.exact,
+            "stats": self.stats.as_dict(),
+        }
 
     def copies(self, min_length: int = MIN_LENGTH) -> list[Copy]:
         """Spans of the answer with what they were copied from, in order. Source: PLD+, appendix D.

@@ -15,13 +15,12 @@ from time import perf_counter
 from typing import Any
 
 from draftsmith.core.budget import CostCurve
-from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
 from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.memory import need
 from draftsmith.engine.prefixes import Prefixes
-from draftsmith.errors import DrafterStalled, OptionError
+from draftsmith.errors import OptionError
 from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
@@ -73,8 +72,6 @@ class Scheduler:
         self._chunked = Chunks()
         self._told = False
         """Whether somebody heard of `_STALL`."""
-        self.stalled: dict[Drafter, DrafterStalled] = {}
-        """Drafters that held up a pass: nobody asks them again."""
 
     # --- for callers ----------------------------------------------------------------------------
 
@@ -200,9 +197,6 @@ class Scheduler:
         if not jobs:  # all of this mode have ended meanwhile
             return
         sessions = [job.session for job in jobs]
-        for session in sessions if self.stalled else ():
-            if session.drafter in self.stalled and session.drafter_error is None:
-                session.put_aside(self.stalled[session.drafter])
         decoding = sum(not session.reading for session in sessions)
         read = sum(takes[id(job)] for job in jobs if job.session.reading)
         begin = perf_counter()
@@ -211,9 +205,7 @@ class Scheduler:
         self._chunked.record(decoding, read, perf_counter() - begin)
         for job in jobs:
             job.book()
-        for session in sessions:
-            if isinstance(session.drafter_error, DrafterStalled):
-                self.stalled.setdefault(session.drafter, session.drafter_error)
+            self.prefixes.mark(job)
 
     @property
     def _active(self) -> list[Job]:
@@ -282,6 +274,8 @@ class Scheduler:
             left = len(session.row.pending)
             splits = self.runner.splits(session.row)
             take = min(room, left) if splits else left
+            if splits and take == left > 1 and self.prefixes.ends(job):
+                take -= 1
             if take > self.runner.chunk and len(self._jobs) > 1 and not self._told:
                 self._told = True
                 job.notices += (_STALL.format(take),)

@@ -32,7 +32,7 @@ from draftsmith.errors import UnsupportedError, first_line
 OVERLAP = 8
 """Known ids that are compared with the host's each step; where they differ, all of them are."""
 
-_NO_LOGITS = torch.empty((0, 0))
+_NO_LOGITS = torch.empty((0, 0), device="cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,10 @@ class Host:
         """End the requests that the host has no more, whether they were answered or aborted."""
         gone = [name for name, one in self._hosted.items() if records.get(name) is not one.record]
         for name in sorted(gone):  # what is remembered of answers must not depend on a set's order
-            session = self._hosted.pop(name).session
-            session.end_drafter()
-            session.close_drafter()
+            one = self._hosted.pop(name)
+            one.session.end_drafter()
+            one.session.close_drafter()
+            self._tell(one)
 
     def draft(self, rows: Sequence[Row], asked: Callable[[Row], Asked]) -> list[list[int]]:
         """Drafts for the requests of a step, each a chain; `asked` is called for new ones."""
@@ -144,13 +145,15 @@ class Host:
         sessions = [one.session for one in hosted]
         for one, draft in zip(hosted, propose(sessions, sessions, self._target), strict=True):
             one.draft = draft
-            error = one.session.drafter_error or one.session.error
-            if error is not None and not one.failed:
-                one.failed = True
-                self.warn(
-                    f"{self.drafter} failed, this request goes on plainly: {first_line(error)}"
-                )
+            self._tell(one)
         return [list(one.draft.tokens[: one.draft.size]) for one in hosted]
+
+    def _tell(self, one: Hosted) -> None:
+        """Warn, once for a request, that the drafter failed."""
+        error = one.session.drafter_error or one.session.error
+        if error is not None and not one.failed:
+            one.failed = True
+            self.warn(f"{self.drafter} failed, this request goes on plainly: {first_line(error)}")
 
     def follow(self, row: Row, asked: Callable[[Row], Asked]) -> Hosted:
         """Learn what became of a request's draft, and which tokens it has got since."""

@@ -125,10 +125,10 @@ def _difference(loaded: LoadedModel, generate: Any, pads: int) -> float:
     """Relative distance between the logits that `generate` computes and those of our own pass."""
     vocab = loaded.vocab_size
     low = min(10, vocab // 4)  # the lowest ids are often special
-    ids = torch.tensor([[low + (37 * i) % (vocab - low) for i in range(pads + _CHECKED)]])
-    ids = ids.to(loaded.device)
+    tokens = [low + (37 * i) % (vocab - low) for i in range(pads + _CHECKED)]
+    ids = torch.tensor([tokens], device=loaded.device)
     # Without padding there is no mask, which not every class takes.
-    masked = {"attention_mask": (torch.arange(ids.shape[1]) >= pads)[None].to(ids)} if pads else {}
+    masked = {"attention_mask": (ids.new_ones(ids.shape).cumsum(1) > pads).long()} if pads else {}
 
     def freely(model: Any, ids: Tensor, **call: Any) -> Any:
         stop = StoppingCriteriaList([MaxLengthCriteria(ids.shape[1] + _STEPS)])

@@ -12,10 +12,11 @@ import functools
 import inspect
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from math import nextafter
 from threading import RLock
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -45,14 +46,23 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
-from draftsmith.model.load import load
+from draftsmith.model.load import LOADING_HINTS, load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
+from draftsmith.values import known_options, switch
 
 _NO_LIMIT = 1 << 30
-_FIRST_CALL = RLock()
+
+
+_INSTEAD = dict.fromkeys(
+    (*LOADING_HINTS, "device", "device_map", "dtype", "revision", "trust_remote_code"),
+    "choose it when you load the model",
+) | dict.fromkeys(
+    ("do_sample", "max_new_tokens", "temperature", "top_k", "top_p"), "give it to model.generate()"
+)  # fmt: skip
+"""Names that other functions know, and where to give them."""
 
 
 class NotAcceleratedWarning(UserWarning):
@@ -60,9 +70,10 @@ class NotAcceleratedWarning(UserWarning):
 
 
 class DraftingNotice(UserWarning):
-    """How the drafter drafts for this model: by what calibration, or by what algorithm."""
+    """How the drafter drafts for this model, or what failed in drafting; each is told once."""
 
 
+@known_options("accelerate", _INSTEAD)
 def accelerate(
     model: Any,
     drafter: str | Drafter = "auto",
@@ -77,7 +88,7 @@ def accelerate(
     `budget` is the number of guessed tokens a pass may carry, "auto", or "drafter" for the
     drafter's own. A second call replaces the first. What cannot be accelerated still runs, with one
     NotAcceleratedWarning per reason. A drafter that uses a calibration or chose its algorithm says
-    so in a DraftingNotice.
+    so in a DraftingNotice, and so does one that fails, or a pass with drafts that fails.
     `tokenizer` is the model's own, for drafters that write another vocabulary than its.
     `prepack` puts layers in the place of the model's linear ones whose weights are laid out for
     this CPU, beside its own (`model.prepack`), until `restore`; do not write to weights through
@@ -91,9 +102,13 @@ def accelerate(
     needs what this model cannot record, or for a model that cannot be `exact` here.
     """
     chosen, budget = registry.parse(drafter), checked_budget(budget)
+    prepack, exact = switch("prepack", prepack), switch("exact", exact)
     own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
-        raise LoadError(f"{type(own).__name__} has no generate() of transformers to accelerate")
+        raise LoadError(
+            f"{type(own).__name__} has no generate() of transformers to accelerate; give a model "
+            "that transformers has loaded (Engine also takes names and folders)"
+        )
     restore(own)
     reason, loaded = refusals.of_model(own), None
     packed = lay_out(own, keep=True) if prepack and reason is None else Prepacked()
@@ -112,9 +127,9 @@ def accelerate(
     own.generate = handle
     end_team()  # the self-test has computed, and other threads may call it
     if reason is not None:
-        handle.notice(reason)
+        handle.notice(reason, stacklevel=4)
     if why:
-        warnings.warn(why, DraftingNotice, stacklevel=2)
+        warnings.warn(why, DraftingNotice, stacklevel=3)
     return handle
 
 
@@ -160,14 +175,16 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self.prepacked = prepacked
         """Layers of the model that `restore` puts back."""
         self._loaded = loaded
-        self._told: set[str] = set()
+        self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+        self._binding = RLock()
+        """Held while the drafter is bound, which may load a model: two first calls share one."""
 
     @property
     def drafting(self) -> Drafting:
         """Who drafts, bound to this model."""
-        with _FIRST_CALL:  # since Python 3.12 two first calls could bind, or make, one each
+        with self._binding:
             return self._drafting
 
     @functools.cached_property
@@ -178,7 +195,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
     @property
     def scheduler(self) -> Scheduler:
         """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
-        with _FIRST_CALL:
+        with self._binding:
             return self._scheduler
 
     @functools.cached_property
@@ -187,41 +204,55 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
-        bound = ("_drafting", "_scheduler", "_passes")
+        bound = ("_drafting", "_scheduler", "_passes", "_binding")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes={})
+        vars(self).update(state, _passes={}, _binding=RLock())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
+
+    def __repr__(self) -> str:
+        name, reason = type(self.model).__name__, self.model_reason
+        if reason is not None:
+            return f"Accelerated({name}, not accelerated: {reason})"
+        return f"Accelerated({name}, drafter={self.drafter}, budget={self.budget!r})"
 
     def restore(self) -> None:
         """Give the model its own `generate` back, unless another `accelerate` replaced this one."""
         if vars(self.model).get("generate") is self:
             restore(self.model)
 
-    def notice(self, reason: str) -> None:
-        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+    def refuse(self, reason: str) -> None:
+        """Raise where all shall be exact and a call cannot be."""
         if self._loaded is not None and self._loaded.exact is not None:
             raise UnsupportedError(f"exact=True: this call cannot be accelerated: {reason}")
+
+    def notice(self, reason: str, stacklevel: int = 3) -> None:
+        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+        self.refuse(reason)
         self.last_notice = reason
         if reason not in self._told:
             self._told.add(reason)
-            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel=3)
+            warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`generate`, with its own arguments and results; `past_key_values` is always None."""
+        """Run `generate`, with its own arguments; the cache in its result is always None."""
+        began = perf_counter()
         self.stats = self.last_notice = None
         call = self._by_name(args, kwargs)
         config, reason = self._configure(call)
         if reason is not None:
-            self.notice(reason)
+            self.refuse(reason)
         # Without the tokenizer for its stop strings, `generate` has an error message of its own.
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
-            return self.original(*args, **kwargs)
+            result = self.original(*args, **kwargs)
+            if reason is not None:  # said of what it has done: what it refuses, it explains itself
+                self.notice(reason)
+            return result
         call = _with_stop_strings(call, config.stop_strings, self.model.generation_config)
-        decode = functools.partial(self._decode, streamer=call.get("streamer"))
+        decode = functools.partial(self._decode, streamer=call.get("streamer"), began=began)
         return self.original(**call, custom_generate=decode)
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +293,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         stopping_criteria: Any,
         generation_config: Any,
         *,
+        began: float,
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
@@ -287,7 +319,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
         mode = Mode.of_this_thread(self._loaded.device)
-        jobs = [Job(session, None, mode=mode) for session in sessions]
+        jobs = [Job(session, None, mode=mode, began=began) for session in sessions]
         try:
             for _ in self.scheduler.here.drive(jobs):
                 pass
@@ -298,6 +330,10 @@ class Accelerated(AbstractContextManager["Accelerated"]):
                 raise session.error
         if streamer is not None:
             streamer.end()
+        for what, said in {k: v for s in sessions for k, v in s.notices.items()}.items():
+            if what not in self._told:
+                self._told.add(what)
+                warnings.warn(said, DraftingNotice, stacklevel=3)
         return record.output(_sequences(input_ids, sessions, generation_config))
 
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
@@ -330,7 +366,7 @@ class Observer:
         if self.scores is not None and scores is not None:
             self.scores += (scores,)
         if self.streamer is not None:
-            self.streamer.put(torch.tensor(session.ids[-1:]))
+            self.streamer.put(torch.tensor(session.ids[-1:], device="cpu"))
         return "stop" if bool(self.criteria(session.prefix(), self.scores).all()) else None
 
     def session(
@@ -388,7 +424,7 @@ def _of_row(processors: Any, index: int) -> Any:
 def _sampler(drafter: Drafter) -> Sampler:
     """torch's global generator, what `generate` draws from; or noise seeded by it."""
     if drafter.shares_noise:
-        return Gumbel(int(torch.randint(2**63 - 1, ())))
+        return Gumbel(int(torch.randint(2**63 - 1, (), device="cpu")))
     return TorchSampler(None)
 
 
@@ -401,7 +437,7 @@ def _draft_seed(device: torch.device, index: int) -> int:
 def _sequences(input_ids: Tensor, sessions: Sequence[Session], config: Any) -> Tensor:
     """(B, T) prompts and answers; shorter answers are padded on the right."""
     pad = config._pad_token_tensor
-    answers = [torch.tensor(session.ids[session.prompt_length :]) for session in sessions]
+    answers = [torch.tensor(one.ids[one.prompt_length :], device="cpu") for one in sessions]
     fill = 0 if pad is None else int(pad.flatten()[0])
     new = pad_sequence(answers, batch_first=True, padding_value=fill)
     return torch.cat([input_ids, new.to(input_ids)], dim=1)

@@ -33,6 +33,7 @@ from draftsmith.integrations.hosted import Asked, Host, Row
 from draftsmith.model.load import read_tokenizer
 from draftsmith.text import tokenizer as text
 from draftsmith.text.vocab import fingerprint
+from draftsmith.values import number, token_ids
 
 TOLD = 10.0
 """Seconds between two lines in the log, as vLLM's own."""
@@ -58,8 +59,8 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
             raise OptionError(f"drafter={self.drafter!r} cannot work; give a name, like 'auto'")
-        if type(self.answers) is not int or self.answers < 0:
-            raise OptionError(f"answers={self.answers!r} cannot work; give a number of bytes")
+        answers = number("answers", self.answers, int, least=0, note="(bytes)")
+        object.__setattr__(self, "answers", answers)
 
     @classmethod
     def of(cls, config: Any) -> Options:
@@ -209,9 +210,10 @@ class Proposer:
                 if self.tokenizer is None:
                     raise OptionError("a prediction in words needs a tokenizer; give token ids")
                 prediction = text.encode(self.tokenizer, prediction)
-            known = tuple(i for i in map(int, prediction) if 0 <= i < self.host.model.vocab_size)
-        except (TypeError, ValueError, OverflowError) as error:  # infinity is no token id, either
-            # An error here would end the engine, for everybody.
+            else:
+                prediction = token_ids("prediction", prediction, what="a text or token ids")
+            known = tuple(i for i in prediction if 0 <= i < self.host.model.vocab_size)
+        except (TypeError, ValueError) as error:  # raised here, it would end everybody's engine
             self.log.warning("request %s goes on without its prediction: %s", row.name, error)
             known = ()
         limit = record.sampling_params.max_tokens or self.length
@@ -358,8 +360,9 @@ def _samples_wrongly() -> bool:
 
     if not current_platform.is_cpu():
         return False
-    given = torch.tensor([0.5, 2.0]), torch.tensor([1, 3], dtype=torch.int32)
-    found: list[float] = expand_batch_to_tokens(*given, 3).tolist()
+    values = torch.tensor([0.5, 2.0], device="cpu")
+    ends = torch.tensor([1, 3], dtype=torch.int32, device="cpu")
+    found: list[float] = expand_batch_to_tokens(values, ends, 3).tolist()
     return found != [0.5, 2.0, 2.0]
 
 

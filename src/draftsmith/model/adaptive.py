@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers.utils import cached_file
 
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.errors import LoadError, OptionError, first_line
 from draftsmith.storage import write_text
 
 FILE = "sdsat.json"
@@ -67,8 +68,14 @@ class AdaptiveTokens:
             path = cached_file(
                 str(Path(source).expanduser()), FILE, _raise_exceptions_for_missing_entries=False
             )
-        except OSError:
-            path = None
+        except OSError as error:
+            if isinstance(cause := error.__cause__, GatedRepoError) or not isinstance(
+                cause, ValueError | RepositoryNotFoundError
+            ):
+                raise LoadError(
+                    f"cannot find out whether {source} has adaptive tokens: {first_line(error)}"
+                ) from error
+            path = None  # it is the name of a file or of a built-in model
         if path is None:
             return None
         try:

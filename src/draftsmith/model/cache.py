@@ -98,9 +98,9 @@ class LayerGroup:
     def _scatter_index(self, device: torch.device, width: int) -> tuple[Tensor, Tensor]:
         """Rows (B, 1) and slots (B, Q) that a pass writes; made once per pass and device."""
         if device not in self._index:
-            rows = torch.arange(self._first, self._stop)[:, None]
-            slots = torch.tensor(self._starts)[:, None] + torch.arange(width)
-            self._index[device] = rows.to(device), slots.to(device)
+            rows = torch.arange(self._first, self._stop, device=device)[:, None]
+            starts = torch.tensor(self._starts, device=device)[:, None]
+            self._index[device] = rows, starts + torch.arange(width, device=device)
         return self._index[device]
 
     def sight(self, position: int) -> int:
@@ -236,7 +236,7 @@ class KVCache(PassCache):
         while moved < len(sources) and sources[moved] == start + moved:
             moved += 1
         if moved < len(sources):
-            index = torch.tensor(sources[moved:])
+            index = torch.tensor(sources[moved:], device="cpu")
             for group in self._groups:
                 gone = group.dropped.get(row, 0)
                 for layer in group.layers:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.rope import forget, growing
 from draftsmith.model.shell import OtherAttention
+
+_CACHE_NAMES = ("cache", "cache_params", "past_key_values")
+"""Names of a model's cache, in arguments and outputs: the first from transformers 5.24 on."""
 
 
 class Recorder(Protocol):
@@ -43,8 +47,9 @@ class Forward:
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
         self.picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
         """Whether it can be asked for the logits of any positions."""
-        self._cache = "cache_params" if "cache_params" in known else "past_key_values"
+        self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
+        self._hooked = any(hasattr(one, "_hf_hook") for one in (model, unwrapped(model)))
         self._growing = growing(original)
 
     def __call__(
@@ -53,7 +58,7 @@ class Forward:
         positions: Sequence[Sequence[int]],
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
-        last: int | Tensor,
+        last: int | Sequence[int] | Tensor,
         taps: Recorder | None = None,
     ) -> Any:
         """The model's output over tokens (B, Q); logits of at least the `last` positions.
@@ -82,7 +87,7 @@ class Forward:
         with taps.recording():
             return self._recorded(**options)
 
-    def logits_of(self, positions: Sequence[int], width: int) -> int | Tensor:
+    def logits_of(self, positions: Sequence[int], width: int) -> int | Sequence[int] | Tensor:
         """How to ask for the logits of these positions, ascending, of `width`, and few others.
 
         A number: those of the last positions are given, at least so many; else of just these.
@@ -90,7 +95,9 @@ class Forward:
         last = width - positions[0]
         if len(positions) == last or not self.picks:
             return last
-        return torch.tensor(positions)  # on the host: blocks may lie on several devices
+        # Hooks of a device map would move a tensor to the first device, not to the head's; a
+        # compiler would compile anew for every list.
+        return list(positions) if self._hooked else torch.tensor(positions, device="cpu")
 
     @property
     def exclusive(self) -> str | None:
@@ -109,10 +116,28 @@ class Forward:
             cache_position=torch.arange(ids.shape[1], device=self.device),
             use_cache=True,
         )
-        cache = inputs.get(self._cache)
+        cache = cache_of(inputs)
         if cache is None:
             raise UnsupportedError("it neither returns a cache nor prepares one")
         return cache
+
+
+def cache_name(forward: Callable[..., Any]) -> str:
+    """Name of the argument for the cache of a model's `forward`, by its signature.
+
+    A `forward` that names none takes it as transformers' own methods do.
+    """
+    both = (forward, GenerationMixin.prepare_inputs_for_generation)
+    signatures = [inspect.signature(function).parameters for function in both]
+    return next(name for known in signatures for name in _CACHE_NAMES if name in known)
+
+
+def cache_of(output: Mapping[str, Any]) -> Any:
+    """The cache in a model's output, or in inputs prepared for it; None if there is none.
+
+    Looks at the names that are there: in some versions asking for an old name warns.
+    """
+    return next((value for name, value in output.items() if name in _CACHE_NAMES), None)
 
 
 def _running(model: Any, attention: str | None) -> Any:
@@ -128,6 +153,17 @@ def unwrapped(model: Any) -> Any:
     """The transformers model inside a PEFT or a compiled one, or the model itself."""
     model = _uncompiled(model)
     return _uncompiled(model.get_base_model() if hasattr(model, "get_base_model") else model)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether a compiler has the model, or a part of it."""
+    for module in model.modules():
+        replaced = vars(module).get("forward")
+        if hasattr(module, "_orig_mod") or hasattr(replaced, "_torchdynamo_orig_callable"):
+            return True
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return True
+    return False
 
 
 def input_device(model: Any) -> torch.device:

@@ -71,9 +71,12 @@ class KVMemory(Memory):
         self.cache.keep(row.slot, start, [start + node for node in path])
         return super().keep(row, path)
 
+    def reach(self, row: SequenceRow, length: int) -> int:
+        return length if self.cache.serves(row.slot, length) else 0
+
     def truncate(self, row: SequenceRow, length: int) -> int:
         """Nothing to do: a shorter length is all it takes, unless keys it needs were dropped."""
-        return length if self.cache.serves(row.slot, length) else 0
+        return self.reach(row, length)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
         """All rows are as long as the longest, and as `LayerGroup` allocates them; a layer at a

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from importlib.metadata import version
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -19,19 +19,36 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from draftsmith import builtin
-from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError, first_line
-from draftsmith.model import gguf
+from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_line
+from draftsmith.model import devices, gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
-from draftsmith.model.choice import MEASURED, Measured
+from draftsmith.model.dtype import widen
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import compare_dtypes, machine
 from draftsmith.model.probe import probe
-from draftsmith.storage import cache_folder, digest, reading
+from draftsmith.values import known_options, shown
 
 _UNTESTED = Capabilities("plain", "eager", "none", batch=False)
 
+_LIVE = "load the model with transformers, and give the model itself"
+LOADING_HINTS = {
+    "attn_implementation": f"{_LIVE}; ours is used where the self-test finds that it agrees",
+    "cache_dir": "set the environment variable HF_HOME",
+    "load_in_4bit": f"{_LIVE}: quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
+    "load_in_8bit": f"{_LIVE}: quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
+    "local_files_only": "set the environment variable HF_HUB_OFFLINE to 1",
+    "low_cpu_mem_usage": "leave it out: weights are read once, into place",
+    "max_memory": _LIVE,
+    "quantization_config": _LIVE,
+    "subfolder": _LIVE,
+    "token": "run `hf auth login`, or set the environment variable HF_TOKEN",
+    "torch_dtype": "use dtype",
+    "use_auth_token": "run `hf auth login`, or set the environment variable HF_TOKEN",
+}
+"""Options of transformers for loading a model, and what to do here."""
 
+
+@known_options("load", LOADING_HINTS)
 def load(
     model: Any,
     tokenizer: Any | None = None,
@@ -46,21 +63,21 @@ def load(
 
     `model` is a hub id, a folder, a GGUF file (see `model.gguf`), a built-in model's name, or a
     live model, which is used as it is (adapters, quantized modules, device map) and not changed.
-    `dtype` defaults to the checkpoint's; `measured` is the cheapest on this CPU of those that lose
-    nothing (`measure.compare_dtypes`). No weights are read but safetensors and GGUF. With `prepack`
-    a model that is read here has its linear layers laid out for this CPU (`model.prepack`). Raises
-    LoadError if something is missing, UnsupportedError if the model cannot generate text left to
-    right, OptionError for options that do not apply to a live model.
+    `dtype` is the checkpoint's by default, or float32 on a CPU that does not compute in it
+    (`model.dtype`); "auto" is the checkpoint's anywhere. `device` defaults to `devices.usual`: the
+    accelerator of this machine if it has one. No weights are read but safetensors and GGUF. With
+    `prepack` a model that is read here has its linear layers laid out for this CPU
+    (`model.prepack`). Raises LoadError if something is missing, UnsupportedError if the model
+    cannot generate text left to right, OptionError for options that do not apply to a live model.
     """
-    packed = None
-    if dtype == MEASURED and isinstance(model, str | Path):
-        return _load_measured(
-            model, tokenizer, device, device_map, trust_remote_code, revision, prepack
-        )
+    packed = widened = None
+    if isinstance(model, str | Path) and device is None and device_map is None:
+        device = devices.usual()
     if isinstance(model, str | Path):
         source = folder_of(str(model))
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = read_model(source, options, dtype, device, device_map)
+        widened = widen(live) if dtype is None else None
         packed = prepacking.prepack(live, keep=False) if prepack else None
         if tokenizer is None:
             tokenizer = read_tokenizer(source, options)
@@ -77,77 +94,50 @@ def load(
         _check_live(live)
     if isinstance(tokenizer, str | Path):
         tokenizer = read_tokenizer(str(tokenizer), {"trust_remote_code": trust_remote_code})
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise OptionError(
+            "tokenizer must be a hub id, a folder or a transformers tokenizer, got "
+            f"{shown(tokenizer)}"
+        )
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
-    return LoadedModel(live, tokenizer, probe(loaded), name, packed)
-
-
-def _load_measured(
-    model: str | Path,
-    tokenizer: Any | None,
-    device: Any,
-    device_map: Any,
-    trust_remote_code: bool,
-    revision: str | None,
-    prepack: bool,
-) -> LoadedModel:
-    """The model in the dtype whose passes cost least on this CPU; elsewhere in its own."""
-    source = folder_of(str(model))  # once: a GGUF file is read for its name
-    options = {"trust_remote_code": trust_remote_code, "revision": revision}
-    on_cpu = device_map is None and str(device or "cpu") == "cpu"
-    note = choice_file(source, options, prepack)
-
-    def load_in(dtype: str | None) -> LoadedModel:
-        where = device, device_map, trust_remote_code, revision
-        return replace(load(source, tokenizer, dtype, *where, prepack), name=str(model))
-
-    if on_cpu and (known := Measured.load(note)) is not None:
-        return replace(load_in(known.best), measured=known)
-    own = load_in(None)
-    if own.device.type != "cpu":
-        return own
-    measured, models = compare_dtypes(own, load_in)
-    if on_cpu and measured.seconds:
-        measured.save(note)
-    return replace(models[measured.best], measured=measured)
-
-
-def choice_file(source: str, options: dict[str, Any], prepack: bool) -> Path | None:
-    """Where it is remembered which dtype was the cheapest for a model, as things are here now.
-
-    `source` is a hub id or a folder. None without a home folder; raises as `read_config`.
-    """
-    config = read_config(source, options)
-    # What the choice loses nothing of: a snapshot of the hub, or what lies in the folder now.
-    weights: list[object] = [getattr(config, "_commit_hash", None)]
-    folder = Path(builtin.resolve(source)).expanduser()
-    with reading(folder):
-        for file in sorted(folder.glob("*.safetensors")):
-            weights.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
-    versions = map(version, ("draftsmith", "torch", "transformers"))
-    capability = torch.backends.cpu.get_cpu_capability(), os.environ.get("ONEDNN_MAX_CPU_ISA")
-    here = [machine(), *capability, torch.get_num_threads(), *versions]
-    key = [source, config.to_dict(), weights, prepack, here]
-    try:
-        return cache_folder() / "dtypes" / f"{digest(key)}.json"
-    except WriteError:
-        return None
+    return LoadedModel(live, tokenizer, probe(loaded), name, packed, widened)
 
 
 def folder_of(model: str) -> str:
     """Where a built-in model or a converted GGUF file is; any other hub id or folder as it is.
 
-    Raises LoadError for what can be none of these.
+    Raises LoadError for what can be none of these, and where the hub cannot be reached.
     """
     source = builtin.resolve(model)
-    return str(gguf.converted(Path(source).expanduser())) if source.endswith(".gguf") else source
+    if source.endswith(".gguf"):
+        return str(gguf.converted(Path(source).expanduser()))
+    if not Path(source).expanduser().exists():
+        _ask_hub(source)
+    return source
+
+
+def _ask_hub(source: str) -> None:
+    """Raise LoadError at once where the hub cannot be reached and a model is not in its cache.
+
+    The hub's library tries again and again, for half a minute.
+    """
+    try:
+        offline = constants.HF_HUB_OFFLINE
+        if not offline and try_to_load_from_cache(source, "config.json") is None:
+            HfApi().model_info(source, timeout=10)
+    except (HfHubHTTPError, ValueError):  # it answers, or cannot be asked: transformers says more
+        return
+    except Exception as error:  # of the library for HTTP, another one in each version of the hub's
+        raise LoadError(_explain(source, "the configuration", error)) from error
 
 
 def _check_live(model: Any) -> None:
     kind = type(model).__name__
-    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+    of_model = hasattr(model, "config") and hasattr(model, "get_input_embeddings")
+    if isinstance(model, type) or not of_model:
         raise LoadError(
-            f"expected a hub id, a folder or a transformers model, got {kind}; "
-            "e.g. load('HuggingFaceTB/SmolLM2-135M')"
+            f"model must be a hub id, a folder or a transformers model, got {kind} "
+            f"({shown(model)}); e.g. 'HuggingFaceTB/SmolLM2-135M'"
         )
     _check_config(model.config, kind)
     if not model.can_generate():
@@ -198,28 +188,42 @@ def read_model(
     device: str | torch.device | None = None,
     device_map: Any | None = None,
 ) -> Any:
-    """The model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError."""
+    """The model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError.
+
+    Its weights go straight to `device`, the CPU by default; the host never holds all of them.
+    """
     if device is not None and device_map is not None:
         raise OptionError("device and device_map were both given: choose one")
     wanted = _torch_dtype(dtype)
     _check_device(device)
     config = read_config(source, options)
+    place = torch.device("cpu" if device is None else device)
+    on_cpu = device_map is None and place.type == "cpu"
+    if not on_cpu and device_map is None:
+        device_map = {"": place}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=wanted,
-            device_map=device_map,
-            use_safetensors=True,
-            **options,
-        )
+        # Without a map transformers loads to torch's default device.
+        with place if on_cpu else nullcontext():
+            model = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=wanted,
+                device_map=device_map,
+                use_safetensors=True,
+                **options,
+            )
+    except torch.OutOfMemoryError as error:
+        raise LoadError(
+            f"{source} does not fit on {devices.name_of(place)} ({first_line(error)}); give "
+            "device='cpu', a smaller dtype, or device_map='auto'"
+        ) from None
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedError(
                 f"{source} ({config.model_type}) is no causal language model"
             ) from None
         raise LoadError(_explain(source, "the weights", error)) from None
-    return (model.to(device) if device is not None else model).eval()
+    return model.eval()
 
 
 def _check_device(device: str | torch.device | None) -> None:
@@ -277,7 +281,8 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     real = isinstance(found, torch.dtype) and found.is_floating_point
     if dtype != "auto" and not real:
         raise OptionError(
-            f"unknown dtype {dtype!r}; use 'float32', 'bfloat16', 'float16' or 'measured'"
+            f"unknown dtype {dtype!r}; use 'float32', 'bfloat16', 'float16' or 'auto', which is "
+            "the checkpoint's"
         )
     return "auto" if dtype == "auto" else found  # type: ignore[return-value]
 
@@ -285,7 +290,7 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 def _explain(source: str, what: str, error: Exception) -> str:
     if Path(source).expanduser().exists():
         return f"{what} in {source} cannot be read: {first_line(error)}"
-    inside = "" if "/" in source else f"; the built-in models are {', '.join(builtin.names())}"
+    inside = "" if "/" in source else f"; the names known here are {', '.join(builtin.known())}"
     return (
         f"{what} of {source!r} cannot be read: no such folder, and the hub did not deliver it "
         f"({first_line(error)}); check the name, the network, and `hf auth login` for gated models"

@@ -12,7 +12,6 @@ import torch
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
-from draftsmith.model.choice import Measured
 from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
 from draftsmith.model.prepack import Prepacked
@@ -38,7 +37,7 @@ def last_part(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
     """What `load` returns. Several runners may share one; the model itself is never changed."""
 
@@ -50,10 +49,14 @@ class LoadedModel:
     """What the user called it: hub id, folder, or the class of a live model."""
     prepacked: Prepacked | None = None
     """Which linear layers are laid out for this CPU; None where that was not asked for."""
-    measured: Measured | None = None
-    """Why it has its dtype, where that was to be measured."""
+    widened: torch.dtype | None = None
+    """The checkpoint's dtype, where its weights are float32 instead (`model.dtype`)."""
     exact: Widths | None = None
     """The widths of its passes, where rows shall come out alike to the bit; None: any will do."""
+
+    def __repr__(self) -> str:
+        kind = type(self.model).__name__
+        return f"LoadedModel({last_part(self.name)!r}, {kind}, {self.dtype_name} on {self.device})"
 
     @cached_property
     def forward(self) -> Forward:
@@ -83,6 +86,14 @@ class LoadedModel:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def dtype_explained(self) -> str:
+        """The same, and why it is not the checkpoint's."""
+        if self.widened is None:
+            return self.dtype_name
+        own = str(self.widened).removeprefix("torch.")
+        return f"{self.dtype_name} (the checkpoint is {own}, which this processor computes slowly)"
+
+    @property
     def vocab_size(self) -> int:
         """Width of the logits, padding ids included."""
         head = self.model.get_output_embeddings()
@@ -98,15 +109,18 @@ class LoadedModel:
         lengths = (getattr(self.config, name, None) for name in names)
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
-    def row_bytes(self, positions: int, spare: int | None = None) -> int:
+    def row_bytes(self, positions: int, spare: int | None = None, *, windowed: bool = False) -> int:
         """Of keys and values of so many positions, as the self-test found them.
 
         `spare`: positions that a layer with a window may have beside it; None: it keeps them all.
+        `windowed`: only of the layers with a window.
         """
         each = self.capabilities.position_sizes or self._configured_sizes
         windows = cycle(windows_by_layer(self.config))
         slots = (
-            positions if spare is None or window is None else min(positions, window.size + spare)
+            (0 if windowed else positions)
+            if spare is None or window is None
+            else min(positions, window.size + spare)
             for window in windows
         )
         numbers = sum(one * many for one, many in zip(each, slots, strict=False))

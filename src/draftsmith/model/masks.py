@@ -15,7 +15,7 @@ from torch import Tensor
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.windows import View, Views, Window
 
-EVERYTHING = torch.ones((1, 1, 1, 1), dtype=torch.bool)
+EVERYTHING = torch.ones((1, 1, 1, 1), dtype=torch.bool, device="cpu")
 """The mask of a single query that sees all keys; broadcasts, and costs nothing to build."""
 
 
@@ -79,8 +79,9 @@ class MaskBuilder:
     def _finish(self, mask: Tensor) -> Tensor:
         if self._additive is not None:
             floor = torch.finfo(self._additive).min
-            mask = torch.zeros(mask.shape, dtype=self._additive).masked_fill_(~mask, floor)
-        return mask.to(self._device, non_blocking=True)
+            mask = torch.zeros_like(mask, dtype=self._additive).masked_fill_(~mask, floor)
+        # Blocking: MPS may read the source of any other copy after it was freed.
+        return mask.to(self._device)
 
 
 def visible(spans: Sequence[Span], view: View, window: Window | None = None) -> Tensor:
@@ -91,7 +92,8 @@ def visible(spans: Sequence[Span], view: View, window: Window | None = None) -> 
     """
     width, slots = max(s.width for s in spans), view.slots
     if len(spans) == 1 and window is None and spans[0].draft.is_chain:
-        return torch.ones((1, 1, width, slots), dtype=torch.bool).tril_(slots - width)
+        ones = torch.ones((1, 1, width, slots), dtype=torch.bool, device="cpu")
+        return ones.tril_(slots - width)
     lines: list[bytes] = []
     for span, first in zip(spans, view.firsts, strict=True):
         prefix = span.cached - first

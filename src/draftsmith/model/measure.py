@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftsmith import builtin
 from draftsmith.core.budget import LADDER, FixedBudget, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
@@ -33,7 +32,7 @@ from draftsmith.errors import (
     UnsupportedError,
     first_line,
 )
-from draftsmith.model.choice import WIDE, Measured
+from draftsmith.model import devices
 from draftsmith.model.loaded import LoadedModel, last_part
 from draftsmith.model.runner import Runner
 from draftsmith.storage import parse_json, reading, write_text
@@ -43,8 +42,6 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 """Tokens of the passes that make a curve."""
 DTYPES = {"float32": 4, "bfloat16": 2}
 """Those that are compared: bytes per parameter."""
-_MOST_PARAMETERS = 2e9
-"""A larger model is not loaded twice only to choose its dtype."""
 _MEMORY_SHARE = 0.5
 """Loading in another dtype is only tried where it leaves half of the memory free."""
 
@@ -263,44 +260,34 @@ def pass_cost(
 
 
 def compare_dtypes(
-    own: LoadedModel, load_in: Callable[[str], LoadedModel], thorough: bool = False
-) -> tuple[Measured, dict[str, LoadedModel]]:
-    """Time passes of a model in its own dtype, and as `load_in` loads it in others.
+    own: LoadedModel, load_in: Callable[[str], LoadedModel]
+) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
+    """Time passes of a model in its own dtype, and as `load_in` loads it in the other `DTYPES`.
 
-    Those others are the ones that lose nothing, with a plain and a wide pass; if `thorough` all,
-    with whole curves, however long it takes. Returns what they cost, and the models by dtype.
+    Returns dtype → tokens of a pass → seconds, and for those that were left out the reason.
     """
-    name = own.dtype_name
-    # Blocks of a few bits are rounded by more than bfloat16 rounds what they stand for.
-    faithful = frozenset({name, "float32"} | ({"bfloat16"} if builtin.is_gguf(own.name) else set()))
-    others = [other for other in DTYPES if other != name and (thorough or other in faithful)]
-    found = {other: _too_much(own, other, thorough) for other in others}
-    left_out = {other: reason for other, reason in found.items() if reason is not None}
-    models, seconds = {name: own}, {}
-    how: dict[str, Any] = {} if thorough else {"widths": (1, WIDE), "repeats": 2}
-    if thorough or len(left_out) < len(others):
-        seconds[name] = pass_cost(own, **how)
-        for other in others:
-            if other in left_out:
-                continue
+    seconds, left_out = {own.dtype_name: pass_cost(own)}, {}
+    for other in DTYPES:
+        if other in seconds:
+            continue
+        reason = _too_much(own, other)
+        if reason is None:
             try:
-                models[other] = load_in(other)
-                seconds[other] = pass_cost(models[other], **how)
+                seconds[other] = pass_cost(load_in(other))
             except (DraftsmithError, RuntimeError) as error:
-                left_out[other] = first_line(error)
-    return Measured(name, seconds, left_out, faithful), models
+                reason = first_line(error)
+        if reason is not None:
+            left_out[other] = reason
+    return seconds, left_out
 
 
-def _too_much(own: LoadedModel, dtype: str, thorough: bool) -> str | None:
+def _too_much(own: LoadedModel, dtype: str) -> str | None:
     """Why a model is not to be loaded in another dtype."""
-    parameters, memory = parameters_of(own), memory_bytes(own.device)
-    needed = parameters * DTYPES[dtype]
+    needed, memory = parameters_of(own) * DTYPES[dtype], memory_bytes(own.device)
     if getattr(own.model, "is_quantized", False):
         return "the model is quantized"
     if memory is not None and needed > _MEMORY_SHARE * memory:
         return f"its weights alone would take {needed / 1e9:.1f} GB"
-    if parameters > _MOST_PARAMETERS and not thorough:
-        return f"with {parameters / 1e9:.1f} billion parameters that would take long"
     return None
 
 
@@ -311,8 +298,8 @@ def parameters_of(loaded: LoadedModel) -> int:
 
 def memory_bytes(device: torch.device) -> int | None:
     """All the memory there is where a model runs; None where nobody tells."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if (own := devices.own_memory(device)) is not None:
+        return own[1]
     if hasattr(os, "sysconf"):  # not on Windows
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None
@@ -320,9 +307,8 @@ def memory_bytes(device: torch.device) -> int | None:
 
 def free_bytes(device: torch.device) -> int | None:
     """Memory that is free where a model runs, within a container's limit; None: nobody tells."""
-    if device.type == "cuda":  # what torch's allocator keeps unused is free for us, too
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if (own := devices.own_memory(device)) is not None:
+        return own[0]
     available = _told("/proc/meminfo", "MemAvailable:")
     if not available:
         total = memory_bytes(device)
@@ -420,14 +406,15 @@ def _steps(
     runner = Runner(loaded)
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
     budgets = [FixedBudget(0) for _ in range(batch)]
+    size = loaded.vocab_size
     sessions = [
         Session(
-            [(31 * i + row) % loaded.vocab_size for i in range(context)],
+            [(31 * i + row) % size for i in range(context)],
             drafter=_Filler(),
             budget=budget,
             distribution=Distribution((), greedy=True),
             sampler=TorchSampler.seeded(0),
-            vocab_size=loaded.vocab_size,
+            vocab_size=size,
             limit=1 << 20,
             device=loaded.device,
         )

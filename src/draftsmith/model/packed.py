@@ -214,6 +214,11 @@ class PackedPass(PassCache):
         return None
 
 
+def _reaches(state: Sequence[Slots], length: int) -> bool:
+    """Whether a row can go on behind so many positions with these slots."""
+    return all(s.dropped <= (s.window.first(length) if s.window else 0) for s in state)
+
+
 def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> list[tuple[int, int]]:
     """(first, count) of neighbours that make one span."""
     runs: list[tuple[int, int]] = []
@@ -243,7 +248,8 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
     if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
         return None  # the causal kernels need none; blocks do
     view = View(0, span.cached + span.width - first, (first,))
-    return visible([span], view, window).to(device, non_blocking=True)
+    # Blocking: MPS may read the source of any other copy after it was freed.
+    return visible([span], view, window).to(device)
 
 
 class PackedMemory(Memory):
@@ -299,24 +305,57 @@ class PackedMemory(Memory):
                 slots.move([start + node for node in path[moved:]], start + moved)
         return super().keep(row, path)
 
+    def mark(self, row: SequenceRow) -> None:
+        """The slots of layers with windows: what the row drops later stays in these buffers."""
+        drops = [] if row.rewinds else row.state
+        windowed = [slots for slots in drops if slots.window is not None]
+        row.mark = (row.cached, windowed) if windowed else None
+
+    def mark_bytes(self, row: SequenceRow) -> int:
+        held = () if row.mark is None else row.mark[1]
+        return sum(s.keys.nbytes + s.values.nbytes for s in held if s not in row.state)
+
+    def reach(self, row: SequenceRow, length: int) -> int:
+        return self._slots(row, length)[0]
+
     def truncate(self, row: SequenceRow, length: int) -> int:
-        """A shorter length is all it takes, unless keys it needs were dropped."""
-        seen = (s.window.first(length) if s.window else 0 for s in row.state)
-        enough = all(s.dropped <= first for s, first in zip(row.state, seen, strict=True))
-        return length if enough else 0
+        """A shorter length is all it takes, unless keys it needs were dropped and not marked."""
+        kept, slots = self._slots(row, length)
+        if row.mark is not None and (slots is not row.state or kept < row.mark[0]):
+            row.mark = None  # its buffers are written again from here on
+        row.state = slots
+        return kept
+
+    def _slots(self, row: SequenceRow, length: int) -> tuple[int, list[Slots]]:
+        """How many of the first positions can be kept, and the slots that have them."""
+        if _reaches(row.state, length):
+            return length, row.state
+        if row.mark is not None:
+            marked, windowed = row.mark
+            length = min(length, marked)
+            if _reaches(windowed, length):
+                rest = [slots for slots in row.state if slots.window is None]
+                return length, sorted([*rest, *windowed], key=lambda s: s.layers)
+        return 0, row.state
 
     def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> bool:
-        if self.truncate(source, length) < length:
+        kept, slots = self._slots(source, length)
+        if kept < length:
             return False
-        columns = self.passes.columns
-        row.state = [
-            grown([[s]], length, s.dropped, length - s.dropped, columns)[0] for s in source.state
-        ]
+        row.state = [self._alone(s, length) for s in slots]
         return True
+
+    def _alone(self, slots: Slots, length: int) -> Slots:
+        """A copy of them up to a length, in a buffer of its own."""
+        room, columns = length - slots.dropped, self.passes.columns
+        return grown([[slots]], length, slots.dropped, room, columns)[0]
 
     def part(self, row: SequenceRow) -> None:
         if any(len(slots.keys) > 1 for slots in row.state):
             self.copy(row, row, row.cached)
+        if row.mark is not None and any(len(slots.keys) > 1 for slots in row.mark[1]):
+            length, slots = row.mark
+            row.mark = length, [self._alone(s, length) for s in slots]
 
     def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
         """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
@@ -369,7 +408,7 @@ class PackedMemory(Memory):
         outputs, picked = [], 0
         for draft, one in zip(drafts, needed, strict=True):
             begin = len(logits) - len(tokens) + one.start  # of those asked for and maybe others
-            if isinstance(last, Tensor):
+            if not isinstance(last, int):
                 begin, picked = picked, picked + len(one)
             end = begin + len(one)
             outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))

@@ -296,7 +296,7 @@ def _disagreement(weight: Tensor, bias: Tensor | None) -> str | None:
     rounded to the layer's own type.
     """
     features, generator = weight.shape[1], torch.Generator().manual_seed(0)
-    x = torch.randn((_ROWS, features), generator=generator).to(weight.dtype)
+    x = torch.randn((_ROWS, features), generator=generator, device="cpu").to(weight.dtype)
     try:
         packed = _lay_out(weight)
         with torch.no_grad():

@@ -8,6 +8,7 @@ then wait as pending ones and are computed again with the next pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from transformers import DynamicCache
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
-from draftsmith.model.forward import Forward
+from draftsmith.model.forward import Forward, cache_of
 from draftsmith.model.rows import Memory, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, Place, record
 
@@ -88,13 +89,29 @@ class ReplayMemory(Memory):
         self._undo(row)
         return 0
 
+    def mark(self, row: SequenceRow) -> None:
+        """A copy of the state, where states can be put back."""
+        self._undo(row)
+        row.mark = (row.cached, snapshot(row.state)) if self._undoes else None
+
+    def mark_bytes(self, row: SequenceRow) -> int:
+        return 0 if row.mark is None else sum(map(_bytes, row.mark[1]))
+
+    def reach(self, row: SequenceRow, length: int) -> int:
+        if length >= row.cached:
+            return row.cached
+        return row.mark[0] if row.mark is not None and row.mark[0] <= length else 0
+
     def truncate(self, row: SequenceRow, length: int) -> int:
-        """A state knows no shorter past: keep all or nothing."""
+        """A state knows no shorter past: keep all, what was marked, or nothing."""
         self._undo(row)
         if length == row.cached:
             return length
-        row.state = self._empty()
-        return 0
+        if kept := self.reach(row, length):
+            restore(row.state, [_copy(layer) for layer in row.mark[1]])  # type: ignore[index]
+        else:
+            row.state, row.mark = self._empty(), None
+        return kept
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
         """A pass makes new keys and values; the old ones stay for the case that it is undone."""
@@ -126,7 +143,7 @@ class ReplayMemory(Memory):
             row.state = self._forward.prepared_cache(tokens)
         output = self._forward([tokens], positions, None, row.state, last, taps)
         if row.state is None:
-            row.state = output.get("past_key_values", output.get("cache_params"))
+            row.state = cache_of(output)
         if row.state is None:
             # Some models of transformers 4 fill a cache but leave making it to generate().
             self._prepared = True
@@ -165,6 +182,14 @@ def restore(cache: Any, before: Snapshot) -> None:
     for layer, saved in zip(cache.layers, before, strict=True):
         vars(layer).clear()
         vars(layer).update(saved)
+
+
+def _bytes(attributes: dict[str, Any]) -> int:
+    """Of the tensors of a layer's snapshot."""
+    nested = (value.values() for value in attributes.values() if isinstance(value, dict))
+    return sum(
+        value.nbytes for value in chain(attributes.values(), *nested) if isinstance(value, Tensor)
+    )
 
 
 def _copy(attributes: dict[str, Any]) -> dict[str, Any]:

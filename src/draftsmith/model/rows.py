@@ -33,6 +33,9 @@ class SequenceRow:
     """What undoes a pass over `state` that was not committed; None if there is none."""
     taps: RowTaps | None = None
     """What drafters asked to record; None if nothing."""
+    mark: tuple[int, Any] | None = None
+    """A number of positions, and what it takes to go on behind them when the row is longer; None
+    where the memory needs nothing for that, or was not asked to keep it."""
 
     @property
     def cached(self) -> int:
@@ -100,6 +103,17 @@ class Memory(ABC):
 
     def part(self, _row: SequenceRow) -> None:  # noqa: B027
         """Let it share no buffer with others: it will stay when they are gone."""
+
+    def mark(self, row: SequenceRow) -> None:  # noqa: B027
+        """Keep what `truncate` needs to come back to where the row ends now."""
+
+    def mark_bytes(self, _row: SequenceRow) -> int:
+        """Bytes that the mark of a row holds besides the row."""
+        return 0
+
+    def reach(self, _row: SequenceRow, length: int) -> int:
+        """How many of the first `length` positions `truncate` could keep."""
+        return length
 
     def truncate(self, _row: SequenceRow, length: int) -> int:
         """Forget what lies behind `length` positions; returns how many could be kept."""

@@ -59,6 +59,10 @@ class Runner:
         """By layer; a model that masks by itself sees all slots."""
         self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
+        kind = torch.accelerator.current_accelerator()
+        devices = {loaded.device, *(weight.device for weight in loaded.model.parameters())}
+        self._accelerators = [device for device in devices if kind and device.type == kind.type]
+        """Where its layers are computed, but for a CPU."""
 
     def _make_memory(self) -> Memory:
         loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
@@ -180,11 +184,8 @@ class Runner:
         return self._memory.verify(rows, drafts)
 
     def wait(self) -> None:
-        device = self.loaded.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()
+        for device in self._accelerators:
+            torch.accelerator.synchronize(device)
 
     @torch.inference_mode()
     def commit(
@@ -230,6 +231,27 @@ class Runner:
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
         """As `Memory.bytes_for`."""
         return self._memory.bytes_for(rows, kept)
+
+    @torch.inference_mode()
+    def mark(self, row: SequenceRow) -> None:
+        """Let other texts go on from where a row is now, also when it has become longer."""
+        self._memory.mark(row)
+
+    def mark_bytes(self, row: SequenceRow) -> int:
+        """Bytes that a mark takes."""
+        return self._memory.mark_bytes(row)
+
+    def most_mark_bytes(self, positions: int, rewinds: bool) -> int:
+        """The most that a mark behind so many positions may take, states aside."""
+        if self._abilities.cache == "replay":
+            return self.loaded.row_bytes(positions) if self.shape == "chain" else 0
+        if rewinds or not self._abilities.packed:
+            return 0
+        return self.loaded.row_bytes(positions, self.chunk, windowed=True)
+
+    def reach(self, row: SequenceRow, length: int) -> int:
+        """How many of a row's first `length` positions another text can go on from."""
+        return self._memory.reach(row, length)
 
     @property
     def copies(self) -> bool:

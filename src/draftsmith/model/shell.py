@@ -251,9 +251,10 @@ def _rms_epsilon(part: Any) -> str | None:
     # A second argument may be a gate.
     if name is None or other or len(inspect.signature(type(part).forward).parameters) != 2:
         return None
-    x = torch.randn((5, len(weight)), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((5, len(weight)), generator=generator, device="cpu")
     # Squares that vanish beside the number, and large ones; the last row is a weight.
-    x = (x * torch.tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
+    x = (x * x.new_tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
     known = _compiles(weight)
     norm: Any = object.__new__(type(part))
     quick: Any = object.__new__(type("Quick", (_NormShell, type(part)), {}))

@@ -193,13 +193,14 @@ class RowTaps:
         weights = partial(attention_at, seen, heads, index, query, end=start + query + 1)
         self._attention = weights
         if not _in_place(picked):  # the keys are about to close up
-            slots = torch.tensor([*range(start), *(start + node for node in picked)])
-            self._attention = partial(_columns, weights(slots))
+            slots = [*range(start), *(start + node for node in picked)]
+            self._attention = partial(_columns, weights(torch.tensor(slots, device="cpu")))
 
     def settle(self) -> None:
         """Compute the whole attention row now: its keys are about to move."""
         if self._attention is not None:
-            self._attention = partial(_columns, self._attention(torch.arange(self._attended)))
+            everything = torch.arange(self._attended, device="cpu")
+            self._attention = partial(_columns, self._attention(everything))
 
     def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
         end = start + len(picked)

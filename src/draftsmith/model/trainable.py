@@ -122,7 +122,7 @@ def _blank(model: Any, tokens: Sequence[int]) -> None:
     """Let tokens mean nothing: a row that nobody trained says anything, the mean of all nothing."""
     tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     for table in tables if tokens else ():
-        others = torch.ones(len(table), dtype=torch.bool)
+        others = torch.ones(len(table), dtype=torch.bool, device=table.device)
         others[list(tokens)] = False
         with torch.no_grad():
             table[list(tokens)] = table[others].mean(dim=0)

@@ -20,7 +20,8 @@ class Logprob:
     """A token's log-probability, and the most probable tokens in its place, the best first."""
 
     token: int
-    logprob: float
+    logprob: float | None
+    """None: nothing comes before the token."""
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -46,11 +47,16 @@ class Alternatives:
         """Of the tokens that came since the last time."""
         found = []
         for token, row in zip(tokens, self._rows, strict=False):
-            best = row.topk(min(self._top, len(row)))
-            top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            found.append(Logprob(token, _finite(float(row[token])), _pairs(top)))
+            found.append(logprob_of(token, row, self._top))
         del self._rows[: len(tokens)]
         return found
+
+
+def logprob_of(token: int, row: Tensor, top: int) -> Logprob:
+    """Read a token's log-probability, and `top` alternatives, from those of all tokens (V,)."""
+    best = row.topk(min(top, len(row)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Logprob(token, _finite(float(row[token])), _pairs(pairs))
 
 
 def _pairs(top: Any) -> tuple[tuple[int, float], ...]:

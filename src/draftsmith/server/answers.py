@@ -7,12 +7,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
+from draftsmith.server.echo import Echo
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.tools import Call, ToolReader
 from draftsmith.server.worker import Chunk
@@ -42,7 +42,10 @@ class Delta:
     drafts: tuple[tuple[Guess, ...], ...]
     """By pass."""
     offsets: list[int]
-    """Where each token begins in the whole text."""
+    """Where each token's own text begins in the whole text."""
+
+
+NOTHING = Delta("", [], (), [], (), [])
 
 
 @dataclass(slots=True)
@@ -51,15 +54,17 @@ class Choice:
 
     reader: ToolReader
     most_calls: int | None = None
+    echo: Echo | None = None
+    """The prompt, where the answer begins with it."""
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     sources: list[list[str]] = field(default_factory=list)
     drafts: list[tuple[Guess, ...]] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    length: int = 0
-    """Characters of all tokens so far."""
     result: GenerationResult | None = None
+    echoed: bool = False
+    """Whether the prompt has been told."""
 
     def take(self, chunk: Chunk) -> Delta:
         """Add a chunk."""
@@ -70,9 +75,13 @@ class Choice:
         if self.most_calls is not None:
             calls = calls[: self.most_calls - len(self.calls)]
         sources = [[piece.text, piece.source] for piece in chunk.pieces]
-        ends = list(accumulate((len(piece.text) for piece in chunk.pieces), initial=self.length))
-        self.length = ends[-1]
-        delta = Delta(text, calls, chunk.logprobs, sources, chunk.drafts, ends[:-1])
+        offsets, logprobs = [piece.start for piece in chunk.pieces], chunk.logprobs
+        if self.echo is not None:
+            offsets = [len(self.echo.text) + start for start in offsets]
+            if not self.echoed:
+                text, logprobs = self.echo.text + text, (*self.echo.logprobs, *logprobs)
+                offsets, self.echoed = [*self.echo.offsets, *offsets], True
+        delta = Delta(text, calls, logprobs, sources, chunk.drafts, offsets)
         self.text += text
         self.calls += calls
         self.logprobs += delta.logprobs
@@ -125,18 +134,29 @@ class Answer:
         return body | ({"stats": self._stats()} if self.stats else {})
 
     async def events(self, chunks: AsyncIterator[Chunk], usage: bool) -> AsyncIterator[Event]:
-        """The same in events; an error that comes late is one, too."""
+        """The same in events; an error that comes late is one, too.
+
+        A choice ends in an event of its own, as OpenAI's do, and the first choice ends first:
+        clients that glue streams together (litellm) take the first end for that of choice 0.
+        """
         head = self._head(".chunk") | ({"usage": None} if usage else {})
-        begun = set[int]()
+        begun, ended = set[int](), list[int]()
+
+        def told(index: int, delta: Delta, calls: int, reason: str | None) -> Event:
+            said = self._told(delta, calls, first=index not in begun)
+            begun.add(index)
+            return event(head | {"choices": [said | {"index": index, "finish_reason": reason}]})
+
         try:
             async for chunk in chunks:
-                choice = self.choices[chunk.index]
-                place = len(choice.logprobs), len(choice.sources), len(choice.calls)
-                delta = choice.take(chunk)
-                told = self._told(delta, place, first=chunk.index not in begun)
-                begun.add(chunk.index)
-                told |= {"index": chunk.index, "finish_reason": choice.finish_reason}
-                yield event(head | {"choices": [told]})
+                index, choice = chunk.index, self.choices[chunk.index]
+                calls = len(choice.calls)
+                yield told(index, choice.take(chunk), calls, None)
+                ended += [index] if choice.result is not None else []
+                if self.choices[0].result is not None:
+                    for index in sorted(ended):
+                        yield told(index, NOTHING, 0, self.choices[index].finish_reason)
+                    ended.clear()
             if usage or self.stats:
                 last = head | {"choices": [], "usage": self.usage()}
                 yield event(last | ({"stats": self._stats()} if self.stats else {}))
@@ -172,8 +192,8 @@ class Answer:
         kind = "chat.completion" + suffix if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _told(self, delta: Delta, place: tuple[int, int, int], first: bool) -> dict[str, Any]:
-        """A streamed choice, but for its index and end; `place`: what there was before of it."""
+    def _told(self, delta: Delta, calls: int, first: bool) -> dict[str, Any]:
+        """A streamed choice, but for its index and end; `calls`: how many it had before."""
         told: dict[str, Any] = {"logprobs": None}
         if self.chat:
             said: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
@@ -181,7 +201,7 @@ class Answer:
                 said["content"] = delta.text
             if delta.calls:
                 said["tool_calls"] = [
-                    {"index": place[2] + n} | call_body(call) for n, call in enumerate(delta.calls)
+                    {"index": calls + n} | call_body(call) for n, call in enumerate(delta.calls)
                 ]
             told["delta"] = said
         else:
@@ -221,7 +241,7 @@ class Answer:
         return [text, *guess[1:]]
 
     def _chat_logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any]:
-        def one(token: int, logprob: float) -> dict[str, Any]:
+        def one(token: int, logprob: float | None) -> dict[str, Any]:
             data = self.spell(token)
             text = data.decode(errors="replace")
             return {"token": text, "logprob": logprob, "bytes": list(data)}
@@ -246,7 +266,10 @@ class Answer:
             "tokens": [text(seen.token) for seen in logprobs],
             "token_logprobs": [seen.logprob for seen in logprobs],
             "top_logprobs": [
-                {text(token): logprob for token, logprob in reversed(seen.top)} for seen in logprobs
+                None
+                if seen.logprob is None
+                else {text(token): logprob for token, logprob in reversed(seen.top)}
+                for seen in logprobs
             ],
         }
 

@@ -7,10 +7,10 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -20,16 +20,27 @@ from sse_starlette.sse import SendTimeoutError
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Job, partial_results
 from draftsmith.errors import OptionError, PromptError
+from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.echo import Echo, echo_of
+from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, Tool, text_of
 from draftsmith.server.settings import Settings
-from draftsmith.server.tools import ToolReader, family_of, markers_of
+from draftsmith.server.tools import (
+    USUAL,
+    ToolReader,
+    described,
+    family_of,
+    markers_of,
+    shows_tools,
+)
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
+from draftsmith.text.tokenizer import OPENING, continues
 
 _INFILLING = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -44,7 +55,19 @@ _TEXTS = ["this and no more", "or that"]
 CLIENT_GONE = 499
 """The status of an answer that nobody waits for."""
 
+LONG = 100_000
+"""Bytes of a request whose preparation may take a noticeable time."""
+
 log = logging.getLogger(__name__)
+
+
+class Arrival(NamedTuple):
+    """A request whose body has come in."""
+
+    began: float
+    """When it had, by `time.perf_counter`."""
+    bytes: int
+    """Of its body."""
 
 
 class Api:
@@ -55,12 +78,16 @@ class Api:
         self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
         self.tokenizer = engine.model.tokenizer
         self.spell = speller(engine.model)
+        self.markers = {} if self.tokenizer is None else markers_of(self.tokenizer)
+        """Tags of tool calls that no text shows, by token."""
         self.metrics = Metrics(name)
         capacity = engine.scheduler.max_batch + settings.queue
         self.worker = Worker(engine.scheduler, capacity, self.metrics.observe)
         self.metrics.watch(self.worker)
-        self._preparing = ThreadPoolExecutor(1, "draftsmith-prompts")
-        """So that long prompts take one core at most."""
+        self._preparing = ThreadPoolExecutor(capacity, "draftsmith-prompts")
+        """A thread for each request, so that none waits for another's prompt or drafter."""
+        self._long = asyncio.Lock()
+        """Long prompts take turns, so that they take one core at most."""
         self._compiling = ThreadPoolExecutor(4, "draftsmith-grammars")
         """So that one which takes long holds up no other."""
 
@@ -71,9 +98,11 @@ class Api:
         """
         log.info("warming up")
         began, jobs = perf_counter(), [self._short()]
-        with suppress(OptionError):  # of a model that follows none: who asks for one is told why
-            schema = Grammar.json_schema({"enum": _TEXTS})
+        schema = Grammar.json_schema({"enum": _TEXTS})
+        try:
             jobs.append(self._short(grammar=schema, prediction=_TEXTS[0]))
+        except OptionError as error:  # the model follows no grammar; requests for one say so, too
+            log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
         with partial_results(jobs):
             for _ in self.engine.scheduler.drive(jobs):
                 pass
@@ -103,25 +132,31 @@ class Api:
 
     # --- what is asked ----------------------------------------------------------------------------
 
-    async def chat(self, body: ChatRequest, salt: str, request: Request) -> Response:
+    async def chat(
+        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
+    ) -> Response:
         """Answer a chat."""
-        call, answer = await self.begin_chat(body, salt)
+        call, answer = await self.begin_chat(body, salt, request, ignored)
         return await self._reply(body, call, answer, request)
 
-    async def begin_chat(self, body: ChatRequest, salt: str) -> tuple[Call, Answer]:
+    async def begin_chat(
+        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
+    ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
         messages, template = [message.plain() for message in body.messages], self._template(body)
+        continues(messages, template)  # raises what contradicts itself
+        for number, message in enumerate(body.messages):
+            for name, value in (message.model_extra or {}).items():
+                if value not in (None, [], {}):
+                    ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
         grammar = grammar_of(body.response_format)
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
+        messages, family = self._shown(messages, tools, template, ignored)
         reader: Callable[[], ToolReader] = ToolReader
         if tools:
-            family = family_of(self.tokenizer)
-            if family is None:
-                raise Refusal(400, "this model's chat template knows no tools", param="tools")
-            template["tools"] = [tool.model_dump() for tool in tools]
-            names = [name_of(tool) for tool in tools]
+            known = {name_of(tool): tool.function.get("parameters") for tool in tools}
             forced = forced_call(tools, body)
             if forced is not None:
                 grammar, family = forced, "llama"
@@ -132,7 +167,7 @@ class Api:
                     "'none' or 'required'",
                     param="response_format",
                 )
-            reader = partial(ToolReader, family, names, markers_of(self.tokenizer))
+            reader = partial(ToolReader, family, known, self.markers)
         more = {"chat_template_kwargs": template} | predicted(body)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -140,7 +175,28 @@ class Api:
         most = None if body.parallel_tool_calls else 1
         choices = [Choice(reader(), most) for _ in range(body.n)]
         answer = self._answer(body, choices, logprobs=body.logprobs)
-        return await self._begin(body, [messages], salt, more, grammar, top), answer
+        return await self._begin(body, [messages], salt, more, grammar, top, request), answer
+
+    def _shown(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[Tool],
+        template: dict[str, Any],
+        ignored: Ignored,
+    ) -> tuple[list[dict[str, Any]], str]:
+        """The messages as the model is shown them with its tools, and the format of its calls.
+
+        Adds the tools to the `template`'s variables where it knows any; else a prompt has them.
+        """
+        given, family = [tool.model_dump() for tool in tools], family_of(self.tokenizer)
+        if shows_tools(self.tokenizer) and (family or not given):
+            template |= {"tools": given} if given else {}
+            return messages, family or USUAL
+        if given:
+            ignored.add(
+                "tools were described in a prompt: the chat template has no format for them"
+            )
+        return described(self.tokenizer, messages, given, family or USUAL), family or USUAL
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -150,24 +206,60 @@ class Api:
         self.worker.check(len(prompts) * body.n)  # before anything is made for each
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
-        if body.best_of not in (None, body.n):
-            raise Refusal(400, "best_of must be n: this server drops no answer", param="best_of")
         grammar = grammar_of(body.response_format)
-        choices = [Choice(ToolReader()) for _ in range(len(prompts) * body.n)]
+        self.check_model(body.model)
+        echoes: list[Echo | None] = [None] * len(prompts)
+        if body.echo and not await unless_gone(request, self._echo(body, prompts, salt, echoes)):
+            return Response(status_code=CLIENT_GONE)
+        choices = [Choice(ToolReader(), echo=echo) for echo in echoes for _ in range(body.n)]
         answer = self._answer(
             body, choices, prompts=len(prompts), chat=False, logprobs=body.logprobs is not None
         )
-        call = await self._begin(body, prompts, salt, predicted(body), grammar, body.logprobs)
+        more, top = predicted(body), body.logprobs
+        call = await self._begin(body, prompts, salt, more, grammar, top, request)
         return await self._reply(body, call, answer, request)
+
+    async def _echo(
+        self,
+        body: CompletionRequest,
+        prompts: Sequence[Any],
+        salt: str,
+        echoes: list[Echo | None],
+    ) -> bool:
+        """Put what each prompt's answers begin with into `echoes`; say that it is done."""
+        if body.suffix is not None:
+            raise Refusal(400, "echo cannot be used with a suffix", param="echo")
+        prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
+        loop = asyncio.get_running_loop()
+        made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
+        jobs = [job for _, job in made if job is not None]
+        if jobs:
+            call = self.worker.call(len(jobs), self.settings.timeout, counted=False)
+            try:
+                await call.start(jobs, [None] * len(jobs))
+                async for _ in call.chunks():
+                    pass
+            finally:
+                call.close()
+        echoes[:] = [echo for echo, _ in made]
+        return True
 
     def _template(self, body: ChatRequest) -> dict[str, Any]:
         """Variables for the chat template; not what decides how it is applied."""
         given = dict(body.chat_template_kwargs or {})
         apply: Any = getattr(self.tokenizer, "apply_chat_template", lambda: None)
-        if wrong := sorted(inspect.signature(apply).parameters.keys() & given.keys()):
+        ours = inspect.signature(apply).parameters.keys() - {*OPENING}
+        if wrong := sorted(ours & given.keys()):
             raise Refusal(
                 400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
             )
+        for name in OPENING:
+            value = getattr(body, name)
+            if value is not None and given.setdefault(name, value) is not value:
+                raise Refusal(
+                    400, f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
+                    "send one of them", param=name
+                )  # fmt: skip
         return given
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
@@ -204,15 +296,23 @@ class Api:
         more: Mapping[str, Any],
         grammar: Grammar | None,
         top: int | None,
+        request: Request,
     ) -> Call:
         """Prepare the answers to some prompts and put them in line.
 
         `more`: further options of the engine. `top`: alternatives for each token's log-probability;
-        None: no log-probabilities.
+        None: no log-probabilities. `seconds`: that they may take; None: the server's limit.
         """
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options needs stream=true", param="stream_options")
+        if body.best_of not in (None, body.n):
+            raise Refusal(
+                400,
+                f"best_of={body.best_of} must be n, which is {body.n}: this server drops no "
+                "answer; ask for all of them by n, and choose by their log-probabilities",
+                param="best_of",
+            )
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
@@ -220,15 +320,19 @@ class Api:
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
-        call = self.worker.call(len(prompts) * body.n, self.settings.timeout)
+        arrival: Arrival = request.state.arrival
+        seconds = self.settings.timeout - (perf_counter() - arrival.began)
+        call = self.worker.call(len(prompts) * body.n, seconds, arrival.began)
         try:
             if grammar is not None:
                 await self._compiled(grammar)
-            prepare = partial(self._prepare, prompts, options, body.n)
-            loop = asyncio.get_running_loop()
-            jobs = await call.in_time(loop.run_in_executor(self._preparing, prepare))
+            prepare = partial(self._prepare, prompts, options, body.n, arrival.began)
+            jobs = await call.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
             for job in jobs if body.return_drafts else ():
                 job.session.drafts = []
+            for job in jobs:
+                assert job.stream is not None
+                job.stream.apart = self.markers
             watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
             await call.start(jobs, watching)
         except BaseException:
@@ -241,15 +345,25 @@ class Api:
         compile_it = partial(self.engine.prepare, {"grammar": grammar})
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self.settings.grammar_seconds):
+            async with asyncio.timeout(self.settings.grammar_seconds) as limit:
                 await loop.run_in_executor(self._compiling, compile_it)
         except TimeoutError:
+            if not limit.expired():  # the compiler has raised this
+                raise
             raise Refusal(
                 400, "the grammar took too long to compile; simplify it", param="response_format"
             ) from None
 
-    def _prepare(self, prompts: Sequence[Any], options: Mapping[str, Any], n: int) -> list[Job]:
-        jobs = self.engine.prepare(options).jobs(prompts, n, streaming=True)
+    async def _prepared(self, prepare: Callable[[], list[Job]], *, long: bool) -> list[Job]:
+        """What a thread of the request's own prepares; long prompts one after the other."""
+        async with self._long if long else nullcontext():
+            return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+
+    def _prepare(
+        self, prompts: Sequence[Any], options: Mapping[str, Any], n: int, began: float
+    ) -> list[Job]:
+        jobs = self.engine.prepare(options, began).jobs(prompts, n, streaming=True)
+        end_team()  # the next request is prepared in another thread
         most, longest = self.settings.max_context, max(job.session.prompt_length for job in jobs)
         if most is not None and longest > most:
             raise PromptError(
@@ -268,7 +382,7 @@ class Api:
 
     def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
         """A response in events, which closes the call whatever becomes of it."""
-        closing = partial(self._close, call, answer, perf_counter())
+        closing = partial(self._close, call, answer)
         return Events(events, closing, self.settings)
 
     async def whole(
@@ -281,14 +395,13 @@ class Api:
                 answer.choices[chunk.index].take(chunk)
             return True
 
-        began = perf_counter()
         try:
             done = await unless_gone(request, ready())
             return JSONResponse(body()) if done else Response(status_code=CLIENT_GONE)
         finally:
-            self._close(call, answer, began)
+            self._close(call, answer)
 
-    def _close(self, call: Call, answer: Answer, began: float) -> None:
+    def _close(self, call: Call, answer: Answer) -> None:
         call.close()
         usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
         told = {
@@ -296,7 +409,7 @@ class Api:
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
             "finish_reasons": [reason or "cancelled" for reason in each],
-            "seconds": round(perf_counter() - began, 3),
+            "seconds": round(perf_counter() - call.began, 3),
         }
         log.info("answered", extra={"fields": told})
 

@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import draftsmith
 from draftsmith.errors import DraftsmithError
-from draftsmith.server import page, responses
-from draftsmith.server.api import Api, log
+from draftsmith.server import page, reference, responses
+from draftsmith.server.api import Api, Arrival, log
+from draftsmith.server.ignored import HEADER, Ignored
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import (
     ChatRequest,
@@ -26,21 +27,18 @@ from draftsmith.server.schema import (
     ResponsesRequest,
     TokenizeRequest,
 )
-from draftsmith.text.tokenizer import decode, encode, render_chat
-
-_FIELDS = sorted({name for kind in (ChatRequest, CompletionRequest, TokenizeRequest)
-                  for name in kind.model_fields})  # fmt: skip
+from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
 
 
 class BodyLimit:
-    """Refuses a request that is too long, as soon as that is known."""
+    """Refuses a request that is too long, as soon as that is known; notes when it has arrived."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Whoever reads the body counts it; FastAPI's own limit does not answer in JSON."""
-        left = self._most
+        left, state = self._most, scope.setdefault("state", {})
 
         async def counted() -> Message:
             nonlocal left
@@ -48,6 +46,8 @@ class BodyLimit:
             left -= len(message.get("body", b""))
             if left < 0:
                 raise HTTPException(413, f"the body is longer than {self._most:,} bytes")
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                state["arrival"] = Arrival(time.perf_counter(), self._most - left)
             return message
 
         await self._app(scope, counted, send)
@@ -68,14 +68,18 @@ def create_app(api: Api) -> FastAPI:
         title="draftsmith",
         version=draftsmith.__version__,
         lifespan=lifespan,
-        docs_url=None,  # they load scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
     )
     app.add_middleware(BodyLimit, most=settings.max_body)
     if settings.cors:
         origins = list(settings.cors)
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[HEADER],
         )
     bearer = HTTPBearer(auto_error=False)
 
@@ -83,20 +87,27 @@ def create_app(api: Api) -> FastAPI:
         return api.keys.salt(None if given is None else given.credentials)
 
     Caller = Annotated[str, Depends(salt)]  # noqa: N806
+    strict = not settings.tolerant
     guarded = [] if settings.public else [Depends(salt)]
     _tell_errors(app)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
-        return await api.chat(body, caller, request)
+        """Answer a chat, whole or as server-sent events."""
+        ignored = Ignored(body, strict)
+        return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
-        return await api.complete(body, caller, request)
+        """Continue one or more texts or lists of token ids."""
+        ignored = Ignored(body, strict)
+        return ignored.named(await api.complete(body, caller, request))
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
-        return await responses.respond(api, body, caller, request)
+        """Answer a conversation of items; nothing is stored."""
+        ignored = Ignored(body, strict=False)  # agents send much that means nothing here
+        return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     born = int(time.time())
     model = {"id": api.name, "object": "model", "created": born, "owned_by": "draftsmith",
@@ -104,10 +115,12 @@ def create_app(api: Api) -> FastAPI:
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
+        """List the one model."""
         return {"object": "list", "data": [model]}
 
     @app.get("/v1/models/{name:path}", dependencies=guarded)
     async def one_model(name: str) -> dict[str, Any]:
+        """Tell of the model, if it has this name."""
         api.check_model(name)
         return model
 
@@ -118,29 +131,41 @@ def create_app(api: Api) -> FastAPI:
     async def front() -> Response:
         return HTMLResponse(index, headers=page.HEADERS)
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(reference.page(app.openapi(), api.name), headers=page.HEADERS)
+
     @app.get("/health", dependencies=guarded)
     async def health() -> dict[str, str]:
+        """Tell whether requests are taken."""
         if not api.worker.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
         return {"status": "ok"}
 
     @app.get("/metrics", dependencies=[Depends(salt)])
     async def metrics() -> Response:
+        """Give figures for Prometheus."""
         return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # No `async`: long texts take their time, in a thread of their own.
     @app.post("/tokenize", dependencies=[Depends(salt)])
-    def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
+        """Turn a prompt, or messages as the chat template writes them, into token ids."""
         api.check_model(body.model)
+        Ignored(body, strict).named(response)
         if body.messages is not None:
-            ids = render_chat(api.tokenizer, [message.plain() for message in body.messages])
+            opening = {name: getattr(body, name) for name in OPENING}
+            messages = [message.plain() for message in body.messages]
+            ids = render_chat(api.tokenizer, messages, opening)
         else:
             ids = encode(api.tokenizer, body.prompt or "", special=body.add_special_tokens)
         return {"tokens": ids, "count": len(ids), "max_model_len": api.engine.model.context_length}
 
     @app.post("/detokenize", dependencies=[Depends(salt)])
-    def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+    def detokenize(body: DetokenizeRequest, response: Response) -> dict[str, Any]:
+        """Turn token ids into text, special tokens included."""
         api.check_model(body.model)
+        Ignored(body, strict).named(response)
         size = api.engine.model.vocab_size
         if wrong := [i for i in body.tokens if not 0 <= i < size]:
             raise Refusal(400, f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")
@@ -170,7 +195,7 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(request, Refusal.of_validation(error.errors(), _FIELDS))
+        return told(request, Refusal.of_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def usual(request: Request, error: HTTPException) -> Response:

@@ -51,6 +51,9 @@ class Metrics:
         )
         self.ended = counter("vllm:request_success", "Answers that ended.", "finished_reason")
         self.passes = counter("draftsmith:passes", "Passes of the model, by answer.")
+        self.failed_passes = counter(
+            "draftsmith:failed_passes", "Passes that failed and were repeated with less, by answer."
+        )
         self.failures = counter("draftsmith:drafter_failures", "Drafters that were put aside.")
         self.source_drafted = counter(
             "draftsmith:draft_tokens_by_source", "Drafted tokens, by who guessed.", "source"
@@ -68,10 +71,6 @@ class Metrics:
             ),
             "vllm:kv_cache_usage_perc": ("Of the memory, 1 is all of it.", lambda: worker.reserved),
             "draftsmith:kept_prefixes": ("Rows kept.", lambda: len(worker.scheduler.prefixes)),
-            "draftsmith:stalled_drafters": (
-                "Drafters that held up a pass and are not asked again.",
-                lambda: len(worker.scheduler.stalled),
-            ),
         }  # fmt: skip
         for name, (about, read) in gauges.items():
             made = Gauge(name, about, ["model_name"], registry=self._registry)
@@ -105,6 +104,7 @@ class Metrics:
 
     def _book(self, stats: Stats) -> None:
         self.passes.inc(stats.passes)
+        self.failed_passes.inc(stats.failed_passes)
         self.failures.inc(stats.drafter_failures)
         self.drafts.inc(stats.attempts)
         self.drafted.inc(stats.drafted)

@@ -33,6 +33,7 @@ the rest the model wrote itself. <span id="load"></span></p>
 <button id="compare" type="button" disabled>Compare with plain</button></p>
 </form>
 <p id="error" role="alert"></p>
+<div id="shown" hidden>
 <section id="answer" class="card" aria-label="Answer" tabindex="0"></section>
 <p id="figures" role="status"></p>
 <p id="versus" role="status"></p>
@@ -43,7 +44,8 @@ the rest the model wrote itself. <span id="load"></span></p>
 <span id="about"></span></p>
 <section id="tree" class="card" aria-label="Guesses of this pass" tabindex="0"></section>
 <h2>Accepted by depth</h2>
-<div id="depths" class="row"></div>"""
+<div id="depths" class="row"></div>
+</div>"""
     settings = json.dumps({"chat": chat}).replace("<", "\\u003c")
     return html.page("draftsmith", body, _STYLE, f"const settings = {settings};{_SCRIPT}")
 
@@ -189,6 +191,7 @@ async function ask(body, into) {
     at("stop").disabled = !yes;
   };
   busy(true);
+  at("shown").hidden = false;
   at("error").textContent = "";
   show();
   try { await stream(body, into); } catch (error) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,19 +46,20 @@ class Refusal(DraftsmithError):
             return error
         if isinstance(error, OptionError | PromptError | LoadError | UnsupportedError):
             message = str(error)
-            param = message.partition("=")[0] if isinstance(error, OptionError) else None
+            named = re.match(r"[^\W\d]\w*(?==| must be )", message)
+            param = named[0] if named and isinstance(error, OptionError) else None
             long = "context" if isinstance(error, PromptError) and "context" in message else None
             return cls(
                 400,
                 message,
-                param=param if param and param.isidentifier() else None,
+                param=param,
                 code=f"{long}_length_exceeded" if long else None,
             )
         return cls(500, "the answer failed; the server's log says why", code="internal_error")
 
     @classmethod
-    def of_validation(cls, errors: Sequence[Any], known: Sequence[str]) -> Refusal:
-        """The first of pydantic's errors; `known` are the fields that the body may have.
+    def of_validation(cls, errors: Sequence[Any]) -> Refusal:
+        """The first of pydantic's errors.
 
         Where a value may be of several types, what is wrong with it beside its type goes first.
         """
@@ -67,10 +68,6 @@ class Refusal(DraftsmithError):
         param, message = ".".join(path), str(first["msg"])
         if first["type"] == "json_invalid":
             param, message = "", f"the body is not JSON: {first['ctx']['error']} at byte {path[0]}"
-        elif first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(param, known, n=1, cutoff=0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            message = f"unknown field {param[:100]!r}{hint}"
         elif param:
             message = f"{param[:100]}: {message}"
         return cls(400, message[:1000], param=path[0][:100] if param else None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
@@ -11,6 +13,7 @@ from pydantic import ValidationError
 
 from draftsmith.server.answers import Answer, Event, event
 from draftsmith.server.api import Api
+from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, ResponsesRequest
 from draftsmith.server.tools import Call
@@ -24,13 +27,17 @@ _FIELDS = {
 """Of a chat, and what they are called here."""
 
 
-async def respond(api: Api, body: ResponsesRequest, salt: str, request: Request) -> Response:
+async def respond(
+    api: Api, body: ResponsesRequest, salt: str, request: Request, ignored: Ignored
+) -> Response:
     """Answer; a chat underneath."""
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
+    for told in unread(body):
+        ignored.add(told)
     try:
-        call, answer = await api.begin_chat(chat_of(body), salt)
+        call, answer = await api.begin_chat(chat_of(body), salt, request, ignored)
     except Refusal as refusal:
         raise refusal.renamed(_FIELDS) from refusal
     reply = Reply(body, answer)
@@ -68,32 +75,94 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
     try:
         return ChatRequest.model_validate(asked)
     except ValidationError as error:
-        raise Refusal.of_validation(error.errors(), ()) from None
+        raise Refusal.of_validation(error.errors()) from None
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The conversation as a chat has it."""
+    """The conversation as a chat has it; without items that `unread` names."""
     told: list[dict[str, Any]] = []
     if body.instructions:
         told.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         return [*told, {"role": "user", "content": body.input}]
     for item in body.input:
-        kind = item.get("type") or "message"
+        kind = _kind(item)
+        if kind == "item_reference":
+            raise Refusal(400, "this server keeps no items to refer to", param="input")
         if kind == "message":
             told.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
-            made = {"id": item.get("call_id", ""), "type": "function", "function": function}
+        elif _is_call(item):
             if not (told and told[-1]["role"] == "assistant"):
                 told.append({"role": "assistant", "content": ""})
-            told[-1].setdefault("tool_calls", []).append(made)
-        elif kind == "function_call_output":
-            output, made_by = item.get("output"), item.get("call_id")
-            told.append({"role": "tool", "content": output, "tool_call_id": made_by})
-        elif kind == "item_reference":
-            raise Refusal(400, "this server keeps no items to refer to", param="input")
+            told[-1].setdefault("tool_calls", []).append(_call_of(item))
+        if kind.endswith("_call_output") or (_is_call(item) and _result(item) is not None):
+            result = {"role": "tool", "content": _result(item), "tool_call_id": _call_id(item)}
+            told.append(result)
     return told
+
+
+def unread(body: ResponsesRequest) -> list[str]:
+    """What `messages_of` and `chat_of` leave out: items and tools that a chat cannot have."""
+    told = list[str]()
+    for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        kind = _kind(item)
+        if not (kind in _ITEMS or kind.endswith("_call_output") or _is_call(item)):
+            near = difflib.get_close_matches(kind, _ITEMS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            told.append(f"input[{number}] of the type {kind!r:.100} was ignored{hint}")
+    for number, tool in enumerate(body.tools or ()):
+        if tool.get("type") != "function":
+            told.append(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
+    return told
+
+
+_ITEMS = ("message", "item_reference", "function_call", "function_call_output",
+          "custom_tool_call", "custom_tool_call_output")  # fmt: skip
+_ABOUT = {"type", "id", "call_id", "status", "name", "output", "error"}
+"""Fields of a call's item that are no arguments."""
+
+
+def _kind(item: Mapping[str, Any]) -> str:
+    return str(item.get("type") or "message")
+
+
+def _call_id(item: Mapping[str, Any]) -> Any:
+    return item.get("call_id") or item.get("id") or ""
+
+
+def _is_call(item: Mapping[str, Any]) -> bool:
+    """Whether an item is a call that has its result, or that a result can name."""
+    kind = _kind(item)
+    return kind in ("function_call", "custom_tool_call") or (
+        kind.endswith("_call") and ("call_id" in item or "output" in item)
+    )
+
+
+def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of any kind of tool as one of a function."""
+    kind = _kind(item)
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
+    else:  # which have their `input`, `action` or `operation`
+        given = {name: value for name, value in item.items() if name not in _ABOUT}
+        arguments = item.get("arguments") or json.dumps(given, ensure_ascii=False)
+        function = {"name": item.get("name", kind.removesuffix("_call")), "arguments": arguments}
+    return {"id": _call_id(item), "type": "function", "function": function}
+
+
+def _result(item: Mapping[str, Any]) -> Any:
+    """What a call gave, as a message's content; None where there is nothing."""
+    output = item.get("output")
+    if output is None:
+        output = item.get("error")
+    if isinstance(output, dict) and "type" in output:
+        output = [output]
+    if output is None or isinstance(output, str):
+        return output
+    parts = isinstance(output, list) and all(
+        isinstance(part, dict) and "type" in part for part in output
+    )
+    return output if parts else json.dumps(output, ensure_ascii=False)
 
 
 class Reply:

@@ -1,7 +1,7 @@
 """What requests may say: OpenAI's fields, and our own at the end of `Sampling`.
 
-Unknown fields are refused, so that a misspelt one is not ignored; those of OpenAI's that mean
-nothing to one model on one machine are tolerated (`IGNORED`).
+A request's unknown fields are kept in `model_extra`; `ignored.py` refuses or names them. Fields of
+OpenAI's that mean nothing to one model on one machine are left out (`IGNORED`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftsmith.server.refusals import Refusal
+from draftsmith.text.tokenizer import OPENING
 
 IGNORED = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -30,7 +31,7 @@ _SAME = {
 class Body(BaseModel):
     """Any request."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +80,9 @@ class ToolCall(Tolerant):
 
 
 class Message(Tolerant):
-    """One message of a chat."""
+    """One message of a chat; what it says beside these fields is ignored, and named."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
@@ -163,6 +166,7 @@ class Sampling(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
+    best_of: int | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
@@ -228,6 +232,8 @@ class ChatRequest(Sampling):
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @property
     def longest(self) -> str:
@@ -239,8 +245,7 @@ class CompletionRequest(Sampling):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
-    echo: Literal[False] | None = None
-    best_of: int | None = None
+    echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
     response_format: dict[str, Any] | None = None
@@ -249,8 +254,6 @@ class CompletionRequest(Sampling):
 
 class ResponsesRequest(Body):
     """POST /v1/responses; agents send much that means nothing here."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -276,12 +279,16 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool = True
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     @model_validator(mode="after")
     def one(self) -> TokenizeRequest:
         """Refuses both, and neither."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give a prompt or messages")
+        if self.messages is None and self.model_fields_set & {*OPENING}:
+            raise ValueError(f"{OPENING[0]} and {OPENING[1]} need messages")
         return self
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import inf
 from pathlib import Path
 from typing import ClassVar
 
-from draftsmith.errors import OptionError
+from draftsmith.values import number, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +46,8 @@ class Settings:
     """A stream with no news says so after so many seconds."""
     drain: float = 30.0
     """Seconds that running requests are given after SIGTERM."""
+    tolerant: bool = False
+    """Ignore unknown fields of a request, and name them in a header, instead of refusing them."""
     allow_drafters: bool = False
     """Let requests choose drafter and budget (a drafter may load a model)."""
     log_prompts: bool = False
@@ -54,18 +55,25 @@ class Settings:
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            value = getattr(self, option.name)
-            least, most = _RANGE.get(option.name, (None, inf))
-            if least is None or value is None:
-                continue
-            if not least <= value <= most:
-                end = "or more" if most == inf else f"to {most}"
-                raise OptionError(f"{option.name}={value!r} cannot work; it must be {least} {end}")
+            value: object = getattr(self, option.name)
+            if option.name in _RANGE and value is not None:
+                kind, least, most = _RANGE[option.name]
+                value = number(option.name, value, kind, least=least, most=most)
+            elif option.type == "bool":
+                value = switch(option.name, value)
+            object.__setattr__(self, option.name, value)
 
 
-_RANGE = {
-    "port": (0, 65535), "queue": (0, inf), "max_context": (1, inf), "max_output": (1, inf),
-    "max_body": (1, inf), "timeout": (0.001, inf), "grammar_seconds": (0.001, inf),
-    "slow_reader": (0.001, inf), "keep_alive": (0.001, inf), "drain": (0, 86_400),
-}  # fmt: skip
-"""Least and most of an option."""
+_RANGE: dict[str, tuple[type, float, float | None]] = {
+    "port": (int, 0, 65_535),
+    "queue": (int, 0, None),
+    "max_context": (int, 1, None),
+    "max_output": (int, 1, None),
+    "max_body": (int, 1, None),
+    "timeout": (float, 0.001, None),
+    "grammar_seconds": (float, 0.001, None),
+    "slow_reader": (float, 0.001, None),
+    "keep_alive": (float, 0.001, None),
+    "drain": (float, 0, 86_400),
+}
+"""Option → what it is, its least and its most."""

@@ -1,50 +1,27 @@
-"""Calls of tools in what a model writes: the formats of Hermes and Qwen, Llama 3, and Mistral."""
+"""Calls of tools: parted from the text of an answer, and described where a template does not."""
 
 from __future__ import annotations
 
 import json
-import re
-import secrets
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from draftsmith.engine.jobs import Piece
+from draftsmith.server.calls.formats import FORMATS, Format, family_of, markers_of, shows_tools
+from draftsmith.server.calls.source import Call, NoCall, Parser, Source
+from draftsmith.text.tokenizer import shows_role
 
-Family = Literal["hermes", "llama", "mistral"]
+__all__ = ["USUAL", "Call", "ToolReader", "described", "family_of", "markers_of", "shows_tools"]
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-"""Around a call, as Hermes and Qwen write it."""
+USUAL = "hermes"
+"""The format of a model whose chat template teaches none."""
 
-_MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
-"""Special tokens of the others, which the text does not show."""
-
-
-def family_of(tokenizer: Any) -> Family | None:
-    """The format that a chat template tells its model to write; None: it knows no tools."""
-    template = str(getattr(tokenizer, "chat_template", None) or "")
-    if "tools" not in template:
-        return None
-    if OPEN in template:
-        return "hermes"
-    if "[TOOL_CALLS]" in template or "[AVAILABLE_TOOLS]" in template:
-        return "mistral"
-    return "llama" if "parameters" in template else None
-
-
-def markers_of(tokenizer: Any) -> dict[int, str]:
-    """Ids of the special tokens that mark a call."""
-    added = tokenizer.get_added_vocab()
-    return {added[name]: name for name in _MARKERS if name in added}
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call; `arguments` is JSON text, as OpenAI's clients expect it."""
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+_PROMPT = """You may call functions to help with the request. These are the functions:
+<tools>
+{tools}
+</tools>
+To call one, write its name and its arguments like this, and nothing behind it:
+{example}"""
 
 
 class ToolReader:
@@ -52,117 +29,147 @@ class ToolReader:
 
     def __init__(
         self,
-        family: Family | None = None,
-        names: Collection[str] = (),
-        markers: dict[int, str] | None = None,
+        family: str | None = None,
+        tools: Collection[str] = (),
+        markers: Mapping[int, str] | None = None,
     ) -> None:
-        """Without a family everything is said. `names`: the tools there are."""
-        self._family, self._names, self._markers = family, names, markers or {}
-        self._held = ""
-        """Text that may be a call, or begin one."""
-        self._whole = False
-        """Whether all that comes is held until the end."""
-        self._said = ""
+        """Without a family everything is said.
+
+        `tools`: names of the tools, or a mapping from these to JSON schemas of their parameters.
+        `markers`: tags that no text shows, by token.
+        """
+        known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
+        self._format: Format | None = None if family is None else FORMATS[family]
+        tags = () if self._format is None else (*self._format.marks, *self._format.inside)
+        self._markers = {i: tag for i, tag in (markers or {}).items() if tag in tags}
+        self._source = Source(known)
+        self._unsaid = 0
+        """Where the text begins that has been neither said nor read as a call."""
+        self._mark, self._begin = "", 0
+        """What the parser stands behind, and where it is in the text."""
+        self._parser: Parser[list[Call]] | None = None
+        self._bare = self._format is not None and bool(self._format.bare)
+        """Whether the answer may still turn out to consist of calls without a mark."""
         self._called = False
 
     def push(self, pieces: Sequence[Piece]) -> tuple[str, list[Call]]:
-        """The text to say and the calls that are complete."""
-        if self._family is None:
+        """Return the text to say and the calls that are complete."""
+        # A tag's own piece has no text but what was held back before it.
+        text = "".join(piece.text + self._markers.get(piece.token, "") for piece in pieces)
+        if self._format is None:
             return "".join(piece.text for piece in pieces), []
-        for piece in pieces:
-            marker = self._markers.get(piece.token, "")
-            self._whole |= bool(marker)
-            self._held += marker + piece.text
-        if self._family == "hermes":
-            return self._between_tags()
-        start = (self._said + self._held).lstrip()[:1]
-        if self._whole or (not self._said.strip() and start in ("", "{", "[")):
-            return "", []
-        return self._say(self._held, ""), []
+        self._source.text += text
+        return self._go_on(self._format)
 
     def end(self) -> tuple[str, list[Call]]:
-        """The same of what is still held, now that nothing more comes."""
-        held = self._held
-        if self._family == "hermes":
-            calls = _calls(held.partition(OPEN)[2]) if OPEN in held else []
+        """Return the same of what is still held, now that nothing more comes."""
+        self._source.ended = True
+        return ("", []) if self._format is None else self._go_on(self._format)
+
+    def _go_on(self, form: Format) -> tuple[str, list[Call]]:
+        source, said, calls = self._source, "", list[Call]()
+        while self._parser is not None or self._next(form):
+            assert self._parser is not None
+            try:
+                next(self._parser)
+                break  # it needs more
+            except StopIteration as done:
+                said += self._say(self._begin).rstrip()  # white space before a call says nothing
+                calls += done.value
+                self._called, self._unsaid = True, source.at
+            except (NoCall, RecursionError):
+                said += self._say(self._begin + len(self._mark))
+            self._parser = None
+        said += self._say(self._held(form))
+        if self._parser is None:
+            source.text, self._unsaid = source.text[self._unsaid :], 0
+        return said, calls
+
+    def _next(self, form: Format) -> bool:
+        """Let a parser begin at the next mark; return whether there is one."""
+        source, self._mark = self._source, ""
+        if self._bare:
+            first = source.text.lstrip()[:1]
+            self._bare = not first  # white space alone does not decide
+            if first and first in form.bare:
+                self._begin = len(source.text) - len(source.text.lstrip())
+                source.at = self._begin
+                self._parser = form.parse(source, "")
+                return True
+            if not first and not source.ended:
+                return False
+        found = [(source.text.find(mark, self._unsaid), mark) for mark in form.marks]
+        found = [(place, mark) for place, mark in found if place >= 0]
+        if not found:
+            return False
+        self._begin, self._mark = min(found)
+        source.at = self._begin + len(self._mark)
+        self._parser = form.parse(source, self._mark)
+        return True
+
+    def _held(self, form: Format) -> int:
+        """Where the text begins that may belong to a call."""
+        text = self._source.text
+        if self._source.ended:
+            silent = self._called and not text[self._unsaid :].strip()
+            return self._unsaid if silent else len(text)
+        end = self._begin if self._parser is not None else len(text) - begun(text, form.marks)
+        end = max(end, self._unsaid)
+        return self._unsaid + len(text[self._unsaid : end].rstrip())
+
+    def _say(self, end: int) -> str:
+        """Return the text up to a place, which is said with that."""
+        said, self._unsaid = self._source.text[self._unsaid : end], end
+        return said
+
+
+def begun(text: str, marks: Sequence[str]) -> int:
+    """Return how many characters at a text's end may be the beginning of a mark."""
+    return max(
+        (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0
+    )
+
+
+def described(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any], family: str
+) -> list[dict[str, Any]]:
+    """Return messages for a chat template that knows no tools: all of them are text.
+
+    The tools come with the system message, or with the first other one where the template shows no
+    system message. Earlier calls and their results become text, unless the template has them.
+    """
+    known = "tool_calls" in str(getattr(tokenizer, "chat_template", None) or "")
+    told = [*messages] if known else _as_text(messages)
+    if not tools:
+        return told
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    prompt = _PROMPT.format(tools=listed, example=FORMATS[family].example)
+    first = told[0]
+    if first["role"] != "system" and shows_role(tokenizer, "system"):
+        return [{"role": "system", "content": prompt}, *told]
+    text = f"{first['content']}\n\n{prompt}" if first["role"] == "system" else (
+        f"{prompt}\n\n{first['content']}"
+    )  # fmt: skip
+    return [{**first, "content": text}, *told[1:]]
+
+
+def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without anything that only templates with tools know."""
+    told, results = list[dict[str, Any]](), False
+    for message in messages:
+        text, result = message["content"], message["role"] == "tool"
+        if result:
+            text = f"<tool_response>\n{text}\n</tool_response>"
+        elif "tool_calls" in message:
+            calls = (
+                json.dumps(one["function"], ensure_ascii=False) for one in message["tool_calls"]
+            )
+            text = "\n".join([text, *(f"<tool_call>\n{one}\n</tool_call>" for one in calls)])
+        if results and (result or message["role"] == "user"):  # templates want roles to alternate
+            told[-1]["content"] += "\n" + text
+        elif result or "tool_calls" in message:
+            told.append({"role": "user" if result else message["role"], "content": text.lstrip()})
         else:
-            calls = self._whole_answer(held)
-        silent = calls or (self._called and not held.strip())
-        return self._say("" if silent else held, ""), calls
-
-    def _say(self, text: str, left: str) -> str:
-        self._said, self._held = self._said + text, left
-        return text
-
-    def _between_tags(self) -> tuple[str, list[Call]]:
-        said, calls = "", list[Call]()
-        while True:
-            before, tag, after = self._held.partition(OPEN)
-            inside, closed, rest = after.partition(CLOSE)
-            if not closed:
-                # White space may stand between two calls, and says nothing there.
-                end = len(before.removesuffix("" if tag else _begun(before)).rstrip())
-                return said + self._say(self._held[:end], self._held[end:]), calls
-            found = _calls(inside)
-            calls += found
-            self._called |= bool(found)
-            said += self._say(before.rstrip() if found else before + tag + inside + closed, rest)
-
-    def _whole_answer(self, held: str) -> list[Call]:
-        """Calls that an answer consists of, or that stand behind a marker."""
-        before, marker, behind = held.partition("[TOOL_CALLS]")
-        if marker and not before.strip():
-            each = [_marked(part) for part in behind.split(marker) if part.strip()]
-            return [call for calls in each for call in calls] if all(each) else []
-        calls = _calls(held.replace("<|python_tag|>", ""))
-        # Nothing marks these as calls, and an answer may be JSON for other reasons.
-        return calls if all(call.name in self._names for call in calls) else []
-
-
-def _begun(text: str) -> str:
-    """The beginning of a tag at a text's end."""
-    return next((OPEN[:n] for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), "")
-
-
-def _marked(text: str) -> list[Call]:
-    """What stands behind Mistral's marker: a list of calls, or in newer models `name{…}`."""
-    found = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[ARGS\])?\s*(\{.*)", text, re.S)
-    if found is None:
-        return _calls(text)
-    try:
-        return [Call(found[1], _json(json.loads(found[2])))]
-    except (ValueError, RecursionError):
-        return []
-
-
-def _calls(text: str) -> list[Call]:
-    """Calls in JSON objects, or lists of them, one after the other; none if it is anything else."""
-    decoder, at, found = json.JSONDecoder(), 0, list[Any]()
-    while at < len(text):
-        if text[at] in " \t\r\n;,":
-            at += 1
-            continue
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        found += value if isinstance(value, list) else [value]
-    calls = []
-    for one in found:
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-            return []
-        arguments = one.get("arguments", one.get("parameters", {}))
-        try:
-            one["name"].encode()
-            calls.append(Call(one["name"], _json(arguments)))
-        except ValueError:
-            return []
-    return calls
-
-
-def _json(arguments: Any) -> str:
-    """Arguments as JSON text; raises ValueError for what is none: NaN, half of a surrogate pair."""
-    told = isinstance(arguments, str)
-    text: str = arguments if told else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    text.encode()
-    return text
+            told.append({**message})
+        results = result
+    return told

@@ -20,16 +20,19 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from draftsmith.core.session import OF_DRAFTER
 from draftsmith.core.stats import Guess
 from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.server.alternatives import Alternatives, Logprob
 from draftsmith.server.refusals import Refusal
 
 MOST_WAITING = 64
 """Chunks that may wait for a reader before its answers are paused."""
+
+_OURS = (DrafterError.__name__, DrafterStalled.__name__)
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +70,16 @@ class Ticket:
 class Call:
     """A request's answers as they come; belongs to the event loop. Close it, whatever happens."""
 
-    def __init__(self, worker: Worker, answers: int, seconds: float) -> None:
-        """`answers`: how many there will be. `seconds`: that it may take."""
+    def __init__(
+        self, worker: Worker, answers: int, seconds: float, began: float, counted: bool
+    ) -> None:
+        """`answers`: how many there will be. `seconds`: that it may take.
+
+        `began`: when the request arrived, by `time.perf_counter`. `counted`: whether the figures
+        have them.
+        """
         self._worker, self.answers = worker, answers
+        self.began, self.counted = began, counted
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._left = answers
         self._waiting: deque[Chunk | Refusal] = deque()
@@ -91,9 +101,11 @@ class Call:
     async def in_time(self, news: Awaitable[Any]) -> Any:
         """Wait for something; raises Refusal when the request's time is over."""
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(self._deadline) as limit:
                 return await news
         except TimeoutError:
+            if not limit.expired():  # what it waited for has raised this
+                raise
             raise Refusal(
                 504, "the answer took longer than this server allows", code="timeout"
             ) from None
@@ -169,8 +181,8 @@ class Worker:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: list[Ticket] = []
         """Those of the thread."""
-        self._told: Exception | None = None
-        """Why a drafter was put aside, as the log has it already."""
+        self._logged: set[tuple[str, ...]] = set()
+        """What failed and was done in another way, as the log has it already."""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = Thread(target=self._run, name="draftsmith-worker", daemon=True)
@@ -234,10 +246,20 @@ class Worker:
                 headers={"Retry-After": "1"},
             )
 
-    def call(self, answers: int, seconds: float) -> Call:
-        """Room for so many answers, for so long; raises Refusal where there is none."""
+    def call(
+        self,
+        answers: int,
+        seconds: float,
+        began: float | None = None,
+        counted: bool = True,
+    ) -> Call:
+        """Room for so many answers, for so long; raises Refusal where there is none.
+
+        `began`: when the request arrived; None: now.
+        """
         self.check(answers)
-        call = Call(self, answers, seconds)
+        began = perf_counter() if began is None else began
+        call = Call(self, answers, seconds, began, counted)
         self._calls.add(call)
         return call
 
@@ -257,7 +279,8 @@ class Worker:
 
     def _hand_out(self, chunks: Sequence[tuple[Call, Chunk]]) -> None:
         for call, chunk in chunks:
-            self.observe(chunk)
+            if call.counted:
+                self.observe(chunk)
             call.put(chunk)
 
     # --- in the thread ----------------------------------------------------------------------------
@@ -341,7 +364,7 @@ class Worker:
                 job.session.drafts = []
             chunk = Chunk(ticket.index, pieces, logprobs, drafts)
             if job.done:
-                self._log_drafter(job)
+                self._log_failures(job)
                 chunk = Chunk(
                     ticket.index,
                     pieces,
@@ -357,15 +380,18 @@ class Worker:
         if chunks:
             self._tell(partial(self._hand_out, chunks))
 
-    def _log_drafter(self, job: Job) -> None:
-        """Say why a drafter was put aside; of one that stalled once, not by every answer."""
-        failed = job.session.drafter_error
-        if failed is not None and failed is not self._told:
-            self._told = failed
-            ours = isinstance(failed, DraftsmithError)  # others may name what was asked
-            told = {"drafter": str(job.session.drafter), "kind": type(failed).__name__}
-            why = {"why": str(failed)} if ours else {}
-            log.warning("a drafter was put aside", extra={"fields": told | why})
+    def _log_failures(self, job: Job) -> None:
+        """Log why an answer failed, and once for each kind of error what it did in another way."""
+        session = job.session
+        if session.error is not None and Refusal.of(session.error).status >= 500:
+            log.error("an answer failed", exc_info=session.error)
+        for (what, kind), said in session.notices.items():
+            fields = {"drafter": str(session.drafter), "kind": kind}
+            # Errors of other people's drafters may name what was asked.
+            why = {"why": said} if what not in OF_DRAFTER or kind in _OURS else {}
+            if (key := (what, *fields.values())) not in self._logged:
+                self._logged.add(key)
+                log.warning(what, extra={"fields": fields | why})
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None

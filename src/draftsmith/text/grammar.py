@@ -10,9 +10,10 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.core.drafter import common_prefix
-from draftsmith.errors import OptionError, first_line
+from draftsmith.errors import DraftsmithError, OptionError, first_line
+from draftsmith.text.vocab import Vocabulary
 
 KEPT = 64
 """Compiled grammars that a model keeps, the latest."""
@@ -31,6 +33,12 @@ DEEPEST = 20_000
 """Levels of a schema, references followed, that are read: llguidance calls itself for each."""
 STACK = 512 << 20
 """Bytes of address space for that: those that threads have end the process at some hundred."""
+SHORT_ESCAPES = 'nrbtf\\"'
+"""Escapes in JSON by which every character has one spelling.
+
+llguidance takes a key for another one than a named `a` if it is spelled `\\u0061`, and so lets it
+past the schema of `a`. Without `\\u` the other control characters cannot be written.
+"""
 _MAKING = threading.Lock()
 
 
@@ -106,24 +114,28 @@ class Grammars:
     def _build(self, grammar: Grammar, ends: tuple[int, ...]) -> Compiled:
         if not ends:
             raise OptionError("a grammar needs a model with an end token, which this one has not")
-        library, make = _library()
+        library = _library()
         if ends not in self._tokenizers:
             try:
-                self._tokenizers[ends] = make(
-                    self.tokenizer, n_vocab=self.vocab_size, eos_token=list(ends)
-                )
-            except Exception as error:
-                raise OptionError(
-                    f"a grammar needs a fast tokenizer that llguidance can read: {error}"
-                ) from error
-        matcher = library.LLMatcher
-        if grammar.kind == "JSON schema" and levels(grammar.text) > DEEPEST:
-            raise _refusal(grammar, "it goes too deep")
+                spelt = _Spelt(Vocabulary.of(self.tokenizer, self.vocab_size), ends[0])
+            except DraftsmithError as error:
+                raise OptionError(f"a grammar cannot be followed: {error}") from error
+            self._tokenizers[ends] = library.LLTokenizer(
+                library.TokenizerWrapper(spelt), n_vocab=self.vocab_size, eos_token=list(ends)
+            )
+        matcher, options = library.LLMatcher, dict[str, Any](whitespace_flexible=False)
+        if grammar.kind == "JSON schema":
+            if levels(grammar.text) > DEEPEST:
+                raise _refusal(grammar, "it goes too deep")
+            schema = json.loads(grammar.text)
+            if admits_more_keys(schema):
+                if needs_long_escapes(schema):
+                    raise _refusal(grammar, "control characters in a const or an enum need objects "
+                                   "with additionalProperties: false")  # fmt: skip
+                options["json_allowed_escapes"] = SHORT_ESCAPES
         try:
             if grammar.kind == "JSON schema":
-                made = matcher.grammar_from_json_schema(
-                    grammar.text, overrides={"whitespace_flexible": False}
-                )
+                made = matcher.grammar_from_json_schema(grammar.text, overrides=options)
             elif grammar.kind == "regular expression":
                 made = matcher.grammar_from_regex(grammar.text)
             else:
@@ -242,6 +254,36 @@ def levels(schema: str) -> int:
     return deep * (1 + len(set(re.findall(r'"\$\w*[rR]ef": "(.*?)"', schema))))
 
 
+def parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a schema."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield one
+        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def admits_more_keys(schema: Any) -> bool:
+    """Whether some object may have keys of several kinds: named ones, by a pattern, any others."""
+    return any(
+        bool(one.get("properties"))
+        + bool(one.get("patternProperties"))
+        + (one.get("additionalProperties") is not False)
+        > 1
+        for one in parts(schema)
+    )
+
+
+def needs_long_escapes(schema: Any) -> bool:
+    """Whether a constant has characters that only `SHORT_ESCAPES` and `\\u` can write."""
+    constants = [one.get(name) for one in parts(schema) for name in ("const", "enum")]
+    return _LONG.search(json.dumps(constants)) is not None
+
+
+_LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
+
+
 def deeply(call: Callable[..., Compiled], *given: Any) -> Compiled:
     """What a call gives, made on a stack of its own; raises what it raises."""
     with ThreadPoolExecutor(1) as thread, _MAKING:
@@ -258,17 +300,36 @@ def unpacked(mask: bytes) -> NDArray[np.uint8]:
     return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
 
 
-def _library() -> tuple[Any, Any]:
-    """llguidance, and what makes its tokenizers; raises OptionError if it is not installed."""
+class _Spelt:
+    """A vocabulary as llguidance reads one, in which no text spells a special token.
+
+    What llguidance reads by itself from a tokenizer's JSON does: it cannot write `<|python_tag|>`
+    in a string where that is a special token, nor `</tool_call>` where that is a token at all.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
+        # What is forced is asked for again with every token that comes nearer to it.
+        self.encode, self.eos_token_id = lru_cache(KEPT)(vocabulary.encode_known), end
+        names = {i: name.encode() for i, name in vocabulary.special.items()}
+        self.tokens = [data or names.get(i, b"") for i, data in enumerate(vocabulary.tokens)]
+        self.special_token_ids = sorted(names)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self.encode(text)
+
+
+def _library() -> Any:
+    """llguidance; raises OptionError if it is not installed."""
     try:
         import llguidance
-        from llguidance.hf import from_tokenizer
     except ImportError as error:
         raise OptionError(
             f"a grammar needs llguidance, which cannot be imported ({error}); "
             "pip install 'draftsmith[grammar]'"
         ) from error
-    return llguidance, from_tokenizer
+    return llguidance
 
 
 def _refusal(grammar: Grammar, said: str) -> OptionError:

@@ -1,7 +1,8 @@
-"""Answers that run away into a loop, and edits that lose or repeat lines."""
+"""Answers that run away into a loop, and edits that lose lines, repeat them, or say more."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -30,3 +31,30 @@ def repeated_lines(before: str, after: str) -> int:
     """Lines of a text, but for empty ones, that another one has more often, counted each time."""
     lines, more = Counter(before.splitlines()), Counter(after.splitlines())
     return sum(max(0, more[line] - count) for line, count in lines.items() if line.strip())
+
+
+_FENCE = re.compile(r"\s*(```|~~~)")
+_SENTENCE = re.compile(
+    r"(Sure|Certainly|Of course)\b.*|[A-Z][\w'’-]*[,!]?( [\w'’`\"(),./:-]+){2,}[.:!]"
+)
+"""A line that is said to somebody: "Here is the new content of app.py:"."""
+
+
+def surroundings(before: str, after: str) -> list[str]:
+    """Return what stands around an edited file in an answer: "code fences", "words", or nothing.
+
+    Lines that the file had before do not count, nor sentences in a file that has some itself.
+    """
+    known = {line.strip() for line in before.splitlines()}
+    lines = [line for line in after.splitlines() if line.strip()]
+    fences = [
+        at for at, line in enumerate(lines) if _FENCE.match(line) and line.strip() not in known
+    ]
+    if fences:
+        outside = [*lines[: fences[0]], *lines[fences[-1] + 1 :]] if len(fences) > 1 else []
+    elif any(_SENTENCE.fullmatch(line) for line in known):
+        outside = []
+    else:
+        outside = [line for line in (*lines[:1], *lines[-1:]) if _SENTENCE.fullmatch(line)]
+    words = any(line.strip() not in known for line in outside)
+    return ["code fences"] * bool(fences) + ["words"] * words

@@ -20,7 +20,7 @@ from draftsmith.errors import LoadError, UnsupportedError
 UNKNOWN = "\ufffd"
 """What decoders write for bytes that are no character."""
 
-_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """SentencePiece's name of a token that is one byte."""
 
 
@@ -77,7 +77,7 @@ def spelling(
     fallback = frozenset[int]()
     if "ByteFallback" in kinds:
         names = {i: backend.id_to_token(i) or "" for i in range(size)}
-        fallback = frozenset(i for i, name in names.items() if _FALLBACK.fullmatch(name))
+        fallback = frozenset(i for i, name in names.items() if FALLBACK.fullmatch(name))
     return tokens, special, fallback
 
 
@@ -142,7 +142,7 @@ def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
     name = backend.id_to_token(i) or ""
     if "ByteLevel" in kinds and all(character in _ALPHABET for character in name):
         return bytes(_ALPHABET[character] for character in name)
-    byte = _FALLBACK.fullmatch(name) if "ByteFallback" in kinds else None
+    byte = FALLBACK.fullmatch(name) if "ByteFallback" in kinds else None
     if byte is not None:
         return bytes.fromhex(byte[1])
     if UNKNOWN in name:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from draftsmith.core.drafter import common_prefix
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, PromptError
+from draftsmith.text.spelling import FALLBACK
+from draftsmith.values import is_number, listed, shown, token_ids
 
 Message = Mapping[str, Any]
 NO_TOKENIZER = (
     "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
 )
-_INTEGERS = (int, np.integer)
+OPENING = ("continue_final_message", "add_generation_prompt")
+"""Variables of a chat template that say where the assistant begins, as transformers names them."""
 
 
 def read_bare(path: Path) -> Tokenizer:
     """The tokenizer that a lone tokenizer.json describes; raises LoadError."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more special.
+    except Exception as error:  # tokenizers, which is written in Rust, raises nothing more special
         raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
@@ -38,20 +41,15 @@ def as_batch(prompt: Any) -> tuple[list[Any], bool]:
     mask = None
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         prompt, mask = prompt["input_ids"], prompt.get("attention_mask")
-    rows, tensor = _listed(prompt), hasattr(prompt, "tolist")
+    rows, tensor = listed(prompt), hasattr(prompt, "tolist")
     if mask is not None:
-        rows = _shown(rows, _listed(mask))
+        rows = _shown(rows, listed(mask))
     if tensor and isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
-    single = isinstance(rows, str) or _list_of(rows, _INTEGERS) or _list_of(rows, Mapping)
-    if single or not isinstance(rows, Sequence) or not len(rows):
+    single = isinstance(rows, str) or _are_ids(rows) or _are_messages(rows)
+    if single or not isinstance(rows, Sequence) or isinstance(rows, bytes) or not len(rows):
         return [rows], False
     return list(rows), True
-
-
-def _listed(values: Any) -> Any:
-    """A tensor or an array as nested lists, anything else as it is."""
-    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _shown(ids: Any, mask: Any) -> list[Any]:
@@ -64,13 +62,17 @@ def _shown(ids: Any, mask: Any) -> list[Any]:
     return [ids[place] for place in places]
 
 
-def _list_of(prompt: Any, kind: type | tuple[type, ...]) -> bool:
-    return (
-        isinstance(prompt, Sequence)
-        and not isinstance(prompt, str | bytes | bytearray)
-        and len(prompt) > 0
-        and all(isinstance(item, kind) for item in prompt)
-    )
+def _are_ids(prompt: Any) -> bool:
+    return _is_list(prompt) and all(type(i) is int or is_number(i, int) for i in prompt)
+
+
+def _are_messages(prompt: Any) -> bool:
+    return _is_list(prompt) and all(isinstance(item, Mapping) for item in prompt)
+
+
+def _is_list(prompt: Any) -> bool:
+    some = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
+    return some and len(prompt) > 0
 
 
 def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
@@ -80,9 +82,9 @@ def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> l
         raise PromptError("the prompt is empty; give a text, token ids, or messages")
     if isinstance(one, str) and not many:
         return encode(tokenizer, one, special=True)
-    if _list_of(one, _INTEGERS) and not many:
-        return [int(i) for i in one]
-    if _list_of(one, Mapping) and not many:
+    if _are_ids(one) and not many:
+        return token_ids("a prompt", one, error=PromptError)
+    if _are_messages(one) and not many:
         return render_chat(tokenizer, one, template)
     raise PromptError(
         f"a prompt is a text, token ids, or a list of messages, not "
@@ -91,9 +93,20 @@ def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> l
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
-    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>."""
+    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>.
+
+    Raises PromptError for half of a surrogate pair, which no tokenizer takes.
+    """
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="text cannot be turned into tokens"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):x}"
+        raise PromptError(
+            f"a text must hold whole characters, got {half}, half of a surrogate pair, "
+            f"at {error.start}"
+        ) from None
     ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
     return ids
 
@@ -104,10 +117,53 @@ def opening(tokenizer: Any) -> tuple[int, ...]:
     return (first,) if tokenizer("a")["input_ids"][0] == first is not None else ()
 
 
+def continues(messages: Any, template: Mapping[str, Any]) -> bool:
+    """Return whether a chat's last message is continued, rather than answered.
+
+    It is where it is the assistant's and `template` says `continue_final_message=True` or
+    `add_generation_prompt=False`. Raises OptionError for what contradicts itself.
+    """
+    goes_on, begins = (template.get(name) for name in OPENING)
+    for name in OPENING:
+        if not isinstance(template.get(name), bool | None):
+            raise OptionError(f"{name} must be true or false, got {template[name]!r:.100}")
+    if goes_on and begins:
+        raise OptionError(
+            "continue_final_message=True continues the last message and add_generation_prompt=True "
+            "begins another one; leave one of them out"
+        )
+    last = messages[-1] if _are_messages(messages) else {}
+    if last.get("role") != "assistant":
+        if goes_on:
+            raise OptionError(
+                "continue_final_message=True needs a last message of the role 'assistant', "
+                f"got {last.get('role')!r:.100}; add one with the text to continue"
+            )
+        return False
+    if goes_on is False and begins is False:
+        raise OptionError(
+            "continue_final_message=False and add_generation_prompt=False leave nothing to write "
+            "behind an assistant's message; set one of them to true"
+        )
+    if begins is not False and not goes_on:
+        return False
+    if last.get("tool_calls"):
+        raise OptionError(
+            "continue_final_message=True needs a last message without tool calls; add their "
+            "results, or leave the calls out"
+        )
+    return True
+
+
 def render_chat(
     tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """Token ids of a chat in the model's own template, ready for the assistant to answer."""
+    """Token ids of a chat in the model's own template, ready for the assistant to answer.
+
+    `template`: variables of the template. A last message may be left open (`continues`): then its
+    text ends the ids as it is, white space included. Raises PromptError, and OptionError for
+    variables that contradict each other.
+    """
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="messages cannot be rendered"))
     if not getattr(tokenizer, "chat_template", None):
@@ -118,15 +174,74 @@ def render_chat(
     for message in messages:
         if "role" not in message or "content" not in message:
             raise PromptError(f"a message needs 'role' and 'content', not {sorted(message)}")
+        _check_message(message)
+    given = dict(template or {})
+    if continues(messages, given):
+        return encode(tokenizer, _left_open(tokenizer, messages, given))
+    begins = given.get("add_generation_prompt") is not False
+    # The template writes its special tokens itself; the tokenizer must not add them again.
+    return encode(tokenizer, _rendered(tokenizer, messages, given, begins))
+
+
+def _check_message(message: Message) -> None:
+    """Raise PromptError for a role or a content that a template would write as it prints."""
+    role, content = message["role"], message["content"]
+    if not isinstance(role, str):
+        raise PromptError(f"the role of a message must be a text, got {shown(role)}")
+    parts = isinstance(content, list) and all(
+        isinstance(part, Mapping) and "type" in part for part in content
+    )
+    calls = content is None and message.get("tool_calls")
+    if not (isinstance(content, str) or parts or calls):
+        raise PromptError(
+            f"the content of a message must be a text, or a list of parts with a 'type', "
+            f"got {shown(content)}"
+        )
+
+
+def shows_role(tokenizer: Any, role: str) -> bool:
+    """Return whether a chat template takes a first message of a role and shows its text."""
+    asked = [{"role": role, "content": "SHOWN"}, {"role": "user", "content": "hello"}]
     try:
-        text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **(template or {})
+        return "SHOWN" in _rendered(tokenizer, asked, {}, True)
+    except PromptError:
+        return False
+
+
+def _left_open(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
+    """A chat up to the end of its last message's text.
+
+    Templates trim texts, so another word is rendered in its place.
+    """
+    *before, last = messages
+    if not isinstance(last["content"], str):
+        raise PromptError("a message that is continued needs a text, not parts")
+    word, all_texts = "CONTINUED", repr(messages)
+    while word in all_texts:
+        word += "D"
+    text = _rendered(tokenizer, [*before, {**last, "content": word}], template, False)
+    head, found, _ = text.rpartition(word)
+    if not found:
+        raise PromptError(
+            "the model's chat template does not show the last message as it is, so it cannot be "
+            "continued; end the messages with one of the user"
+        )
+    return head + last["content"]
+
+
+def _rendered(
+    tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any], begins: bool
+) -> str:
+    """A chat as its template writes it; `begins`: with the beginning of an answer."""
+    given = {name: value for name, value in template.items() if name not in OPENING}
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=begins, **given
         )
     except Exception as error:
         # Templates are programs of the model's author: they refuse roles, orders, and more.
         raise PromptError(f"the model's chat template refused the messages: {error}") from error
-    # The template writes its special tokens itself; the tokenizer must not add them again.
-    return encode(tokenizer, text)
+    return text
 
 
 def split_stops(tokenizer: Any, stop: Sequence[str]) -> tuple[list[str], list[int]]:
@@ -185,13 +300,21 @@ class StreamDecoder:
         self._held: list[int] = []
         self._text = ""
         """Of those held."""
+        self._length = 0
+        """Characters given out."""
+        self.start = 0
+        """Where the last token's own text begins, in characters of the whole text."""
+        self.silent = False
+        """Whether the last token never writes anything."""
 
     def push(self, token: int) -> str:
         """The text that `token` completes; empty while a character is unfinished."""
         held = [*self._held, token]
         text = self._behind(held)
-        if text == self._text and not self._decode([token, token]):
-            return ""  # a token that never writes anything
+        self.start = self._length + self._before_last(held, text)
+        self.silent = text == self._text and not self._decode([token, token])
+        if self.silent:
+            return ""
         self._held, self._text = held, text
         if text and not text.endswith("\ufffd"):
             return self._give(len(held))
@@ -204,6 +327,19 @@ class StreamDecoder:
                 return self._give(count)
         return self._give(len(held)) if len(held) >= MOST_HELD else ""
 
+    def _before_last(self, held: Sequence[int], text: str) -> int:
+        """Characters of what `held` write, `text`, that end before the last token.
+
+        Bytes that are no character are characters of their own. A token in the midst of one that
+        is unfinished has its beginning for a place.
+        """
+        before = self._text
+        if text.endswith("\ufffd") and (data := fallback_bytes(self.tokenizer, held)):
+            # Where bytes are tokens, a decoder shows each of an unfinished character for itself.
+            before, text = data[:-1].decode(errors="replace"), data.decode(errors="replace")
+        unfinished = text.endswith("\ufffd")
+        return min(common_prefix(before, text), len(text) - unfinished)
+
     def unfinished(self) -> str:
         """What is left at the end, unfinished characters as U+FFFD."""
         return self._text
@@ -211,6 +347,7 @@ class StreamDecoder:
     def _give(self, count: int) -> str:
         """The text of the first `count` held ids, which are held no longer."""
         text = self._behind(self._held[:count])
+        self._length += len(text)
         self._given, self._held = self._held[:count], self._held[count:]
         self._text = self._behind(self._held)
         return text
@@ -221,6 +358,15 @@ class StreamDecoder:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return decode(self.tokenizer, ids, special=self.special)
+
+
+def fallback_bytes(tokenizer: Any, ids: Sequence[int]) -> bytes:
+    """Return the bytes of tokens that are one byte each (`<0x0A>`); empty if one is not."""
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # some only decode
+    if named is None:
+        return b""
+    names = [FALLBACK.fullmatch(name or "") for name in named(list(ids))]
+    return bytes(int(name[1], 16) for name in names if name) if all(names) else b""
 
 
 def token_texts(
@@ -281,16 +427,30 @@ class TextStream:
         self._held = ""
         self._ready: list[str] = []
         self.stopped = False
+        self.starts: list[int] = []
+        """Where each token's own text begins, also where it is released later."""
+        self.apart: Collection[int] = ()
+        """Special tokens that part the text: no stop string goes on behind one."""
 
     def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
         """Stop rule: take the newest token; `stop` when a stop string is complete."""
-        self._ready.append(self._release(self._decoder.push(session.ids[-1])))
+        token = session.ids[-1]
+        text = self._release(self._decoder.push(token))
+        self.starts.append(self._decoder.start)
+        if token in self.apart:
+            text, self._held = text + self._held, ""
+        self._ready.append(text)
         return "stop" if self.stopped else None
 
     def take(self) -> list[str]:
         """Text released by each token since the last call, in order."""
         ready, self._ready = self._ready, []
         return ready
+
+    @property
+    def silent(self) -> bool:
+        """Whether the newest token never writes anything, as one that ends an answer."""
+        return self._decoder.silent
 
     def held(self) -> str:
         """What is still held back; all that is left to show when nothing more will come."""

@@ -149,8 +149,8 @@ class Intersection:
         cls, pairs: Sequence[tuple[int, int]], target: int, drafter: int, *, same: bool
     ) -> Intersection:
         """Of (target id, drafter id), between logits of width `target` and `drafter`."""
-        t, d = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
-        to_target, to_drafter = torch.full((drafter,), -1), torch.full((target,), -1)
+        t, d = torch.tensor(pairs, dtype=torch.long, device="cpu").reshape(-1, 2).T
+        to_target, to_drafter = t.new_full((drafter,), -1), t.new_full((target,), -1)
         to_target[d], to_drafter[t] = t, d
         return cls(to_target, to_drafter, len(pairs), same)
 

@@ -85,7 +85,7 @@ def read(folder: Path) -> list[StepLosses]:
                 numbers = {name: float(text) if text else None for name, text in line.items()}
                 whole = {name: int(line[name]) for name in ("step", "tokens")}
                 found.append(StepLosses(**(numbers | whole)))  # type: ignore[arg-type]
-            except (TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError) as error:
                 raise LoadError(f"{path}, line {number + 2} is damaged; delete the file") from error
     return found
 

@@ -40,7 +40,7 @@ def standard_loss(
     total, counted = 0.0, 0
     for rows in _rows(sequences, rows_per_pass):
         losses = surprise(logits(rows[:, :-1]), rows[:, 1:], banned)
-        total += float(losses.double().sum())
+        total += float(losses.cpu().double().sum())  # some devices have no float64
         counted += losses.numel()
     return total / counted
 
@@ -58,15 +58,16 @@ def by_depth(
     With diverse tokens fewer depths are asked. T must be at least twice the depths.
     """
     depths = min(depths, adaptive.L - 1) if adaptive.diverse else depths
-    ask = torch.tensor(adaptive.ask(depths))
-    right, same, counted = torch.zeros(depths), torch.zeros(depths), 0
-    runs = torch.zeros(depths)
+    ask = torch.tensor(adaptive.ask(depths), device="cpu")
+    right, same, runs = torch.zeros((3, depths), device="cpu")
+    counted = 0
     rng = np.random.default_rng([0, _ASKS])
     for rows in _rows(sequences, rows_per_pass):
         length = rows.shape[1] - 1
         known = torch.from_numpy(rng.integers(depths, length - depths + 1, len(rows)))
         # What stands behind is not looked at, so rows with longer prefixes need no padding.
-        places = known[:, None] + torch.arange(depths)  # (R, K): a_j stands at known + j - 1
+        # (R, K): a_j stands at known + j - 1
+        places = known[:, None] + torch.arange(depths, device="cpu")
         asked = rows[:, :-1].scatter(1, places, ask.expand(len(rows), -1))
         drafts = _best(logits(asked), adaptive.tokens).gather(1, places)
         own = _best(logits(rows[:, :-1]), adaptive.tokens).gather(1, places)

@@ -20,12 +20,18 @@ class AdaptiveRows:
         table = embeddings.weight
         self.embeddings, self.tokens = embeddings, list(tokens)
         self.scale = getattr(embeddings, "embed_scale", 1.0)  # Gemma 3 scales inside the module
-        self.learnt = torch.nn.Parameter(torch.zeros_like(table[: len(tokens)]))
-        self.number = torch.full((len(table),), -1)
+        learnt = torch.nn.Parameter(torch.zeros_like(table[: len(tokens)]))
+        self.number = torch.full((len(table),), -1, device="cpu")
         """(V,) the place of a token among the adaptive ones, or -1."""
-        self.number[self.tokens] = torch.arange(len(tokens))
-        embeddings.register_parameter("adaptive", self.learnt)
+        self.number[self.tokens] = torch.arange(len(tokens), device="cpu")
+        embeddings.register_parameter("adaptive", learnt)
         self._hook = embeddings.register_forward_hook(self._add)
+
+    @property
+    def learnt(self) -> torch.nn.Parameter:
+        """(n, D); another object after a move to some devices."""
+        learnt: torch.nn.Parameter = self.embeddings.adaptive  # type: ignore[assignment]
+        return learnt
 
     def _add(self, _: Any, given: tuple[Tensor, ...], found: Tensor) -> Tensor:
         number = self.number.to(given[0].device)[given[0]]

@@ -98,7 +98,7 @@ class Run:
                 state[f"{slot}/{name}"] = adamw.state[weight][slot]
         older = self._checkpoints()
         folder = self.training / f"step-{step:06d}"
-        with kept_whole(folder, lambda: shutil.rmtree(folder, ignore_errors=True)):
+        with kept_whole(folder, folder):
             folder.mkdir(exist_ok=True)
             save_file({key: t.contiguous() for key, t in state.items()}, folder / _TENSORS)
             with (folder / _TENSORS).open("rb") as file:
@@ -127,7 +127,7 @@ class Run:
                 for name, weight in weights.items():
                     weight.copy_(state[f"weights/{name}"])
                     adamw.state[weight] = {
-                        "step": torch.tensor(float(step)),
+                        "step": torch.tensor(float(step), device="cpu"),
                         **{slot: state[f"{slot}/{name}"].to(weight.device) for slot in _SLOTS},
                     }
         except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
@@ -140,8 +140,9 @@ class Run:
     def finish(self, save: Callable[[Path], None], measured: Mapping[str, Any]) -> None:
         """Let `save` write the model, and put it into the folder once it is whole."""
         fresh = self.training / _MODEL
-        with kept_whole(self.folder, lambda: shutil.rmtree(fresh, ignore_errors=True)):
-            shutil.rmtree(fresh, ignore_errors=True)
+        with kept_whole(self.folder, fresh):
+            if fresh.exists():
+                shutil.rmtree(fresh)
             fresh.mkdir()
             save(fresh)
             write_text(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
@@ -155,14 +156,21 @@ class Run:
 
 
 @contextmanager
-def kept_whole(path: Path, tidy: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Turn a failing disk into WriteError, after `tidy` has removed what was half written."""
+def kept_whole(path: Path, half: Path | None = None) -> Iterator[None]:
+    """Turn a failing disk into WriteError, after the folder `half` was removed with what was in it.
+
+    The error says so where it cannot be removed.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
-        tidy()
-        reason = getattr(error, "strerror", None) or error
+        reason, kept = getattr(error, "strerror", None) or error, "nothing of it was kept"
+        if half is not None and half.exists():
+            try:
+                shutil.rmtree(half)
+            except OSError as left:
+                kept = f"{half} is left half written ({left.strerror or left}), delete it"
         raise WriteError(
-            f"{path} cannot be written ({reason}); nothing of it was kept. Make room, and give the "
+            f"{path} cannot be written ({reason}); {kept}. Make room, and give the "
             "same command again: it goes on from the newest checkpoint"
         ) from error

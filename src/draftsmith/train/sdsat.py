@@ -199,7 +199,8 @@ class Trainer:
         settings = LoraConfig(
             r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        with torch.random.fork_rng(), warnings.catch_warnings():
+        # The model is still on the processor, so the adapters are drawn there.
+        with torch.random.fork_rng(devices=()), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             torch.manual_seed(self.recipe.seed)
             return get_peft_model(model, settings).eval()
@@ -241,7 +242,7 @@ class Trainer:
         own = whole.part(slice(accelerator.process_index, None, accelerator.num_processes))
         for group in self.adamw.param_groups:
             group["lr"] = rate * group["faster"]
-        sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)
+        parts = []
         starts = range(0, len(own.ids), recipe.rows_per_pass)
         for start in starts:
             last = start == starts[-1]
@@ -251,8 +252,11 @@ class Trainer:
                 loss = loss_of(recipe.objective, self._logits, part, tokens, positions, recipe.w)
                 # Processes average their gradients, and a step's loss is a sum over its rows.
                 accelerator.backward(loss.total * accelerator.num_processes)
-            sums += torch.stack([loss.total.detach(), loss.standard, loss.adaptive])
-        total, standard, adaptive = accelerator.reduce(sums, "sum").tolist()
+            parts.append(torch.stack([loss.total.detach(), loss.standard, loss.adaptive]))
+        sums = torch.stack(parts).cpu().double().sum(0)  # some devices have no float64
+        if accelerator.num_processes > 1:
+            sums = accelerator.reduce(sums.to(accelerator.device), "sum")
+        total, standard, adaptive = sums.tolist()
         if not math.isfinite(total):
             raise TrainingError(
                 f"the loss of step {step + 1} is {total}: the training diverged; lower "

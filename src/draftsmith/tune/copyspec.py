@@ -23,6 +23,7 @@ from draftsmith.bench.run import encoded, filled
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import LoadError, PromptError
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
@@ -119,7 +120,8 @@ def answers(
 
 
 def _plain(engine: Engine, ids: list[int], limit: int) -> list[int]:
-    return engine.generate(ids, temperature=0.0, max_new_tokens=limit).tokens
+    result: GenerationResult = engine.generate(ids, temperature=0.0, max_new_tokens=limit)
+    return result.tokens
 
 
 def cost_here(model: LoadedModel) -> Slope:
@@ -151,15 +153,17 @@ def similarity(embeddings: Tensor, texts: Sequence[Text], gamma: int) -> float:
     long = [(begin, ids) for begin, ids in long if len(ids) > gamma]
     if not long:
         return nan
-    windows = torch.cat([torch.tensor(ids).unfold(0, gamma + 1, 1) for _, ids in long])
-    own = torch.cat([torch.arange(gamma, len(ids)) >= begin for begin, ids in long])
+    sequences = [torch.tensor(ids, device="cpu") for _, ids in long]
+    windows = torch.cat([ids.unfold(0, gamma + 1, 1) for ids in sequences])
+    own = torch.cat([torch.arange(gamma, len(ids), device="cpu") >= begin for begin, ids in long])
     known, windows = torch.unique(windows, return_inverse=True)
     left, right = windows[:, :-1], windows[:, -1]
     E = embeddings.detach()[known.to(embeddings.device)].float().cpu().clone().requires_grad_()  # noqa: N806
     optimizer = torch.optim.Adam([E], lr=RATE)
     order = torch.Generator().manual_seed(0)
     for _ in range(EPOCHS):
-        for some in torch.split(torch.randperm(len(windows), generator=order), BATCH):
+        shuffled = torch.randperm(len(windows), generator=order, device="cpu")
+        for some in torch.split(shuffled, BATCH):
             optimizer.zero_grad()
             # log P(t | C_left) over the ids that occur
             loss = cross_entropy(E[left[some]].mean(1) @ E.T, right[some])

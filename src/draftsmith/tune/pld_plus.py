@@ -105,7 +105,8 @@ def calibrate(
     heads = ranked(peaks)
 
     # Passes of all answers: by layer and K, then by rank and K.
-    by_layer = torch.tensor(for_each(passes_by_layer, ["layers"], answers)).sum(0).tolist()
+    found = for_each(passes_by_layer, ["layers"], answers)
+    by_layer = torch.tensor(found, device="cpu").sum(0).tolist()
     at = LENGTHS.index(LAYER_K)
     layers = {n: tokens / counts[at] for n, counts in enumerate(by_layer, start=1)}
     layer = best_layer(layers)
@@ -114,7 +115,7 @@ def calibrate(
         best = [head for head, _ in heads[:HEADS]]
         compute = partial(passes_by_attention, heads=tuple(best))
         found = for_each(compute, ["heads", best], answers)
-        by_rank["attention"] = torch.tensor(found).sum(0).tolist()
+        by_rank["attention"] = torch.tensor(found, device="cpu").sum(0).tolist()
 
     lengths = {
         rank: {K: tokens / n for K, n in zip(LENGTHS, counts, strict=True)}
@@ -178,12 +179,12 @@ def answer_and_peaks(plan: CalibrationPlan, prompt: Sequence[int]) -> dict[str, 
     longest common past; a head counts if the row that chose the token peaks there.
     """
     facts = plan.engine.model.facts
-    counts = torch.zeros(facts.layers * facts.heads, dtype=torch.long)
+    counts = torch.zeros(facts.layers * facts.heads, dtype=torch.long, device="cpu")
 
     def see(ctx: Context) -> None:
         place = likely_source(ctx.ids, ctx.prompt_length)
         if place is not None and ctx.attention is not None:
-            row = ctx.attention(torch.arange(len(ctx.ids) - 1))
+            row = ctx.attention(torch.arange(len(ctx.ids) - 1, device="cpu"))
             counts.add_((row.argmax(-1) == place).cpu())
 
     everything = PldPlus(rank="attention", heads="all").needs_of(facts)

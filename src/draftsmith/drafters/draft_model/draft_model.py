@@ -21,7 +21,7 @@ from draftsmith.drafters.draft_model.slrs import StringRejection, rule_of
 from draftsmith.drafters.draft_model.tli import TokenLevel, TokenMap
 from draftsmith.drafters.draft_model.translation import Pair, Translation
 from draftsmith.drafters.longest_match import LongestMatch
-from draftsmith.drafters.options import at_least, one_of, switches
+from draftsmith.drafters.options import at_least, one_of, switches, within
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -80,11 +80,7 @@ class DraftModel(Drafter):
         one_of(self, "algorithm", ("auto", *ALGORITHMS))
         one_of(self, "psi", ("path", "enumerate"))
         switches(self)
-        if type(self.confidence) not in (int, float) or not 0 <= self.confidence <= 1:
-            raise OptionError(
-                f"{self.name}: confidence={self.confidence!r} cannot work; give a probability "
-                "from 0 (draft all tokens) to 1"
-            )
+        within(self, "confidence", 0, 1, "(0 drafts all tokens)")
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]

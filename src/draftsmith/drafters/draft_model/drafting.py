@@ -144,9 +144,10 @@ def best(scores: Tensor) -> list[tuple[int, float]]:
         return list(zip(top.tolist(), (1 / sums).tolist(), strict=True))
     found = scores.max(-1)
     confidence = (found.values - scores.logsumexp(-1)).exp()
-    # A double holds every id.
-    ids, sure = torch.stack((found.indices.double(), confidence.double())).tolist()
-    return list(zip(map(int, ids), sure, strict=True))
+    # As bits of one integer tensor: float64, which holds every id, is missing on some devices.
+    bits = confidence.float().view(torch.int32)
+    ids, sure = torch.stack((found.indices.int(), bits)).cpu()
+    return list(zip(ids.tolist(), sure.view(torch.float32).tolist(), strict=True))
 
 
 class _Sequence(DrafterState):

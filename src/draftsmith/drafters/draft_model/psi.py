@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -126,7 +126,7 @@ class Enumerate(Rule):
 
     def __init__(self, lexicon: Lexicon, texts: Sequence[str | None], lookahead: int) -> None:
         self.lexicon, self.texts, self.reach = lexicon, texts, lookahead
-        self.mask = Mask(torch.tensor([not text for text in texts]))
+        self.mask = Mask(torch.tensor([not text for text in texts], device="cpu"))
 
     def decided(self, ids: Ids, text: str) -> bool:
         """The look-ahead indicator: whether to stop after these ids."""
@@ -199,7 +199,7 @@ class EnumeratedPsi:
         return psi
 
     def of(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor([self._whole.get(t, 0.0) for t in tokens], dtype=torch.float64)
+        return _float64(self._whole.get(t, 0.0) for t in tokens)
 
 
 # --------------------------------------------------------------------------------- psi="path"
@@ -222,7 +222,7 @@ class Path(Rule):
         self.lexicon = lexicon
         used = set().union(*lexicon.ids)
         self.ids = {letter: i for letter, i in ids.items() if letter in used}
-        forbidden = torch.ones(size, dtype=torch.bool)
+        forbidden = torch.ones(size, dtype=torch.bool, device="cpu")
         forbidden[list(self.ids.values())] = False
         self.mask = Mask(forbidden)
         self._rows: dict[str, tuple[str, Tensor]] = {}
@@ -241,7 +241,8 @@ class Path(Rule):
         """
         if text not in self._rows:
             letters = self.lexicon.letters(text)
-            self._rows[text] = letters, torch.tensor([self.ids[letter] for letter in letters])
+            ids = [self.ids[letter] for letter in letters]
+            self._rows[text] = letters, torch.tensor(ids, device="cpu")
         letters, rows = self._rows[text]
         inside = q[rows.to(q.device)].tolist()
         mass = math.fsum(inside)
@@ -291,7 +292,7 @@ class PathPsi:
             self.known = (
                 self.distributions([self.rule.spell(text) for text in missing]) | self.known
             )
-        return torch.tensor([self._along(text) or 0.0 for text in texts], dtype=torch.float64)
+        return _float64(self._along(text) or 0.0 for text in texts)
 
     def _along(self, text: str) -> float | None:
         """ψ of a token's text, "" for one that is never proposed; None: something is missing."""
@@ -314,3 +315,8 @@ class PathPsi:
                 return None
             self.forks[text] = self.rule.fork(text, q)
         return self.forks[text]
+
+
+def _float64(values: Iterable[float]) -> Tensor:
+    """(n,) on the CPU: other devices may have no float64."""
+    return torch.tensor([*values], dtype=torch.float64, device="cpu")

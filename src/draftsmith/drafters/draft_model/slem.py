@@ -42,7 +42,7 @@ class Bridge:
         self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
         special = self.drafter.special
         mute = [not data and i not in special for i, data in enumerate(self.drafter.tokens)]
-        self.mask = Mask(torch.tensor(mute))
+        self.mask = Mask(torch.tensor(mute, device="cpu"))
         """Forbids ids that write nothing and control nothing."""
 
     def target_text(self, token: int) -> bytes:

@@ -34,7 +34,7 @@ class TokenMap:
         """Target ids of the same tokens."""
         self.identity = torch.equal(self.rows, self.columns)
         self._to_drafter: list[int] = pair.shared.to_drafter.tolist()
-        allowed = torch.zeros(len(self.to_target), dtype=torch.bool)
+        allowed = torch.zeros(len(self.to_target), dtype=torch.bool, device="cpu")
         allowed[self.rows] = True
         if beyond and pair.drafter is not None:
             for i, data in enumerate(pair.drafter.tokens):

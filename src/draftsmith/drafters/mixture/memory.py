@@ -99,7 +99,7 @@ class Memory:
         tokenizer, damaged, or larger than the bound, WriteError for one that cannot be written.
         """
         if most < LEAST:
-            raise OptionError(f"answers={most!r} cannot work; it must be 0, or at least {LEAST:,}")
+            raise OptionError(f"answers must be 0 or at least {LEAST:,} (bytes), got {most:,}")
         self.most, self.model, self.path = most, model, path
         self.lock = threading.RLock()
         """Held while banks are read or written, and while nothing is waited for."""
@@ -117,6 +117,9 @@ class Memory:
             check_writable(path)
             if path.exists():
                 self._load(path)
+
+    def __repr__(self) -> str:
+        return f"Memory({self.count} answers, {self.nbytes:,} of {self.most:,} bytes)"
 
     @property
     def count(self) -> int:

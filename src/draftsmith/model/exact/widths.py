@@ -51,7 +51,8 @@ class _Part:
             return True
         step = width if width <= _GROUP else ROWS
         begins = range(0, max(1, ROWS - width + 1), step)
-        return all(self._same(torch.arange(at, at + width) % ROWS) for at in {*begins, -width})
+        places = torch.arange(width, device="cpu")
+        return all(self._same((places + at) % ROWS) for at in {*begins, -width})
 
     def _same(self, picked: Tensor) -> bool:
         x, expected = (t.index_select(self.rows, picked) for t in (self.x, self.expected))

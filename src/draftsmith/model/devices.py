@@ -1,0 +1,40 @@
+"""Where models run: which device is taken, what it is called, and how much memory it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def usual() -> torch.device:
+    """Return the device for a model whose caller names none.
+
+    That is torch's default device if somebody set one, else the accelerator of this machine (CUDA,
+    ROCm, MPS, XPU, …), else the CPU.
+    """
+    default = torch.get_default_device()
+    if default.type not in ("cpu", "meta"):
+        return default
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu" if kind is None else kind.type)
+
+
+def name_of(device: torch.device) -> str:
+    """Name a device for a person: "cpu", "mps", "cuda:0 (NVIDIA H100 80GB HBM3)"."""
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    tell = getattr(module, "get_device_name", None)
+    return str(device) if tell is None else f"{device} ({tell(device)})"
+
+
+def own_memory(device: torch.device) -> tuple[int, int] | None:
+    """Return (free, total) bytes of a device that has memory of its own; None for others.
+
+    What torch's allocator keeps unused counts as free.
+    """
+    module: Any = None if device.type == "cpu" else torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    free, total = module.mem_get_info(device)
+    unused = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(free) + int(unused), int(total)

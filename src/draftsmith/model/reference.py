@@ -1,0 +1,273 @@
+"""What the self-test expects: the logits of two texts, computed by the model as it came.
+
+The texts begin alike and part, so that they are the two branches of a small draft tree. To agree
+with them means to differ by no more than rounding. How much that is depends on the position: there
+are texts after which the last bit of an embedding decides about the logits. So both texts are
+computed once more with every embedding and every block's output off by its last bit, and each
+position is judged by what that changed there.
+
+Shapes: `N` texts of a pass, `T` tokens of each, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.errors import first_line
+from draftsmith.model.forward import Forward, cache_of, is_compiled
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.replay_memory import first_recurrent_state
+
+PROMPT = 8
+"""Tokens that both texts begin with, besides the first node."""
+PARENTS = (-1, 0, 1, 2, 3, 4, 0, 6, 7, 8, 9)
+LEAVES = ((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10))
+"""Root-to-leaf paths of the test tree, which part after one node."""
+_SHARED = PROMPT + 1
+_LENGTH = PROMPT + len(LEAVES[0])
+_ROWS = 4
+"""Rows of a pass over both texts: each as it is, and with other roundings."""
+
+TRIALS = 3
+"""Times that rounding is tried out where each text has passes of its own."""
+_MARGIN = 4
+"""Times what rounding changed in one trial is still rounding."""
+_MOST_NOISE = 0.05
+"""Tolerances exceed this only as far as a trial did: above it, the next token is often another."""
+_KNIFE_EDGE = 10
+"""A position so many times more sensitive than the median one is judged without that limit."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One logits row (V,), and by how much (relatively) another may differ from it."""
+
+    logits: Tensor
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How far (relatively) something was from what was expected, and how far it may be."""
+
+    error: float
+    tolerance: float
+    what: str = "logits differ"
+    sole: bool = False
+    """Whether no other finding of its check would show the same fault."""
+
+    @classmethod
+    def failure(cls, error: Exception) -> Finding:
+        """What a check raised instead of finding something."""
+        return cls(math.inf, 0.0, f"{type(error).__name__}: {first_line(error)}", sole=True)
+
+    @property
+    def excess(self) -> float:
+        """Ratio of error and tolerance, infinite for NaN; up to 1 it is rounding."""
+        return self.error / self.tolerance if self.error < math.inf else math.inf
+
+    def __str__(self) -> str:
+        if not self.tolerance:
+            return self.what
+        return f"{self.what} by {self.error:.1e}, more than rounding ({self.tolerance:.1e})"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The tree computed branch by branch: what to expect along each leaf path, prompt included."""
+
+    prompt: list[int]
+    nodes: list[int]
+    others: list[int]
+    """As many other ids, for drafts that part from the tree."""
+    expected: list[list[Expected]]
+    disturbed: float
+    """How much the tokens in which the texts differ change the logits before them."""
+    sizes: tuple[float, ...]
+    """`Capabilities.position_sizes`."""
+    cached: bool
+    """Whether the model returned a cache."""
+    state: Tensor | None
+    """The first recurrent state after the second text, if there is one."""
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, *, at_once: bool) -> Reference:
+        """Compute it: in one pass over four rows, or in four passes over one."""
+        vocab = loaded.vocab_size
+        # Ordinary ids, all different where the vocabulary allows: the lowest are often special.
+        low, count = min(10, vocab // 4), len(PARENTS)
+        ids = [low + (37 * i + 11) % min(vocab - low, 997) for i in range(PROMPT + 2 * count)]
+        prompt, nodes, others = ids[:PROMPT], ids[PROMPT:-count], ids[-count:]
+        texts = [prompt + [nodes[n] for n in leaf] for leaf in LEAVES]
+        forward = Forward(loaded.model, None)
+        if at_once:
+            with _rounded(loaded, rows=_ROWS, exact=2):
+                found, cache = _whole(forward, texts * 2)
+            logits, trials = list(found[:2]), [list(found[2:])]
+        else:
+            passes = [_whole(forward, [text]) for text in texts]
+            with _rounded(loaded, rows=1, exact=0):
+                trials = [[_whole(forward, [text])[0][0] for text in texts] for _ in range(TRIALS)]
+            logits, cache = [one[0] for one, _ in passes], passes[1][1]
+        state = first_recurrent_state(cache)
+        if state is not None and at_once:
+            state = state[1:2]
+        return cls(
+            prompt,
+            nodes,
+            others,
+            _expected(loaded, logits, trials),
+            max(distance(a, b) for a, b in zip(*(one[:_SHARED] for one in logits), strict=True)),
+            _sizes(cache, _ROWS if at_once else 1, loaded.dtype.itemsize),
+            cache is not None,
+            state,
+        )
+
+    def change_by_others(self, loaded: LoadedModel) -> float:
+        """How much other texts beside the first one change its logits; computed in one pass."""
+        texts = [self.text(0), *([token] * _LENGTH for token in self.others[: _ROWS - 1])]
+        found, _ = _whole(Forward(loaded.model, None), texts)
+        wanted = (one.logits for one in self.expected[0])
+        return max(distance(got, one) for got, one in zip(found[0], wanted, strict=True))
+
+    @property
+    def draft(self) -> Draft:
+        """The tree."""
+        return Draft(tuple(self.nodes), PARENTS, ("self-test",) * len(self.nodes))
+
+    def chain(self, nodes: Sequence[int]) -> Draft:
+        """Nodes of the tree that follow one another, as a draft."""
+        return Draft.chain([self.nodes[node] for node in nodes], "self-test")
+
+    def text(self, leaf: int) -> list[int]:
+        """The prompt and a leaf path."""
+        return self.prompt + [self.nodes[node] for node in LEAVES[leaf]]
+
+    def reading(self, start: int, end: int) -> Draft:
+        """A part of the first text as a draft."""
+        return Draft.chain(self.text(0)[start:end], "self-test")
+
+    def at(self, got: Tensor, node: int) -> Finding:
+        """Judge the logits (V,) after a node, -1 for the root."""
+        if node == -1:
+            return self.along(got, 0, PROMPT - 1)
+        leaf = next(i for i, path in enumerate(LEAVES) if node in path)
+        return self.along(got, leaf, PROMPT + LEAVES[leaf].index(node))
+
+    def along(self, got: Tensor, leaf: int, position: int) -> Finding:
+        """Judge the logits (V,) after a position of a leaf path."""
+        wanted = self.expected[leaf][position]
+        return Finding(distance(got, wanted.logits), wanted.tolerance)
+
+    def loosely(self, tolerance: float) -> Reference:
+        """The same, to be met within one tolerance everywhere."""
+        paths = [[replace(one, tolerance=tolerance) for one in path] for path in self.expected]
+        return replace(self, expected=paths)
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    """Relative distance of two logits rows (V,), whose common offset does not matter."""
+    a, b = got.float(), wanted.float().to(got.device)
+    b = b - b.mean()
+    return float((a - a.mean() - b).norm() / b.norm().clamp_min(1e-30))
+
+
+def floor(loaded: LoadedModel) -> float:
+    """A difference that is rounding in any model, by its type and its width.
+
+    Results are rounded to the type; sums of `width` products, in any order, as float32 is.
+    """
+    sums = torch.finfo(torch.promote_types(loaded.dtype, torch.float32)).eps
+    width = int(getattr(loaded.config, "hidden_size", 0) or 1)
+    return _MARGIN * max(torch.finfo(loaded.dtype).eps, _MARGIN * sums * math.sqrt(width))
+
+
+def _expected(
+    loaded: LoadedModel, logits: Sequence[Tensor], trials: Sequence[Sequence[Tensor]]
+) -> list[list[Expected]]:
+    noise = [
+        [max(distance(other[i], row) for other in others) for i, row in enumerate(one)]
+        for one, *others in zip(logits, *trials, strict=True)
+    ]
+    for path in noise:  # more trials of what the texts share
+        path[:_SHARED] = map(max, *(one[:_SHARED] for one in noise))
+    usual = statistics.median(change for path in noise for change in path)
+    least = floor(loaded)
+
+    def tolerance(change: float) -> float:
+        most = math.inf if change > _KNIFE_EDGE * usual else max(_MOST_NOISE, change / _MARGIN)
+        return min(max(least, change), most)
+
+    return [
+        [Expected(row, tolerance(change)) for row, change in zip(one, changes, strict=True)]
+        for one, changes in zip(logits, noise, strict=True)
+    ]
+
+
+@contextmanager
+def _rounded(loaded: LoadedModel, rows: int, exact: int) -> Iterator[None]:
+    """Every embedding and every block's output off by a last bit, up or down at random.
+
+    The first `exact` of the `rows` stay as they are. Of a compiled model all do: its compiler would
+    take this in for good.
+    """
+    share = _MARGIN * torch.finfo(loaded.dtype).eps
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def off(_module: Any, _args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (off(None, None, output[0]), *output[1:])
+        shape = output.shape
+        texts = [d for d in range(len(shape)) if shape[d : d + 2] == (rows, _LENGTH)]
+        sign = torch.randint(2, shape, generator=generator, dtype=torch.int8, device="cpu")
+        sign = 2 * sign - 1
+        if exact and not texts:
+            return output
+        if exact:
+            sign.narrow(texts[0], 0, exact).zero_()
+        return output * (1 + share * sign.to(output.device, output.dtype))
+
+    blocks = loaded.blocks if loaded.blocks is not None else ()
+    watched = () if is_compiled(loaded.model) else (loaded.model.get_input_embeddings(), *blocks)
+    hooks = [module.register_forward_hook(off) for module in watched]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _whole(forward: Forward, texts: Sequence[list[int]]) -> tuple[Tensor, Any]:
+    """(N, T, V) logits of texts computed at once, and the cache of the model's own that it filled.
+
+    With a cache although nothing follows: some models share keys between layers only then. None
+    where the model fails with one.
+    """
+    positions = [list(range(len(texts[0])))] * len(texts)
+    try:
+        output = forward(texts, positions, None, None, 0)
+    except (ValueError, TypeError, AttributeError, NotImplementedError):
+        output = forward(texts, positions, None, False, 0)
+    return output.logits[:, -len(texts[0]) :], cache_of(output)
+
+
+def _sizes(cache: Any, rows: int, itemsize: int) -> tuple[float, ...]:
+    """`Capabilities.position_sizes`, read from a cache of the model's own.
+
+    Configurations tell it in too many ways: shared heads, latent attention, sizes by layer.
+    """
+    found = []
+    for layer in getattr(cache, "layers", ()):
+        pair = (getattr(layer, name, None) for name in ("keys", "values"))
+        both = [t for t in pair if isinstance(t, Tensor) and t.numel()]
+        found.append(sum(t.nbytes / t.shape[-2] for t in both) / rows / itemsize)
+    return tuple(found) if any(found) else ()

@@ -1,0 +1,283 @@
+"""The most that a model can do: asked of the model itself, the most capable way first.
+
+Each way runs the test tree through our runner and is compared with the reference. The first way
+that agrees is taken, and every refusal is kept with its reason. A model is searched if it is a
+small copy, or if no small copy can speak for it; that takes up to some fifty short passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import EMPTY
+from draftsmith.errors import UnsupportedError
+from draftsmith.model.capabilities import CacheKind, Capabilities
+from draftsmith.model.forward import unwrapped
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.reference import LEAVES, PARENTS, PROMPT, Finding, Reference, distance, floor
+from draftsmith.model.replay_memory import first_recurrent_state, recurrent_cache
+from draftsmith.model.rope import scaled_by_slot
+from draftsmith.model.runner import Runner
+from draftsmith.model.windows import windows_by_slot
+
+NOT_CAUSAL = 0.3
+"""Relative change of a logits row by *later* tokens above which a model looks ahead."""
+_SHORT_CHECK = 0.3
+"""Tolerance for plain decoding where the model itself is inexact: catches a wrong cache."""
+
+Check = Callable[[Runner, Reference], list[Finding]]
+
+
+def search(loaded: LoadedModel) -> Capabilities:
+    """Find the most that a model can do, whatever `loaded.capabilities` says meanwhile.
+
+    Raises UnsupportedError if its logits depend on later tokens: it cannot generate at all.
+    """
+    reference = Reference.of(loaded, at_once=False)
+    if reference.disturbed > NOT_CAUSAL:
+        raise UnsupportedError(
+            f"{loaded.name} looks at tokens that come later (its logits change by "
+            f"{reference.disturbed:.0%}): it is no causal language model"
+        )
+    return replace(_best(loaded, reference), position_sizes=reference.sizes)
+
+
+def _best(loaded: LoadedModel, reference: Reference) -> Capabilities:
+    reasons: list[str] = []
+    if reference.disturbed > independence(loaded):
+        reasons.append(dependent(reference.disturbed))
+        reference = reference.loosely(_SHORT_CHECK)
+    elif found := _drafting(loaded, reference, reasons):
+        return found
+    plain = Capabilities("plain", own_attention(loaded), "replay", batch=False)
+    wrong = problem(loaded, ask(_check_steps, loaded, plain, reference))
+    if wrong is not None:
+        # Its own cache may be inexact. What its own `generate` does is right all the same.
+        reasons.append(f"one token at a time with its own cache: {wrong}")
+        wrong = problem(loaded, ask(_check_generate, loaded, plain, reference))
+    if wrong is not None:
+        reasons.append(f"plain decoding with its cache: {wrong}")
+        plain = replace(plain, cache="none")
+    return replace(plain, reasons=tuple(reasons))
+
+
+def independence(loaded: LoadedModel) -> float:
+    """Change of a row by its neighbours that is rounding: same shapes, so next to none.
+
+    Not zero: experts that get more tokens may compute them with another kernel.
+    """
+    return max(1e-4, 2 * torch.finfo(loaded.dtype).eps)
+
+
+def dependent(change: float) -> str:
+    """The reason for a model whose rows are not independent."""
+    return (
+        f"rows of a pass change each other's logits (by {change:.1e}; per-tensor dynamic "
+        "quantization does this), so rejected drafts would change accepted tokens"
+    )
+
+
+def own_attention(loaded: LoadedModel) -> str:
+    """The attention implementation that the model came with."""
+    return str(getattr(loaded.config, "_attn_implementation", None) or "eager")
+
+
+def ask(check: Check, loaded: LoadedModel, as_if: Capabilities, ref: Reference) -> list[Finding]:
+    """Run one check on the model as if it had these capabilities."""
+    try:
+        return check(Runner(replace(loaded, capabilities=as_if)), ref)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Models are third-party code: whatever it raises is the reason.
+        return [Finding.failure(error)]
+
+
+def problem(loaded: LoadedModel, findings: Sequence[Finding]) -> str | None:
+    """The worst of them, if they are more than rounding.
+
+    In half precision one of several may be the edge of a decision, such as which expert is taken,
+    that no trial of the reference came over.
+    """
+    wrong = [finding for finding in findings if finding.excess > 1]
+    spared = 1 if loaded.dtype.itemsize < 4 else 0
+    if len(wrong) <= spared and not any(finding.sole for finding in wrong):
+        return None
+    return str(max(wrong, key=lambda finding: finding.excess))
+
+
+def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> Capabilities | None:
+    """The first way to verify drafts that agrees; None if none does. Adds to `reasons`."""
+    cache: CacheKind = "replay" if _is_recurrent(loaded) else "rows"
+    if cache == "replay":
+        reasons.append("trees: a recurrent state follows one branch only")
+        if recurrent_cache(loaded.config) is None:
+            reasons.append(
+                "chains: this version of transformers keeps the recurrent state in a layout that "
+                "cannot be copied and put back; with transformers 5 it can"
+            )
+            return None
+    elif windows_by_slot(loaded.config):  # wider ones than the self-test's texts, usually
+        reasons.append("trees: it limits layers to a window by slot, not by position")
+    else:
+        for attention in ("draftsmith", "sdpa", "eager"):
+            tree = Capabilities("tree", attention, "rows", batch=True)
+            wrong = problem(loaded, ask(_check_tree, loaded, tree, reference))
+            if wrong is None:
+                return _sharing(loaded, tree, reference, reasons)
+            reasons.append(f"trees with {attention} attention: {wrong}")
+    chain = Capabilities("chain", own_attention(loaded), cache, batch=False)
+    wrong = problem(loaded, ask(_check_chain, loaded, chain, reference))
+    if wrong is None:
+        return replace(chain, reasons=tuple(reasons))
+    reasons.append(f"chains: {wrong}")
+    return None
+
+
+def _sharing(
+    loaded: LoadedModel, tree: Capabilities, reference: Reference, reasons: list[str]
+) -> Capabilities:
+    """The best way in which rows share passes, for a model that verifies trees."""
+    if scaled_by_slot(loaded.config) is not None:
+        wrong: str | None = "it scales queries by slot, not by position"
+    else:
+        wrong = problem(loaded, ask(_check_batch, loaded, tree, reference))
+    if wrong is not None:
+        reasons.append(f"several rows in one pass: {wrong}")
+        return replace(tree, batch=False, reasons=tuple(reasons))
+    packed = tree.attention == "draftsmith"
+    if packed:
+        wrong = problem(loaded, ask(_check_packed, loaded, replace(tree, packed=True), reference))
+        if wrong is not None:
+            reasons.append(f"several rows without padding: {wrong}")
+    return replace(tree, packed=packed and wrong is None, reasons=tuple(reasons))
+
+
+def _check_tree(runner: Runner, ref: Reference) -> list[Finding]:
+    row = runner.open(ref.prompt)
+    runner.prefill(row)
+    output = runner.forward([row], [ref.draft])[0].logits
+    found = [ref.at(output[1 + node], node) for node in range(-1, len(PARENTS))]
+    # Accept the branch that is not first in memory, then take one plain step: compaction works.
+    path, leaf = LEAVES[1][:-1], LEAVES[1][-1]
+    runner.commit([row], [path], [[ref.nodes[node] for node in (*path, leaf)]])
+    step = ref.at(runner.forward([row], [EMPTY])[0].logits[0], leaf)
+    runner.close(row)
+    return [*found, replace(step, sole=True)]
+
+
+def _check_batch(runner: Runner, ref: Reference) -> list[Finding]:
+    """A tree beside a shorter row whose chain is the rest of the prompt."""
+    row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
+    runner.prefill(row)
+    runner.prefill(short)
+    tree, line = runner.forward([row, short], [ref.draft, ref.reading(PROMPT - 4, PROMPT)])
+    found = [ref.at(tree.logits[1 + node], node) for node in range(-1, len(PARENTS))]
+    return found + [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line.logits)]
+
+
+def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
+    """Beside a tree and a chain a plain row and a chunk, in an order that mixes lengths."""
+    chunked, plain = runner.open(ref.prompt), runner.open(ref.prompt[:3])
+    runner.prefill(plain)
+    row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
+    runner.prefill(row)
+    rows = [plain, chunked, row, short]
+    chain = ref.reading(PROMPT - 4, PROMPT)
+    takes = [len(plain.pending), 5, len(row.pending), len(short.pending)]
+    one, none, tree, line = runner.forward(rows, [EMPTY, EMPTY, ref.draft, chain], takes)
+    found = [ref.along(one.logits[0], 0, 2)]
+    found += [ref.at(tree.logits[1 + node], node) for node in range(-1, len(PARENTS))]
+    found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line.logits)]
+    assert not len(none.logits)
+    # Accept the branch that is not first in memory, then go on: each row kept what is its own.
+    path, leaf = LEAVES[1][:-1], LEAVES[1][-1]
+    runner.commit(
+        rows,
+        [(), (), path, range(4)],
+        [[ref.prompt[3]], (), [ref.nodes[node] for node in (*path, leaf)], [*chain.tokens, 0]],
+    )
+    outputs = runner.forward(rows[:3], [EMPTY] * 3)
+    steps = [
+        ref.along(outputs[0].logits[0], 0, 3),
+        ref.along(outputs[1].logits[0], 0, PROMPT - 1),
+        ref.at(outputs[2].logits[0], leaf),
+    ]
+    return found + [replace(step, sole=True) for step in steps]
+
+
+def _check_chain(runner: Runner, ref: Reference) -> list[Finding]:
+    """A chain accepted in part, then one accepted whole, then every token alone.
+
+    The last belongs to it: a step without a draft must continue as the verified chains do.
+    """
+    row = runner.open(ref.prompt)
+    runner.prefill(row)
+    first, last = LEAVES[0], LEAVES[1]
+    output = runner.forward([row], [ref.chain(first)])[0].logits
+    found = [ref.at(got, node) for got, node in zip(output, (-1, *first), strict=True)]
+    state = first_recurrent_state(row.state)
+    runner.commit([row], [[0]], [[ref.nodes[first[0]], ref.nodes[last[1]]]])
+    output = runner.forward([row], [ref.chain(last[2:])])[0].logits
+    found += [ref.at(got, node) for got, node in zip(output, last[1:], strict=True)]
+    runner.close(row)
+    return found + _check_steps(runner, ref, state)
+
+
+def _check_steps(runner: Runner, ref: Reference, state: Tensor | None = None) -> list[Finding]:
+    """The first path, one token at a time from its very beginning; to end in `state`, if given.
+
+    Small weights may hide from the logits that a state was not continued, but it shows itself.
+    """
+    ids = ref.text(0)
+    row, found = runner.open(ids[:1]), []
+    for position, following in enumerate([*ids[1:], None]):
+        found.append(ref.along(runner.forward([row], [EMPTY])[0].logits[0], 0, position))
+        if following is not None:
+            runner.commit([row], [[]], [[following]])
+    stepped = first_recurrent_state(row.state)
+    if state is not None and stepped is not None:
+        found.append(state_finding(runner, state, stepped))
+    runner.close(row)
+    return found
+
+
+def state_finding(runner: Runner, state: Tensor, stepped: Tensor) -> Finding:
+    """Judge a recurrent state by another one after the same tokens."""
+    error = distance(stepped.flatten(), state.flatten())
+    return Finding(error, floor(runner.loaded), "the recurrent state differs", sole=True)
+
+
+def _check_generate(runner: Runner, ref: Reference) -> list[Finding]:
+    """Steps that say what the model's own `generate` says."""
+    model, steps = runner.loaded.model, 3
+    ids = torch.tensor([ref.prompt], device=runner.loaded.device)
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=steps,
+        min_new_tokens=steps,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    row, found = runner.open(ref.prompt), []
+    for theirs, token in zip(out.logits, out.sequences[0, PROMPT:].tolist(), strict=True):
+        ours = runner.forward([row], [EMPTY])[0].logits[0]
+        found.append(Finding(distance(ours, theirs[0]), floor(runner.loaded)))
+        runner.commit([row], [[]], [[token]])
+    runner.close(row)
+    return found
+
+
+def _is_recurrent(loaded: LoadedModel) -> bool:
+    config, model = loaded.config, loaded.model
+    own = unwrapped(model)
+    if getattr(own, "_is_stateful", False) or recurrent_cache(config) is not None:
+        return True
+    types = set(getattr(config, "layer_types", None) or ())
+    types |= set(getattr(config, "layers_block_type", None) or ())
+    return bool(types & {"conv", "linear_attention", "mamba", "hybrid", "recurrent"})

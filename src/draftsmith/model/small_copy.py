@@ -1,0 +1,245 @@
+"""A small random model of the same architecture: what it can do, weights do not decide.
+
+It has few layers, but one of each kind, few heads of the same width, narrow feed-forward layers and
+few token ids. All else is as configured: windows, scaling, caps, sinks, experts, positions.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+import draftsmith
+from draftsmith.errors import UnsupportedError, first_line
+from draftsmith.model.forward import unwrapped
+from draftsmith.model.loaded import LoadedModel
+
+LAYERS = 2
+"""Fewest decoder blocks; there are more where that is too few for one of each kind."""
+HEADS = 2
+"""Most key heads, and most query heads that share one."""
+HIDDEN = 128
+"""Most hidden size where it does not follow from the heads."""
+INNER = 32
+"""Width of feed-forward layers."""
+VOCABULARY = 256
+MOST_PARAMETERS = 60_000_000
+"""A larger copy would cost more than it saves."""
+
+_WITH_HIDDEN = ("hidden_size", "mamba_n_heads", "mamba_num_heads", "mamba_d_ssm",
+                "word_embed_proj_dim")  # fmt: skip
+"""Widths that keep their ratio to the number of heads."""
+_SHARING = "num_kv_shared_layers"
+_VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
+_NOTES = ("_name_or_path", "_commit_hash", "architectures", "torch_dtype", "id2label",
+          "label2id", "quantization_config", "transformers_version")  # fmt: skip
+"""Entries of a configuration that change nothing for a copy."""
+
+
+def small_config(loaded: LoadedModel) -> Any:
+    """The configuration of a model's copy.
+
+    Raises UnsupportedError for a model whose class is not one of transformers', and so cannot be
+    known from what it is called.
+    """
+    own = unwrapped(loaded.model)
+    if not _is_known(type(own)):
+        raise UnsupportedError(f"{type(own).__name__} is no class of transformers")
+    config = copy.deepcopy(own.config)
+    layers = _layers_needed(loaded)
+    try:
+        for part in _parts(config):
+            for name in _NOTES:
+                vars(part).pop(name, None)
+            vars(part)["dtype"] = None  # transformers 4 looks for it
+            _narrow(part)
+        _shorten(config.get_text_config(decoder=True), layers)
+    except Exception as error:  # configurations refuse values in many ways
+        raise UnsupportedError(f"no small copy of it can be made ({_what(error)})") from error
+    return config
+
+
+def small_copy(loaded: LoadedModel, config: Any) -> LoadedModel:
+    """The copy, in float32 on the same device, with the attention that the model came with.
+
+    Raises UnsupportedError with the reason where none can be made.
+    """
+    own = unwrapped(loaded.model)
+    # What modules draw at random when they are made must not move the user's generator.
+    with torch.random.fork_rng(devices=()), torch.inference_mode(mode=False):
+        try:
+            with torch.device("meta"):
+                size = sum(parameter.numel() for parameter in _made(config, own).parameters())
+            if size > MOST_PARAMETERS:
+                raise UnsupportedError(f"it would have {size:,} parameters")
+            with torch.device("cpu"):
+                made = _made(config, own)
+        except Exception as error:
+            raise UnsupportedError(f"no small copy of it can be made ({_what(error)})") from error
+    if type(made) is not type(own):
+        raise UnsupportedError(f"its configuration is that of a {type(made).__name__}")
+    generator = torch.Generator("cpu").manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.ndim >= 2:
+                noise = torch.randn(parameter.shape, generator=generator, device="cpu")
+                parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+    made = made.to(loaded.device).eval()
+    return LoadedModel(made, None, loaded.capabilities, f"a small copy of {loaded.name}")
+
+
+def identity(loaded: LoadedModel, config: Any) -> dict[str, Any]:
+    """What findings on a copy with this configuration hold for, as JSON gives it back."""
+    own = unwrapped(loaded.model)
+    found = {
+        "class": f"{type(own).__module__}.{type(own).__qualname__}",
+        "config": config.to_dict(),
+        "attention": getattr(own.config, "_attn_implementation", None),
+        "device": loaded.device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "draftsmith": draftsmith.__version__,
+        "code": _code(own),
+    }
+    return json.loads(json.dumps(found, sort_keys=True, default=str))  # type: ignore[no-any-return]
+
+
+def _code(own: Any) -> str:
+    """A checksum of the code that runs: versions do not tell of edits, nor of replaced methods."""
+    kinds = {type(module) for module in own.modules() if _is_known(type(module))}
+    forwards = [(repr(kind), _bytecode(kind.forward)) for kind in sorted(kinds, key=repr)]
+    modeling = Path(inspect.getsourcefile(type(own)) or "")
+    files = [*sorted(Path(__file__).parent.rglob("*.py")), modeling]
+    sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
+    return hashlib.sha256(repr((forwards, sums)).encode()).hexdigest()
+
+
+def _is_known(kind: type) -> bool:
+    """Whether a class is one of transformers'."""
+    return kind.__module__.startswith("transformers.")
+
+
+def _bytecode(function: Any) -> Any:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code and (code.co_code, code.co_names)
+
+
+def _what(error: Exception) -> str:
+    if isinstance(error, UnsupportedError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _made(config: Any, own: Any) -> Any:
+    implementation = getattr(own.config, "_attn_implementation", None)
+    return AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, attn_implementation=implementation
+    )
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """A configuration and those within it."""
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PretrainedConfig):
+            yield from _parts(value)
+
+
+def _narrow(config: Any) -> None:
+    """Leave few and narrow weights; the width and the kind of heads stay."""
+    attends = _number(config, "num_attention_heads") > 0
+    name = "num_attention_heads" if attends else "num_heads"
+    heads, hidden = _number(config, name), _number(config, "hidden_size")
+    if heads and hidden:
+        groups = _number(config, "num_key_value_heads" if attends else "n_groups") or heads
+        shared = min(heads // groups, HEADS)
+        few = min(groups, HEADS if shared > 1 else 2 * HEADS) if attends else groups
+        fewer = few * shared
+        apart = attends and _number(config, "head_dim") * heads not in (0, hidden)
+        if apart and not any("mamba" in other for other in vars(config)):
+            config.hidden_size = min(hidden, HIDDEN)
+        elif any(_number(config, other) * fewer % heads for other in _WITH_HIDDEN):
+            fewer, few = heads, groups
+        else:
+            for other in _WITH_HIDDEN:
+                if old := _number(config, other):
+                    setattr(config, other, old * fewer // heads)
+        setattr(config, name, fewer)
+        if hasattr(config, "num_key_value_heads"):
+            config.num_key_value_heads = few
+    for other, value in list(vars(config).items()):
+        if "intermediate_size" in other and value:
+            setattr(config, other, [INNER] * len(value) if isinstance(value, list) else INNER)
+    for other in _VOCABULARIES:
+        if _number(config, other) > VOCABULARY:
+            setattr(config, other, VOCABULARY)
+    for other, value in list(vars(config).items()):
+        if other.endswith(("_token_id", "_token_index")):
+            setattr(config, other, _known_ids(value))
+
+
+def _known_ids(ids: Any) -> Any:
+    """Token ids, those that a small vocabulary lacks as 0."""
+    if isinstance(ids, list):
+        return [_known_ids(one) for one in ids]
+    return 0 if isinstance(ids, int) and ids >= VOCABULARY else ids
+
+
+def _number(config: Any, name: str) -> int:
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # what a configuration raises that wants to be asked layer by layer
+        return 0
+    return value if type(value) is int else 0
+
+
+def _shorten(config: Any, layers: list[int]) -> None:
+    """Leave these layers, also of what is configured layer by layer."""
+    for name in _by_layer(config):
+        old = getattr(config, name)
+        setattr(config, name, [old[layer] for layer in layers])
+    if _number(config, _SHARING):
+        config.num_kv_shared_layers = min(config.num_kv_shared_layers, len(layers) // 2)
+    config.num_hidden_layers = len(layers)
+
+
+def _by_layer(config: Any) -> list[str]:
+    """Names of the lists with an entry for each layer."""
+    layers = _number(config, "num_hidden_layers")
+    return [
+        name
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == layers and value != list(range(layers))
+    ]
+
+
+def _layers_needed(loaded: LoadedModel) -> list[int]:
+    """The first layers, so many that each kind is among them; all where kinds are unknown.
+
+    Where the last ones use keys of earlier ones, as many of these besides.
+    """
+    config, blocks = loaded.config, loaded.blocks
+    layers, sharing = _number(config, "num_hidden_layers"), _number(config, _SHARING)
+    if blocks is None:
+        return list(range(layers))
+    lists = [getattr(config, name) for name in _by_layer(config)]
+    kinds = [repr((_classes(block), [one[i] for one in lists])) for i, block in enumerate(blocks)]
+    first = max(LAYERS, *(1 + kinds.index(kind) for kind in kinds[: layers - sharing]))
+    last = min(first, sharing)
+    kept = {*range(min(first, layers)), *range(layers - last, layers)}
+    return sorted(kept)
+
+
+def _classes(block: nn.Module) -> list[tuple[str, type]]:
+    return [(name, type(module)) for name, module in block.named_modules()]

@@ -1,0 +1,167 @@
+"""Calls in Python's syntax: the pythonic format of Llama 3.2 and 4."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import isfinite
+from typing import Any
+
+from draftsmith.server.calls.source import (
+    Call,
+    NoCall,
+    Parser,
+    Source,
+    called,
+    finished,
+    must,
+    peek,
+    ready,
+    run,
+    separated,
+    space,
+    taken,
+    tool,
+)
+
+CONSTANTS = {
+    "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
+}  # fmt: skip
+"""Of Python, and of JSON: models write either."""
+
+_WORD, _NUMERAL = re.compile(r"\w+"), re.compile(r"[-+.\w]+")
+_PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
+_SHORT = {
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0",
+    "\\": "\\", "'": "'", '"': '"', "\n": "",
+}  # fmt: skip
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
+    """[name(key=value, …), …] of known tools; without a mark it is the whole answer."""
+    found = list[Call]()
+    yield from space(source)
+    yield from must(source, "[")
+    more = True
+    while more:
+        yield from space(source)
+        name = yield from tool(source)
+        yield from must(source, "(")
+        arguments = yield from _keywords(source)
+        found.append(called(name, json.dumps(arguments, ensure_ascii=False)))
+        more = yield from separated(source, "]")
+    if not mark:
+        yield from finished(source)
+    return found
+
+
+def _keywords(source: Source) -> Parser[dict[str, Any]]:
+    found: dict[str, Any] = {}
+    yield from space(source)
+    more = not (yield from taken(source, ")"))
+    while more:
+        name = yield from run(source, _WORD)
+        yield from space(source)
+        yield from must(source, "=")
+        found[name] = yield from literal(source)
+        more = yield from separated(source, ")")
+    return found
+
+
+def literal(source: Source) -> Parser[Any]:
+    """Return the value of a string, a number, a constant, a list, a tuple or a dict."""
+    yield from space(source)
+    letter = yield from peek(source)
+    if letter in ("'", '"'):
+        return (yield from string(source))
+    if letter in ("[", "("):
+        source.at += 1
+        return (yield from _items(source, "]" if letter == "[" else ")"))
+    if letter == "{":
+        source.at += 1
+        return (yield from _pairs(source))
+    word = yield from run(source, _NUMERAL)
+    if word in CONSTANTS:
+        return CONSTANTS[word]
+    try:
+        number = float(word)
+        exact = int(word) if word.lstrip("+-").isdecimal() else number
+    except (ValueError, OverflowError):
+        raise NoCall from None
+    if not isfinite(number):
+        raise NoCall
+    return exact
+
+
+def _items(source: Source, end: str) -> Parser[list[Any]]:
+    found = list[Any]()
+    yield from space(source)
+    while not (yield from taken(source, end)):
+        found.append((yield from literal(source)))
+        yield from _comma(source, end)
+    return found
+
+
+def _pairs(source: Source) -> Parser[dict[str, Any]]:
+    found: dict[str, Any] = {}
+    yield from space(source)
+    while not (yield from taken(source, "}")):
+        key = yield from literal(source)
+        if not isinstance(key, str):
+            raise NoCall
+        yield from space(source)
+        yield from must(source, ":")
+        found[key] = yield from literal(source)
+        yield from _comma(source, "}")
+    return found
+
+
+def _comma(source: Source, end: str) -> Parser[None]:
+    """Skip a comma, which may be left out before the end."""
+    yield from space(source)
+    if (yield from peek(source)) != end:
+        yield from must(source, ",")
+        yield from space(source)
+
+
+def string(source: Source) -> Parser[str]:
+    """Return what a string literal means; a line may end in any of them."""
+    quote = source.text[source.at]
+    yield from ready(source, 3)
+    end = 3 * quote if source.text.startswith(3 * quote, source.at) else quote
+    source.at += len(end)
+    found = ""
+    while not (yield from taken(source, end)):
+        found += yield from run(source, _PLAIN[quote])
+        if (yield from taken(source, "\\")):
+            found += yield from _escaped(source)
+        elif end != quote and not (yield from _ends(source, end)):
+            found += quote
+            source.at += 1
+        elif not (yield from ready(source)):
+            raise NoCall
+    # Models also write a character as JSON does, by two escapes.
+    return found.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _ends(source: Source, end: str) -> Parser[bool]:
+    """Whether a string ends here, or the answer."""
+    yield from ready(source, len(end))
+    return source.text.startswith(end, source.at) or len(source.text) == source.at
+
+
+def _escaped(source: Source) -> Parser[str]:
+    """Return what an escape sequence means behind its backslash; an unknown one stays as it is."""
+    letter = yield from peek(source)
+    source.at += len(letter)
+    count = _DIGITS.get(letter)
+    if count is None:
+        return _SHORT.get(letter, "\\" + letter)
+    yield from ready(source, count)
+    digits = source.text[source.at : source.at + count]
+    source.at += len(digits)
+    try:
+        return chr(int(digits, 16))
+    except (ValueError, OverflowError):
+        raise NoCall from None

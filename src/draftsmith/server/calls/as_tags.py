@@ -1,0 +1,187 @@
+"""Calls whose arguments stand as plain text between tags: Qwen3-Coder and GLM."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.server.calls.as_python import CONSTANTS
+from draftsmith.server.calls.source import (
+    Call,
+    NoCall,
+    Parser,
+    Source,
+    called,
+    closing,
+    must,
+    space,
+    taken,
+    tool,
+    until,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The tags of a format; white space may stand before each of them, but for `value_end`.
+
+    Nothing in a value is escaped, so one that holds `value_end` and what may follow it looks as if
+    it ended there. Of several places where closing tags follow, the last before another call, or
+    before the answer's end, is the value's end.
+    """
+
+    opening: str
+    """Before a call; may be left out where `name` is a tag."""
+    name: str
+    """Before a tool's name."""
+    name_end: str
+    key: str
+    """Before a parameter's name."""
+    key_end: str
+    value: str
+    """Before a value; "": it follows at once."""
+    value_end: str
+    closing: tuple[str, ...]
+    """Behind the last value. The answer's end may cut off all but the first."""
+    lines: bool
+    """Whether a value stands on lines of its own."""
+
+    def parse(self, source: Source, mark: str) -> Parser[list[Call]]:
+        """Read one call; `mark` is `opening` or `name`."""
+        if mark == self.opening:
+            yield from space(source)
+            yield from must(source, self.name)
+        name = yield from tool(source)
+        yield from must(source, self.name_end)
+        schema = source.tools[name]
+        values: dict[str, Any] = {}
+        yield from space(source)
+        while (key := (yield from self._key(source))) is not None:
+            text = yield from self._value(source, {*values, key}, schema)
+            values[key] = typed(text, key, schema)
+            yield from space(source)
+        if not (yield from self._closed(source)):
+            raise NoCall
+        return [called(name, json.dumps(values, ensure_ascii=False))]
+
+    def _key(self, source: Source) -> Parser[str | None]:
+        """Skip a parameter's name, up to its value, and return it; None if there is no `key`."""
+        if not (yield from taken(source, self.key)):
+            return None
+        name = yield from until(source, self.key_end)
+        if self.value:
+            yield from space(source)
+            yield from must(source, self.value)
+        return name.strip()
+
+    def _closed(self, source: Source) -> Parser[bool]:
+        """Skip the closing tags; return whether the first of them is there."""
+        first, *others = self.closing
+        if not (yield from taken(source, first)):
+            return False
+        for tag in others:
+            yield from closing(source, tag)
+        return True
+
+    def _value(self, source: Source, seen: set[str], schema: Any) -> Parser[str]:
+        """Return the text of a value, and skip what ends it."""
+        begin = search = source.at
+        last, behind = -1, 0
+        while True:
+            place = source.text.find(self.value_end, search)
+            if last >= 0 and (self._opens(source, behind, place) or (place < 0 and source.ended)):
+                break  # the last place is known
+            if place < 0:
+                if source.ended:
+                    raise NoCall
+                search = max(search, len(source.text) - len(self.value_end) + 1)
+                yield
+                continue
+            source.at = place + len(self.value_end)
+            yield from space(source)
+            if (yield from self._goes_on(source, seen, schema)):
+                last = place
+                break
+            if (yield from self._closed(source)):
+                last, behind = place, source.at
+            search = place + 1
+        source.at = last + len(self.value_end)
+        text = source.text[begin:last]
+        return text[1:].removesuffix("\n") if self.lines and text.startswith("\n") else text
+
+    def _goes_on(self, source: Source, seen: set[str], schema: Any) -> Parser[bool]:
+        """Whether another parameter that the tool may have follows; skips nothing."""
+        here = source.at
+        try:
+            key = yield from self._key(source)
+        except NoCall:
+            key = None
+        source.at = here
+        properties = _properties(schema)
+        return key is not None and key not in seen and (not properties or key in properties)
+
+    def _opens(self, source: Source, begin: int, end: int) -> bool:
+        """Whether another call begins in a part of the text; `end` -1: up to where it came."""
+        names = "|".join(map(re.escape, source.tools))
+        first = re.escape(self.opening) + r"\s*" + re.escape(self.name)
+        found = re.compile(rf"{first}(?:{names})\s*[<>]").search(source.text, begin)
+        return found is not None and (end < 0 or found.start() < end)
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def typed(text: str, key: str, schema: Any) -> Any:
+    """Return the value that a parameter's text means: the text where the schema wants a string.
+
+    Where the schema leaves it open, text that is JSON, or a constant of Python, is that value.
+    """
+    kinds = _kinds(_properties(schema).get(key), schema)
+    if kinds == {"string"}:
+        return text
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        value = CONSTANTS.get(text.strip(), text)
+    kind = "number" if _kind(value) == "integer" and "integer" not in kinds else _kind(value)
+    return text if kind == "string" or ("string" in kinds and kind not in kinds) else value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)
+
+
+def _kind(value: Any) -> str:
+    """Return the name that JSON schemas have for a value's type."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    names = {str: "string", int: "integer", float: "number", list: "array"}
+    return names.get(type(value), "object")
+
+
+def _kinds(schema: Any, root: Any, deepest: int = 8) -> set[str]:
+    """Return the types that a schema allows, as far as it says."""
+    if not isinstance(schema, Mapping) or not deepest:
+        return set()
+    told = schema.get("type")
+    kinds = {told} if isinstance(told, str) else set(told if isinstance(told, list) else ())
+    constants = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not kinds and isinstance(constants, list):
+        kinds = {_kind(constant) for constant in constants}
+    parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name) or ()]
+    if isinstance(reference := schema.get("$ref"), str):
+        parts.append(_at(root, reference))
+    return kinds.union(*(_kinds(part, root, deepest - 1) for part in parts))
+
+
+def _at(root: Any, reference: str) -> Any:
+    """Return the part of a schema that a reference within it names; None if there is none."""
+    for name in reference.removeprefix("#").split("/")[1:]:
+        root = root.get(name) if isinstance(root, Mapping) else None
+    return root

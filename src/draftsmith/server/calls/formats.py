@@ -1,0 +1,109 @@
+"""The table of formats: what marks a call, who parses it, and which chat templates teach it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from draftsmith.server.calls import as_json
+from draftsmith.server.calls.as_python import pythonic
+from draftsmith.server.calls.as_tags import Tags
+from draftsmith.server.calls.source import CallParser
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way in which models write calls."""
+
+    marks: tuple[str, ...]
+    """What stands before a call."""
+    parse: CallParser
+    """Reads what stands behind a mark."""
+    taught: str
+    """Regular expression of what a chat template holds that teaches it."""
+    example: str
+    """What a call looks like."""
+    bare: str = ""
+    """First characters of an answer that may consist of calls without a mark."""
+    inside: tuple[str, ...] = ()
+    """Further tags, which a tokenizer may have as special tokens."""
+
+
+_QWEN3_CODER = Tags(
+    "<tool_call>", "<function=", ">", "<parameter=", ">", "", "</parameter>",
+    ("</function>", "</tool_call>"), lines=True,
+)  # fmt: skip
+_GLM = Tags(
+    "<tool_call>", "", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+    ("</tool_call>",), lines=False,
+)  # fmt: skip
+
+_CALL = '{"name": "NAME", "arguments": {"KEY": "VALUE"}}'
+
+FORMATS = {
+    "qwen3-coder": Format(
+        ("<tool_call>", "<function="), _QWEN3_CODER.parse, r"<parameter=",
+        "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm": Format(
+        ("<tool_call>",), _GLM.parse, r"<arg_key>",
+        "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+    ),
+    "hermes": Format(
+        ("<tool_call>",), as_json.closed("</tool_call>"), r"<tool_call>",
+        f"<tool_call>\n{_CALL}\n</tool_call>", inside=("</tool_call>",),
+    ),
+    "deepseek": Format(
+        ("<｜tool▁calls▁begin｜>",), as_json.deepseek, r"<｜tool▁calls▁begin｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{"KEY": "VALUE"}'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        inside=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+                "<｜tool▁calls▁end｜>"),
+    ),
+    "mistral": Format(
+        ("[TOOL_CALLS]",), as_json.mistral, r"\[(TOOL_CALLS|AVAILABLE_TOOLS)\]",
+        f"[TOOL_CALLS][{_CALL}]", inside=("[ARGS]", "[CALL_ID]"),
+    ),
+    "phi4": Format(
+        ("<|tool_call|>", "functools"), as_json.open_ended("<|/tool_call|>"),
+        r"<\|/tool_call\|>|functools\[", f"<|tool_call|>[{_CALL}]<|/tool_call|>",
+        inside=("<|/tool_call|>",),
+    ),
+    "granite": Format(
+        ("<|tool_call|>", "<tool_call>", "<function_call>"),
+        as_json.open_ended("</tool_call>", "</function_call>"),
+        r"<\|tool_call\|>|<function_call>", f"<|tool_call|>[{_CALL}]",
+    ),
+    "pythonic": Format(
+        ("<|python_tag|>",), pythonic, r"\[func_name1\(", '[NAME(KEY="VALUE")]', bare="[",
+    ),
+    "llama": Format(
+        ("<|python_tag|>",), as_json.llama, r"(?s)\btools\b.*parameters",
+        '{"name": "NAME", "parameters": {"KEY": "VALUE"}}', bare="{[",
+    ),
+}  # fmt: skip
+"""By name; the first that a template teaches is its own."""
+
+
+def family_of(tokenizer: Any) -> str | None:
+    """Return the name of the format that a chat template teaches its model; None: of none."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    return next((name for name, row in FORMATS.items() if re.search(row.taught, template)), None)
+
+
+def shows_tools(tokenizer: Any) -> bool:
+    """Return whether a chat template reads the tools of a request."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    return re.search(r"\btools\b", template) is not None
+
+
+def markers_of(tokenizer: Any) -> dict[int, str]:
+    """Return the tags that a tokenizer has as special tokens, by id: no text shows these."""
+    added = tokenizer.get_added_vocab()
+    shown = {
+        token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items()
+        if not about.special
+    }  # fmt: skip
+    tags = {tag for row in FORMATS.values() for tag in (*row.marks, *row.inside)}
+    return {added[tag]: tag for tag in tags if tag in added and added[tag] not in shown}

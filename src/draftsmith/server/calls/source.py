@@ -1,0 +1,169 @@
+"""The text that parsers of tool calls read while it comes, and the least things that they do.
+
+A parser is a generator. It yields where it needs more text, returns what it has read, and raises
+`NoCall` as soon as the text cannot be a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Parser = Generator[None, None, T]
+
+NAME = re.compile(r"[\w.:/-]+")
+"""A tool's name."""
+
+
+class NoCall(Exception):
+    """The text is no call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call; `arguments` is JSON text, as OpenAI's clients expect it."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+
+@dataclass(slots=True)
+class Source:
+    """An answer's text as far as it came, and where its parser stands."""
+
+    tools: Mapping[str, Any]
+    """The tools that may be called, each with the JSON schema of its parameters, or None."""
+    text: str = ""
+    at: int = 0
+    ended: bool = False
+    """Whether no more text comes."""
+
+
+CallParser = Callable[[Source, str], Parser[list[Call]]]
+"""(source, mark) → calls; the source stands behind the mark, "" at the beginning of an answer."""
+
+
+def ready(source: Source, count: int = 1) -> Parser[bool]:
+    """Wait for `count` characters; return False if the answer ends before."""
+    while len(source.text) < source.at + count:
+        if source.ended:
+            return False
+        yield
+    return True
+
+
+def peek(source: Source) -> Parser[str]:
+    """Return the next character, or "" at the answer's end."""
+    there = yield from ready(source)
+    return source.text[source.at] if there else ""
+
+
+def space(source: Source) -> Parser[None]:
+    """Skip white space."""
+    while (yield from peek(source)) in (" ", "\t", "\r", "\n"):
+        source.at += 1
+
+
+def taken(source: Source, word: str) -> Parser[bool]:
+    """Skip a word if it is there; return whether it was."""
+    while True:
+        there = source.text[source.at : source.at + len(word)]
+        if there == word:
+            source.at += len(word)
+            return True
+        if source.ended or not word.startswith(there):
+            return False
+        yield
+
+
+def must(source: Source, word: str) -> Parser[None]:
+    """Skip a word; raise NoCall if it is not there."""
+    if not (yield from taken(source, word)):
+        raise NoCall
+
+
+def closing(source: Source, *tags: str) -> Parser[bool]:
+    """Skip white space and one of some tags, of which the answer's end may cut off a part.
+
+    Skip nothing, and return False, if none of them is there.
+    """
+    begin = source.at
+    yield from space(source)
+    for tag in tags:
+        if (yield from taken(source, tag)):
+            return True
+    rest = source.text[source.at :]
+    if source.ended and any(tag.startswith(rest) for tag in tags):
+        source.at = len(source.text)
+        return True
+    source.at = begin
+    return False
+
+
+def until(source: Source, word: str) -> Parser[str]:
+    """Return the text before a word, and skip both; raise NoCall if the word never comes."""
+    begin = seen = source.at
+    while (found := source.text.find(word, seen)) < 0:
+        if source.ended:
+            raise NoCall
+        seen = max(begin, len(source.text) - len(word) + 1)
+        yield
+    source.at = found + len(word)
+    return source.text[begin:found]
+
+
+def run(source: Source, pattern: re.Pattern[str]) -> Parser[str]:
+    """Skip and return the longest text of the characters that a pattern repeats; maybe ""."""
+    begin = source.at
+    while True:
+        found = pattern.match(source.text, source.at)
+        source.at = found.end() if found else source.at
+        if source.at < len(source.text) or source.ended:
+            return source.text[begin : source.at]
+        yield
+
+
+def tool(source: Source) -> Parser[str]:
+    """Return the name of a tool; raise NoCall if there is none of that name."""
+    name = yield from run(source, NAME)
+    if name not in source.tools:
+        raise NoCall
+    return name
+
+
+def separated(source: Source, end: str) -> Parser[bool]:
+    """Skip a comma, or the end of a list; return whether the list goes on."""
+    yield from space(source)
+    if (yield from taken(source, end)):
+        return False
+    yield from must(source, ",")
+    yield from space(source)
+    return True
+
+
+def finished(source: Source) -> Parser[None]:
+    """Raise NoCall if anything but white space follows."""
+    yield from space(source)
+    if (yield from ready(source)):
+        raise NoCall
+
+
+def called(name: Any, arguments: str) -> Call:
+    """Return a call with JSON text for arguments, or with the string that this text spells.
+
+    Raises NoCall for half of a surrogate pair, which no response can hold.
+    """
+    try:
+        value = json.loads(arguments)
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except ValueError:
+        raise NoCall from None
+    if not isinstance(name, str):
+        raise NoCall
+    return Call(name, value if isinstance(value, str) else arguments)

@@ -1,0 +1,99 @@
+"""Prompts told back, with the log-probabilities that the model gives their tokens.
+
+A prompt is scored as an answer to its first token: a processor lets every next token be the
+prompt's, and a drafter drafts them all. So the passes are those of any answer, shared with others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.sampling import Distribution
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Job
+from draftsmith.engine.request import Drafting
+from draftsmith.server.alternatives import Logprob, logprob_of
+from draftsmith.text.tokenizer import StreamDecoder
+
+WIDTH = 64
+"""Tokens of a prompt that a pass scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as a completion tells it back."""
+
+    text: str
+    offsets: tuple[int, ...] = ()
+    """Where each token's own text begins."""
+    logprobs: list[Logprob] = field(default_factory=list)
+    """Of each token, the first of which has none."""
+
+
+class Recital:
+    """A processor by which an answer goes on as a prompt does; notes what the model says to it."""
+
+    def __init__(self, ids: Sequence[int], top: int, logprobs: list[Logprob]) -> None:
+        """`top`: alternatives for each token. `logprobs`: where it adds what it finds."""
+        self._ids, self._top, self._logprobs = ids, top, logprobs
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        token = self._ids[ids.shape[1]]
+        self._logprobs.append(logprob_of(token, scores[0].log_softmax(-1), self._top))
+        forced = scores.new_full(scores.shape, -math.inf)
+        forced[0, token] = 0.0
+        return forced
+
+
+@dataclass(frozen=True)
+class _Prompt(Drafter):
+    """Drafts a prediction word for word, from its beginning."""
+
+    name = "prompt"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Reading()
+
+    def bytes_for(self, positions: int) -> int:  # noqa: ARG002
+        return 0
+
+
+class _Reading(DrafterState):
+    def draft(self, ctx: Context) -> Draft:
+        done = len(ctx.ids)
+        return Draft.chain(ctx.prediction[done : done + min(ctx.budget, ctx.depth)], "prompt")
+
+
+def echo_of(engine: Engine, prompt: Any, top: int | None, salt: str) -> tuple[Echo, Job | None]:
+    """Return a prompt as it is told back, and the job that writes its log-probabilities.
+
+    `top`: alternatives for each token; None: no log-probabilities. No job where there are none to
+    compute. Raises PromptError.
+    """
+    ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
+    decoder, text, starts = StreamDecoder(tokenizer), "", list[int]()
+    for token in ids:
+        text += decoder.push(token)
+        starts.append(decoder.start)
+    echo = Echo(prompt if isinstance(prompt, str) else text + decoder.unfinished(), tuple(starts))
+    if top is None:
+        return echo, None
+    echo.logprobs.append(Logprob(ids[0], None))
+    return echo, _scoring(engine, ids, Recital(ids, top, echo.logprobs), salt) if ids[1:] else None
+
+
+def _scoring(engine: Engine, ids: Sequence[int], recital: Recital, salt: str) -> Job:
+    options = {"max_new_tokens": len(ids) - 1, "prediction": ids, "cache_salt": salt}
+    drafting = Drafting.of(engine.model, _Prompt(), WIDTH, engine.cost)
+    job = replace(engine.prepare(options), drafting=drafting).job(ids[:1])
+    session = job.session
+    session.distribution = Distribution((recital,), greedy=True)
+    session.stop_rules = ()
+    return job

@@ -1,0 +1,48 @@
+"""What a server ignores of a request: refused, or named in a header of its response."""
+
+from __future__ import annotations
+
+import difflib
+import json
+
+from fastapi import Response
+
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.schema import Body
+
+HEADER = "Warning"
+"""RFC 7234's; its code 299 is for whatever else a user should be told."""
+
+_LONGEST = 2000
+"""Bytes of a header's value that all servers and proxies let pass."""
+
+
+class Ignored:
+    """Collects what nobody reads in one request."""
+
+    def __init__(self, body: Body, strict: bool) -> None:
+        """Begin with the body's unknown fields; `strict`: raise Refusal for the first of these."""
+        known, unknown = sorted(type(body).model_fields), list(body.model_extra or ())
+        if unknown and strict:
+            near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise Refusal(400, f"unknown field {unknown[0][:100]!r}{hint}", param=unknown[0][:100])
+        self._told = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
+
+    def add(self, told: str) -> None:
+        """Tell of something else."""
+        self._told.append(told)
+
+    def named(self, response: Response) -> Response:
+        """Return a response with a header that names all of it, if there is any."""
+        values, left = list[str](), _LONGEST
+        for told in self._told:
+            # A header is ASCII; JSON's escapes make a quoted string of any text.
+            value = f"299 draftsmith {json.dumps(told)}"
+            left -= len(value) + 2
+            if left < 0:
+                break
+            values.append(value)
+        if values:
+            response.headers[HEADER] = ", ".join(values)
+        return response

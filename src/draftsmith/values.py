@@ -1,0 +1,173 @@
+"""Numbers, token ids, switches and names of options that callers give, checked in one place.
+
+Scalars of NumPy and PyTorch count as numbers, as does anything with `__index__` or `__float__`;
+True and False do not. What is accepted is returned as Python's own int, float or bool.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from draftsmith.errors import DraftsmithError, OptionError, UnknownName
+
+Number = TypeVar("Number", int, float)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_NUMERIC = ("int", "uint", "float", "bfloat")
+"""How the dtypes of real numbers begin: those of NumPy, PyTorch and JAX."""
+
+
+def number(
+    name: str,
+    value: object,
+    kind: type[Number],
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    note: str = "",
+) -> Number:
+    """Return `value` as an int or a float (`kind`).
+
+    Raises OptionError unless it is a finite number of that kind within the bounds (`least` and
+    `most` are allowed themselves, `above` and `below` are not); the message calls it `name`. `note`
+    says what else is allowed, or what a number means.
+    """
+    made = _plain(value, kind)
+    if (
+        made is None
+        or (least is not None and made < least)
+        or (most is not None and made > most)
+        or (above is not None and made <= above)
+        or (below is not None and made >= below)
+    ):
+        what = "an integer" if kind is int else "a number"
+        bounds = ((">=", least), (">", above), ("<=", most), ("<", below))
+        within = " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
+        allowed = " ".join(filter(None, (what, within, note)))
+        raise OptionError(f"{name} must be {allowed}, got {shown(value)}")
+    return made
+
+
+def is_number(value: object, kind: type[int] | type[float]) -> bool:
+    """Return whether `number` would take `value`, whatever its size."""
+    return _plain(value, kind) is not None
+
+
+def token_ids(
+    name: str,
+    value: object,
+    *,
+    what: str = "token ids",
+    error: type[DraftsmithError] = OptionError,
+) -> list[int]:
+    """Return a sequence, an array or a tensor of integers as a list of ints.
+
+    An array of one row is that row. Raises `error`, whose message calls it `name` and what it must
+    be `what`, for anything else.
+    """
+    ids = listed(value)
+    if ids is not value and isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        ids = ids[0]
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes | bytearray):
+        raise error(f"{name} must be {what}, got {shown(value)}")
+    if all(type(one) is int for one in ids):
+        return list(ids)
+    made = [_plain(one, int) for one in ids]
+    wrong = next((one for one, plain in zip(ids, made, strict=True) if plain is None), None)
+    if None in made:
+        raise error(f"{name} must be {what}, got {shown(wrong)} among them")
+    return [one for one in made if one is not None]
+
+
+def listed(value: Any) -> Any:
+    """Return an array or a tensor as nested lists, anything else as it is."""
+    of_array = hasattr(value, "tolist") and not isinstance(value, type)
+    return value.tolist() if of_array else value
+
+
+def switch(name: str, value: object) -> bool:
+    """Return `value` as a bool; raises OptionError unless it is True or False."""
+    if isinstance(value, bool) or (_dtype(value) == "bool" and _shape(value) == ()):
+        return bool(value)
+    raise OptionError(f"{name} must be True or False, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return `value` as an error message shows it: on one line, cut where it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an int has more digits than Python writes
+        text = "an integer of very many digits"
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def known_options(
+    of: str, instead: Mapping[str, str], also: Iterable[str] = ()
+) -> Callable[[Function], Function]:
+    """Make a function raise UnknownName for an option that it does not have, not TypeError.
+
+    `of` is what messages call the function; `instead` says for names from elsewhere what to do. A
+    function with `**options`, which are `also` known, checks those itself: here only the names in
+    `instead` are refused.
+    """
+
+    def decorate(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters.values()
+        known = [p.name for p in parameters if p.kind != p.VAR_KEYWORD and p.name != "self"]
+        open_ended = any(p.kind == p.VAR_KEYWORD for p in parameters)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in known and (name in instead or not open_ended):
+                    names = [*known, *also]
+                    raise UnknownName(f"option of {of}", name, names, _hint(name, known, instead))
+            return function(*args, **options)
+
+        return cast(Function, checked)
+
+    return decorate
+
+
+def _hint(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str | None:
+    """Return what to do instead of an option that is unknown, perhaps misspelt."""
+    near = difflib.get_close_matches(name, [*known, *instead], n=1, cutoff=0.7)
+    if name in instead or not near or near[0] not in instead:
+        return instead.get(name)
+    hint = instead[near[0]]
+    return f"did you mean {near[0]!r}? {hint[0].upper()}{hint[1:]}"
+
+
+def _plain(value: object, kind: type[Number]) -> Number | None:
+    """Return `value` as an int or a float, None where it is none, or not finite."""
+    if isinstance(value, bool | str | bytes | bytearray) or _shape(value) != ():
+        return None
+    dtype = _dtype(value)
+    if dtype and not dtype.startswith(_NUMERIC):
+        return None
+    try:
+        if kind is int:
+            return operator.index(value)  # type: ignore[arg-type]
+        detached: Any = value.detach() if hasattr(value, "detach") else value
+        made = float(detached)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is PyTorch's
+        return None
+    return kind(made) if math.isfinite(made) else None
+
+
+def _dtype(value: object) -> str:
+    """Return the name of an array's or a scalar's dtype: int64; "" for what has none."""
+    dtype = getattr(value, "dtype", "")
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))

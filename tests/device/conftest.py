@@ -1,0 +1,60 @@
+"""The pretended device for every test of this folder, skipped where there is no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pretended
+import pytest
+import torch
+from both import IDS, MANY, Both
+
+import tiny
+from draftsmith.corpus.index import write_index
+from draftsmith.engine.engine import Engine
+from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.model.load import load
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device() -> str:
+    """The device "pretend:0", built and registered."""
+    try:
+        pretended.install()
+    except pretended.NoCompiler as error:
+        pytest.skip(str(error))
+    return f"{pretended.NAME}:0"
+
+
+@pytest.fixture
+def there(device: str) -> Iterator[str]:
+    """The same where `torch.accelerator` finds it."""
+    with pretended.there():
+        yield device
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, its tokenizer, adaptive tokens, and a corpus in `corpus`."""
+    path = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(path)
+    tiny.tokenizer().save_pretrained(path)
+    AdaptiveTokens(tokens=(4,), L=3, objective="improved").save(path)
+    texts = [IDS, *MANY, [*range(3, 99)] * 2]
+    vocabulary = load(tiny.model(), tiny.tokenizer()).vocabulary
+    assert vocabulary is not None
+    write_index(path / "corpus", texts, vocabulary=vocabulary, examples=len(texts), model="tiny")
+    return path
+
+
+@pytest.fixture(scope="session")
+def engines(folder: Path, device: str) -> Both:
+    """The model of `folder` on both sides."""
+    cpu, there = (
+        Engine.from_pretrained(folder, device=where, drafter="none", prepack=False)
+        for where in ("cpu", device)
+    )
+    assert there.model.device == torch.device(device)
+    assert there.model.capabilities == cpu.model.capabilities
+    return Both(cpu, there)

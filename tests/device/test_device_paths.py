@@ -1,0 +1,262 @@
+"""On the pretended device every main path gives the CPU's tokens in as many passes as there."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from both import (
+    BYTES,
+    DRAFTERS,
+    GREEDY,
+    IDS,
+    MANY,
+    SAMPLED,
+    SMALL,
+    Both,
+    mapped,
+    named,
+    on,
+    same,
+    same_accelerated,
+)
+
+import tiny
+from architectures import CHAINS, RECURRENT, TREES, build
+from draftsmith import accelerate
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.registry import lookup, names
+from draftsmith.engine.engine import Engine
+from draftsmith.text.grammar import Grammar
+
+
+def test_every_registered_drafter_is_tried() -> None:
+    tried = {part.split("(")[0] for drafter in DRAFTERS for part in drafter.split("+")}
+    assert tried | {"cascade"} == {n for n in names() if lookup(n).__module__.startswith("draftsm")}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
+    """Greedy, sampled and in a batch; with a fixed budget, since clocks decide about others."""
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 20, "budget": 8}
+    engines.generate(IDS, **options, **GREEDY)
+    engines.generate(IDS, **options, **SAMPLED)
+    engines.generate(MANY, **options, **GREEDY)
+
+
+@pytest.mark.parametrize("drafter", ["none", "auto", "spectra(N=3, W=4, G=4)"])
+def test_batches_of_samples(engines: Both, drafter: str) -> None:
+    options = {"drafter": drafter, "max_new_tokens": 12, "budget": 6}
+    engines.generate(MANY, **options, **SAMPLED)
+    engines.generate(IDS, n=4, **options, temperature=1.0, seed=1)
+
+
+def test_the_drafters_own_budget(engines: Both) -> None:
+    engines.generate(IDS, drafter="auto", budget="drafter", max_new_tokens=20, **GREEDY)
+
+
+def test_streams_chats_and_stop_strings(engines: Both) -> None:
+    def talk(engine: Engine) -> list[Any]:
+        options: dict[str, Any] = {"drafter": "auto", "budget": 6, "temperature": 0.0}
+        stream = engine.stream("the quick brown", max_new_tokens=24, **options)
+        pieces = [(piece.text, piece.token, piece.source) for piece in stream]
+        text = "".join(piece for piece, *_ in pieces)
+        chat = engine.chat(max_new_tokens=8, **options)
+        turns = [chat.send("hello"), chat.send("again")]
+        stopped = engine.generate("the quick brown", max_new_tokens=24, stop=text[4:6], **options)
+        assert stopped.finish_reason == "stop"
+        results = [stream.result, *turns, stopped]
+        return [pieces, [(r.text, r.tokens, r.stats.passes) for r in results]]
+
+    assert talk(engines.cpu) == talk(engines.device)
+
+
+def test_log_probabilities_and_ends(engines: Both) -> None:
+    options = {"drafter": "auto", "budget": 6, "max_new_tokens": 16, "min_new_tokens": 4}
+    free = engines.cpu.generate(IDS, **options)
+    asked = options | {"stop_token_ids": (free.tokens[9],), "logprobs": True}
+    cpu, device = (e.generate(IDS, **asked) for e in (engines.cpu, engines.device))
+    same(cpu, device)
+    assert device.logprobs == pytest.approx(cpu.logprobs, abs=1e-4)
+
+
+def test_kept_prefixes(engines: Both) -> None:
+    def answers(engine: Engine) -> list[Any]:
+        own = Engine(engine.model)
+        options = {"drafter": "auto", "max_new_tokens": 6, "budget": 6}
+        return [own.generate([*IDS, 9, last], **options) for last in (4, 5, 4)]
+
+    found = same(answers(engines.cpu), answers(engines.device))
+    assert [r.stats.reused_tokens > 0 for r in found] == [False, True, True]
+
+
+def test_earlier_answers(engines: Both) -> None:
+    def answers(engine: Engine) -> list[Any]:
+        own = Engine(engine.model, answers=2_000_000)
+        return [own.generate(IDS, max_new_tokens=16, budget=6) for _ in range(2)]
+
+    same(answers(engines.cpu), answers(engines.device))
+
+
+def test_predictions_and_grammars(engines: Both) -> None:
+    options = {"drafter": "auto", "max_new_tokens": 16, "budget": 6}
+    answer = engines.cpu.generate(IDS, **options).tokens
+    (found,) = engines.generate(IDS, prediction=answer, **options)
+    assert found.stats.passes < 8
+    engines.generate("the", grammar=Grammar.regex("(fox|dog)+ [0-9]{3}"), **options)
+
+
+def test_what_a_generation_config_asks(device: str) -> None:
+    model = copy.deepcopy(tiny.model())
+    model.generation_config.update(
+        bad_words_ids=[[7], [8, 9]], no_repeat_ngram_size=3, suppress_tokens=[11],
+        sequence_bias=[[[12], 1.5]], begin_suppress_tokens=[6], forced_eos_token_id=2,
+    )  # fmt: skip
+    both = Both(Engine.from_pretrained(model), Engine.from_pretrained(on(device, model)))
+    both.generate(IDS, drafter="auto", max_new_tokens=16, budget=6)
+
+
+def test_a_processor_of_the_callers_own(engines: Both) -> None:
+    def shift(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + (torch.arange(scores.shape[1], device=ids.device) == ids[0, -1]) * 2
+
+    for more in (GREEDY, SAMPLED):
+        options = {"drafter": "auto", "max_new_tokens": 12, "budget": 6, "processors": shift}
+        engines.generate(IDS, **options, **more)
+
+
+@pytest.mark.parametrize("kind", ["same", "other", "cpu", "target on the CPU"])
+@pytest.mark.parametrize("algorithm", ["standard", "union", "tli", "slem", "slrs"])
+def test_draft_models_anywhere(engines: Both, device: str, algorithm: str, kind: str) -> None:
+    small, tokenizer = copy.deepcopy(tiny.model()), tiny.tokenizer()
+    if algorithm != "standard":
+        tokenizer = tiny.tokenizer(BYTES if algorithm == "slrs" else SMALL)
+        small.resize_token_embeddings(len(tokenizer))
+    place = {"other": device.replace("0", "1"), "cpu": "cpu"}.get(kind, device)
+    target = engines.cpu if kind == "target on the CPU" else engines.device
+
+    options: Any = {"algorithm": algorithm, "confidence": 0, "tokens": 3}
+    expected, drafter = (
+        DraftModel(on(where, small), tokenizer=tokenizer, **options) for where in ("cpu", place)
+    )
+
+    texts = ["def foo(x): return x + 1", "the quick brown fox jumps over the lazy dog"]
+    for more in (GREEDY, {"temperature": 0.9, "seed": 4}):
+        options = {"max_new_tokens": 12, "budget": "drafter", **more}
+        cpu = engines.cpu.generate(texts, drafter=expected, **options)
+        same(cpu, target.generate(texts, drafter=drafter, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "top_k": 20, "repetition_penalty": 1.1},
+        {"do_sample": False, "no_repeat_ngram_size": 3, "output_scores": True,
+         "return_dict_in_generate": True},
+    ],
+    ids=["greedy", "sampled", "scores"],
+)  # fmt: skip
+def test_accelerate(device: str, options: dict[str, Any]) -> None:
+    """As `generate` on that device does, and with the CPU's pass count."""
+    passes = []
+    for where in ("cpu", device):
+        model, ids = on(where, tiny.model()), torch.tensor([IDS], device=where)
+        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, **options}
+        torch.manual_seed(0)
+        plain = model.generate(ids, **asked)
+        torch.manual_seed(0)
+        with accelerate(model, "auto", budget=6) as handle:
+            fast = model.generate(ids, **asked)
+        assert handle.last_notice is None
+        assert handle.stats is not None
+        assert not handle.stats.drafter_failures
+        passes.append(handle.stats.passes)
+        if options.get("output_scores"):
+            torch.testing.assert_close(
+                torch.cat(fast.scores), torch.cat(plain.scores), atol=1e-4, rtol=1e-3
+            )
+            plain, fast = plain.sequences, fast.sequences
+        assert fast.device == ids.device
+        assert torch.equal(plain, fast)
+    assert passes[0] == passes[1] < 16
+
+
+def test_accelerate_a_padded_batch(device: str) -> None:
+    model = on(device, tiny.model())
+    ids = torch.tensor([[0] * 5 + IDS[:12], IDS[:17]], device=device)
+    asked = {"attention_mask": (ids != 0).long(), "max_new_tokens": 12, "do_sample": False}
+    plain = model.generate(ids, **asked)
+    with accelerate(model) as handle:
+        fast = model.generate(ids, **asked)
+    assert handle.last_notice is None
+    assert torch.equal(plain, fast)
+
+
+@pytest.fixture(scope="module")
+def spread(device: str) -> Both:
+    """The tiny model on the CPU, and over both devices."""
+    cpu = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    model = mapped(tiny.model(), device, device.replace("0", "1"))
+    return Both(cpu, Engine.from_pretrained(model, tokenizer=tiny.tokenizer()))
+
+
+def test_d2_a_device_map_packs(spread: Both) -> None:
+    found = spread.device.model.capabilities
+    assert (found.shape, found.attention, found.batch, found.packed) == ("tree", "draftsmith", 1, 1)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "gpt_oss", "starcoder2"])
+def test_d2_other_architectures_pack_over_either_order_of_devices(device: str, name: str) -> None:
+    model, other = build(name), device.replace("0", "1")
+    expected = Engine.from_pretrained(model)
+    for first, second in ((device, other), (other, device)):
+        engine = Engine.from_pretrained(mapped(model, first, second))
+        assert engine.model.capabilities.packed == expected.model.capabilities.packed
+        Both(expected, engine).generate(MANY, drafter="auto", max_new_tokens=12, budget=8)
+
+
+@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if "CORPUS" not in d and "sdsat" not in d])
+def test_a_device_map(spread: Both, folder: Path, drafter: str) -> None:
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 16, "budget": 8}
+    spread.generate(IDS, **options, **GREEDY)
+    spread.generate(IDS, **options, **SAMPLED)
+    spread.generate([IDS, IDS[:20]], **options, **GREEDY)
+
+
+def test_a_device_map_keeps_prefixes(spread: Both) -> None:
+    options = {"drafter": "auto", "max_new_tokens": 6, "budget": 6}
+    spread.generate([*IDS, 9, 4], **options)
+    (found,) = spread.generate([*IDS, 9, 5], **options)
+    assert found.stats.reused_tokens
+
+
+def test_accelerate_over_a_device_map(device: str) -> None:
+    model = mapped(tiny.model(), device, device.replace("0", "1"))
+    ids = torch.tensor([IDS], device=device)
+    sampling = ({"do_sample": False}, {"do_sample": True, "repetition_penalty": 1.1})
+    same_accelerated(model, model, ids, sampling)
+
+
+FEW = ("qwen2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt_neo", "qwen3_next")
+"""Architectures that differ most in what their passes compute."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
+        for name in (*TREES, *CHAINS, *RECURRENT)
+    ],
+)
+def test_every_architecture(device: str, name: str) -> None:
+    model = build(name)
+    cpu, there = Engine.from_pretrained(model), Engine.from_pretrained(on(device, model))
+    assert there.model.capabilities == cpu.model.capabilities
+    drafter = "auto" if name in TREES else "copyspec(gamma=2)"
+    options = {"drafter": drafter, "max_new_tokens": 20, "budget": 8}
+    same(cpu.generate(IDS, **options), there.generate(IDS, **options))
+    same(cpu.generate(MANY, **options), there.generate(MANY, **options))

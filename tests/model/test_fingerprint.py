@@ -1,0 +1,168 @@
+"""Fingerprints and states of models whose weights are no plain tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tiny
+from architectures import build, prompt
+from draftsmith.bench.arms import Ours, parse_arm
+from draftsmith.bench.records import Record
+from draftsmith.bench.run import RunPlan
+from draftsmith.bench.settings import settings
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.corpus.build import CorpusPlan
+from draftsmith.corpus.build import build as build_corpus
+from draftsmith.engine.engine import Engine
+from draftsmith.model.fingerprint import fingerprint, state
+from draftsmith.model.load import load
+from draftsmith.storage import Finished
+from draftsmith.tune.copyspec import answers
+
+
+class Int8(Tensor):
+    """Like torchao's quantized tensors: made of plain ones; it can be multiplied, nothing else."""
+
+    qdata: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, qdata: Tensor, scale: Tensor) -> Int8:
+        made = Tensor._make_wrapper_subclass(cls, qdata.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+        made.qdata, made.scale = qdata, scale
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, qdata: Tensor, scale: Tensor) -> None:
+        pass
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Int8:
+        scale = weight.abs().amax(-1, keepdim=True) / 127
+        return cls((weight / scale).round().to(torch.int8), scale)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["qdata", "scale"], None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            x, weight, *bias = args
+            return F.linear(x, weight.qdata.to(x.dtype) * weight.scale, *bias)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        del types, kwargs
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].qdata, args[0].scale)
+        raise NotImplementedError(f"Int8 dispatch: unimplemented operator {func}")
+
+
+def linears(model: Any) -> list[nn.Linear]:
+    """Its linear layers but the head."""
+    named = model.named_modules()
+    return [m for name, m in named if isinstance(m, nn.Linear) and "head" not in name]
+
+
+def faked(seed: int = 0, model: Any = None) -> Any:
+    """A tiny model whose linear layers hold such tensors."""
+    made = build("llama") if model is None else model
+    generator = torch.Generator().manual_seed(seed)
+    for layer in linears(made):
+        weight = torch.randn(layer.weight.shape, generator=generator) * 0.3
+        layer.weight = nn.Parameter(Int8.of(weight), requires_grad=False)
+    return made
+
+
+def by_torchao(config: str, seed: int = 0) -> Any:
+    """The same by torchao itself, where it is installed."""
+    quantization = pytest.importorskip("torchao.quantization")
+    model = build("llama", hidden_size=128, intermediate_size=256, scale=0.08 + 0.01 * seed)
+    quantization.quantize_(model.to(torch.bfloat16), getattr(quantization, config)())
+    return model
+
+
+def offloaded(seed: int = 0) -> Any:
+    """Its weights lie elsewhere until they are needed."""
+    from accelerate import cpu_offload
+
+    model = build("llama", scale=0.08 + 0.01 * seed)
+    return cpu_offload(model, execution_device=torch.device("cpu"))
+
+
+def few_bits(seed: int = 0) -> Any:
+    """Linear layers in float8, which few operations take; it cannot compute."""
+    model = build("llama", scale=0.08 + 0.01 * seed)
+    for layer in linears(model):
+        layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    return model
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "made of plain tensors": faked,
+    "torchao, weights": lambda seed: by_torchao("Int8WeightOnlyConfig", seed),
+    "torchao, activations": lambda s: by_torchao("Int8DynamicActivationInt8WeightConfig", s),
+    "offloaded": offloaded,
+    "float8": few_bits,
+}
+
+
+class Named:
+    """What `fingerprint` looks at of a loaded model."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_d6_fingerprints_of_weights_that_are_no_plain_tensors(kind: str) -> None:
+    found = [fingerprint(Named(KINDS[kind](seed))) for seed in (0, 0, 1)]  # type: ignore[arg-type]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("kind", ["made of plain tensors", "torchao, weights"])
+def test_d6_a_replaced_quantized_weight_is_seen(kind: str) -> None:
+    model, other = KINDS[kind](0), KINDS[kind](1)
+    before = state(model)
+    assert state(model) == before
+    linears(model)[3].weight = linears(other)[3].weight
+    assert state(model) != before
+    before = state(model)
+    linears(model)[3].weight.qdata.add_(1)  # type: ignore[union-attr, operator]
+    assert state(model) != before
+
+
+def test_d6_prefixes_of_other_quantized_weights_do_not_serve() -> None:
+    ids = prompt(40)
+    engine = Engine.from_pretrained(faked(0))
+    engine.generate(ids, max_new_tokens=4)
+    faked(1, engine.model.model)
+    found = engine.generate([*ids, 5], max_new_tokens=8)
+    expected = Engine.from_pretrained(faked(1)).generate([*ids, 5], max_new_tokens=8)
+    assert found.stats.reused_tokens == 0
+    assert found.tokens == expected.tokens
+
+
+def test_d6_what_keeps_notes_of_a_quantized_model(tmp_path: Path) -> None:
+    """A corpus, a calibration and a live run say which weights they are of."""
+    model = faked(0, copy.deepcopy(tiny.model()))
+    loaded = load(model, tokenizer=tiny.tokenizer())
+    engine, texts = Engine(loaded, drafter="none"), tmp_path / "texts.txt"
+    texts.write_text("\n".join(tiny.TEXT))
+    plan = CorpusPlan(texts=[texts], piece=16, keep=5)
+    header = build_corpus(plan, tmp_path / "corpus", loaded.tokenizer, loaded, "tiny")
+    assert header.perplexity["lowest"] > 0
+    record = Record(id="1", suite="s", prompt="the quick brown fox")
+    told = answers(engine, [record], 4, Finished(), lambda _: None)
+    assert len(told.texts) == 1
+    arms = [Ours(loaded, parse_arm("none"))]
+    run = RunPlan(loaded, arms, [record], SamplingParams())
+    assert settings(run)["weights"] == fingerprint(loaded)

@@ -1,0 +1,400 @@
+"""What the self-test costs, and that models which were changed are asked themselves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import draftsmith
+from architectures import ALL, TREES, build, prompt
+from draftsmith.integrations.transformers import NotAcceleratedWarning
+from draftsmith.model import small_copy
+from draftsmith.model.capabilities import Capabilities
+from draftsmith.model.load import load
+
+FOUR = 4
+BOUND = 60
+"""Passes of a model that is searched itself."""
+
+
+@contextmanager
+def passes(model: Any) -> Iterator[list[int]]:
+    """The tokens of every pass of a model, as they are made."""
+    found: list[int] = []
+    embeddings = model.get_input_embeddings()
+    hook = embeddings.register_forward_pre_hook(lambda _, args: found.append(args[0].numel()))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def models_called() -> Iterator[list[Any]]:
+    """Every model of transformers that is called, whoever made it."""
+    found: list[Any] = []
+
+    def note(module: nn.Module, _args: Any) -> None:
+        if isinstance(module, LlamaForCausalLM):
+            found.append(module)
+
+    hook = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+def examined(model: Any, most: int = FOUR) -> Capabilities:
+    """Its capabilities, after no more than so many passes."""
+    with passes(model) as made:
+        found = load(model).capabilities
+    assert len(made) <= most, f"{len(made)} passes over {sum(made)} tokens"
+    return found
+
+
+def best(found: Capabilities) -> bool:
+    return (found.shape, found.attention, found.packed) == ("tree", "draftsmith", True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_four_passes_of_any_architecture(name: str) -> None:
+    with passes(model := build(name)) as made:
+        found = load(model).capabilities
+    assert len(made) <= FOUR
+    assert sum(made) <= 110
+    assert not found.searched
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt_oss", "deepseek_v3", "bloom"])
+def test_four_passes_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    found = examined(build(name).to(dtype))
+    assert found.shape == ("tree" if name in TREES else "chain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_four_passes_of_a_real_model(smollm2: str, dtype: str) -> None:
+    model = load(smollm2, dtype=dtype).model
+    with passes(model) as made, draftsmith.accelerate(model) as handle:
+        assert handle.model_reason is None
+    assert len(made) <= FOUR
+    assert best(load(model).capabilities)
+
+
+def test_copies_are_searched_once() -> None:
+    model, other = (
+        build("llama", hidden_size=48, rope_parameters={"rope_type": "default", "rope_theta": base})
+        for base in (4321.0, 4321.0)
+    )
+    with models_called() as called:
+        load(model)
+        first, copies = called.count(model), len(called)
+        load(other)
+    assert first <= FOUR < copies
+    assert len(called) - copies == called.count(other) <= FOUR
+
+
+def test_what_was_found_with_other_versions_is_found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama", hidden_size=48)
+    load(model)
+    # Not this file's `transformers`: a lazy module may have replaced the one that was imported.
+    for part in (small_copy.transformers, small_copy.torch, small_copy.draftsmith):
+        with monkeypatch.context() as patch, models_called() as called:
+            patch.setattr(part, "__version__", "0.0.1")
+            load(model)
+        assert len(called) > FOUR, part.__name__
+    with models_called() as called:
+        load(model)
+    assert len(called) == FOUR
+
+
+def test_a_replaced_method_is_no_old_acquaintance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class may be patched for a process: what others remember does not hold for it."""
+    load(build("llama"))
+    own = LlamaAttention.forward
+
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(LlamaAttention, "forward", patched)
+    with models_called() as called:
+        load(build("llama"))
+    assert len(called) > FOUR
+
+
+SECOND = """
+import sys, torch
+from test_self_test_cost import models_called
+from draftsmith.model.load import load
+from architectures import build
+with models_called() as called:
+    found = load(model := build("llama")).capabilities
+print(len(called), called.count(model), found.packed)
+"""
+
+
+@pytest.mark.slow
+def test_another_process_remembers_and_trusts_no_damaged_memory(tmp_path: Path) -> None:
+    def run() -> list[str]:
+        here = Path(__file__).parents[1]
+        paths = [str(here), str(here / "model"), *sys.path]
+        env = {"DRAFTSMITH_CACHE": str(tmp_path), "PYTHONPATH": ":".join(paths)}
+        command = [sys.executable, "-c", SECOND]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert int(run()[0]) > FOUR
+    assert run() == ["4", "4", "True"]
+    (file,) = (tmp_path / "architectures").iterdir()
+    whole = file.read_text(encoding="utf-8")
+    for text in ("", whole[: len(whole) // 2], whole.replace('"packed": true', '"packed": 7')):
+        file.write_text(text, encoding="utf-8")
+        total, own, packed = run()
+        assert (int(total) > FOUR, own, packed) == (True, "4", "True")
+        assert file.read_text(encoding="utf-8") == whole
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "7", '{"key": 1}'])
+def test_a_memory_that_says_nothing_is_none(tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "memory").write_text(text, encoding="utf-8")
+    assert recalled(file, 1) is None
+
+
+def recalled(file: Path, key: object) -> Capabilities | None:
+    """As a process finds it, whatever the other tests have."""
+    return Capabilities.recall(file, key)
+
+
+def test_a_memory_holds_for_its_key_only(tmp_path: Path) -> None:
+    found, file = Capabilities("tree", "sdpa", "rows", True, ("because",)), tmp_path / "a" / "b"
+    found.remember(file, {"torch": "1"})
+    assert recalled(file, {"torch": "1"}) == found
+    assert recalled(file, {"torch": "2"}) is None
+    known = json.loads(file.read_text(encoding="utf-8"))
+    for name, wrong in {
+        "shape": "bush", "cache": 3, "batch": "yes", "packed": None, "reasons": "because",
+        "attention": 1,
+    }.items():  # fmt: skip
+        said = known | {"found": known["found"] | {name: wrong}}
+        file.write_text(json.dumps(said), encoding="utf-8")
+        assert recalled(file, {"torch": "1"}) is None, name
+
+
+def test_where_nothing_can_be_kept_the_copy_is_searched_again(tmp_path: Path) -> None:
+    (blocked := tmp_path / "file").write_text("", encoding="utf-8")
+    Capabilities("tree", "sdpa", "rows", True).remember(blocked / "below", 1)
+    assert recalled(blocked / "below", 1) is None
+    assert recalled(None, 1) is None
+
+
+def test_the_user_s_random_numbers_are_the_same() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    load(build("qwen2", rope_parameters={"rope_type": "default", "rope_theta": 999.0}))
+    torch.manual_seed(5)
+    model = build("qwen2", rope_parameters={"rope_type": "default", "rope_theta": 998.0})
+    torch.manual_seed(5)
+    load(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- models that were changed ---------------------------------------------------------------------
+
+
+def lora() -> Any:
+    torch.manual_seed(3)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return get_peft_model(build("llama"), config).eval()
+
+
+def offloaded() -> Any:
+    return accelerate.cpu_offload(build("llama"), torch.device("cpu"))
+
+
+def compiled() -> Any:
+    return torch.compile(build("llama"), backend="eager")
+
+
+def compiled_in_place() -> Any:
+    model = build("llama")
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def with_harmless_hook() -> Any:
+    model = build("llama")
+    model.model.layers[1].register_forward_hook(lambda _module, _args, output: output)
+    return model
+
+
+def with_own_attention(kind: type[nn.Module]) -> Any:
+    model = build("llama")
+    for index, layer in enumerate(model.model.layers):
+        attention = kind(model.config, index)
+        attention.load_state_dict(layer.self_attn.state_dict())
+        layer.self_attn = attention
+    return model.eval()
+
+
+class Sound(LlamaAttention):
+    """A subclass that does what its parent does."""
+
+
+CACHE = "cache" if "cache" in signature(LlamaAttention.forward).parameters else "past_key_values"
+"""What this version of transformers calls the keys and values of earlier passes."""
+
+
+def held(kwargs: dict[str, Any]) -> int:
+    """How many tokens the cache given to an attention layer holds."""
+    cache = kwargs.get(CACHE)
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+class Prefilling(LlamaAttention):
+    """Believes that passes over several tokens begin a text, or decode one token."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if held(kwargs) and kwargs["hidden_states"].shape[1] > 1:
+            kwargs["attention_mask"] = None
+        return super().forward(*args, **kwargs)
+
+
+class Forgetful(LlamaAttention):
+    """Sees nothing but the tokens of its pass, if that has one."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["hidden_states"].shape[1] == 1:
+            kwargs[CACHE] = None
+            kwargs["attention_mask"] = None
+        return super().forward(*args, **kwargs)
+
+
+class BySlot(LlamaAttention):
+    """Turns by the place in its pass, not by the position."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        cos, sin = kwargs["position_embeddings"]
+        if held(kwargs) and cos.shape[1] > 1:
+            kwargs["position_embeddings"] = (cos[:, :1].expand_as(cos), sin[:, :1].expand_as(sin))
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+@pytest.mark.parametrize("make", [lora, offloaded, compiled, compiled_in_place, with_harmless_hook])
+def test_a_changed_model_that_does_the_same_takes_four_passes(make: Callable[[], Any]) -> None:
+    found = examined(make())
+    assert best(found)
+    assert not found.searched
+
+
+def test_a_subclassed_attention_that_does_the_same_takes_four_passes() -> None:
+    assert best(examined(with_own_attention(Sound)))
+
+
+@pytest.mark.parametrize("kind", [Prefilling, Forgetful, BySlot])
+def test_a_subclassed_attention_is_not_judged_by_its_parent(kind: type[nn.Module]) -> None:
+    found = examined(with_own_attention(kind), BOUND)
+    assert found.shape != "tree"
+    assert found.reasons
+
+
+def steering(model: Any, when: Callable[[Tensor], bool]) -> Any:
+    """A vector added to a block's output, in some passes."""
+    vector = torch.randn(64, generator=torch.Generator().manual_seed(4))
+
+    def steer(_module: Any, _args: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        if when(hidden):
+            hidden = hidden + vector
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    model.model.layers[0].register_forward_hook(steer)
+    return model
+
+
+def test_a_hook_that_steers_every_token_is_no_obstacle() -> None:
+    assert best(examined(steering(build("llama"), lambda _: True)))
+
+
+@pytest.mark.parametrize("in_prefill", [False, True])
+def test_a_hook_that_tells_prompts_from_answers_gets_no_drafts(in_prefill: bool) -> None:
+    """It looks at how many tokens a pass has: a pass with a draft is neither."""
+    model = steering(build("llama"), lambda hidden: (hidden.shape[1] > 1) == in_prefill)
+    ids = torch.tensor([prompt(9)])
+    wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
+    found = examined(model, BOUND)
+    assert found.shape == "plain"
+    assert found.searched
+    with pytest.warns(NotAcceleratedWarning), draftsmith.accelerate(model):
+        assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(wanted)
+
+
+def test_a_hook_on_the_last_token_gets_no_trees() -> None:
+    model = build("llama")
+
+    def louder(_module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        (hidden,) = args
+        last = hidden.clone()
+        last[:, -1] = last[:, -1].roll(1, -1)
+        return (last,)
+
+    model.model.layers[1].register_forward_pre_hook(louder)
+    assert examined(model, BOUND).shape == "plain"
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_rows_that_share_a_scale_are_found_in_four_passes(name: str) -> None:
+    """Dynamic quantization has one scale for all rows of a pass."""
+    linear = {nn.Linear}
+    model = torch.ao.quantization.quantize_dynamic(build(name), linear, dtype=torch.qint8)
+    found = examined(model)
+    assert (found.shape, found.batch, found.cache) == ("plain", False, "replay")
+    assert found.reasons[0].startswith("rows of a pass change each other's logits")
+    ids = prompt(9)
+    wanted = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, 9:]
+    engine = draftsmith.Engine(load(model))
+    assert engine.generate(ids, max_new_tokens=8).tokens == wanted.tolist()
+
+
+class Remote(LlamaForCausalLM):
+    """A class of somebody's own, as from a hub repository with code."""
+
+
+def test_a_class_of_its_own_is_searched_and_says_so() -> None:
+    model = Remote(build("llama").config).eval()
+    model.load_state_dict(build("llama").state_dict())
+    found = examined(model, BOUND)
+    assert best(found)
+    assert found.searched == "Remote is no class of transformers"
+    said = "The whole model was searched, which takes longer: Remote is no class of transformers."
+    assert said in found.explain()
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom", "mpt", "lfm2", "mamba", "jamba"])
+def test_a_search_of_the_whole_model_is_bounded(name: str) -> None:
+    model = build(name)
+    model.__class__ = type("Own", (type(model),), {"__module__": "somewhere"})
+    with passes(model) as made:
+        found = load(model).capabilities
+    assert len(made) <= BOUND
+    assert sum(made) <= 300
+    assert "no class of transformers" in found.searched

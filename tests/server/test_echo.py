@@ -1,0 +1,198 @@
+"""Completions that tell their prompt back, with its log-probabilities, as harnesses ask."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from serving import api_of, client_of, engine, events, idle, loaded
+from starlette.testclient import TestClient
+from transformers import MambaConfig, MambaForCausalLM
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
+from draftsmith.server.api import Api
+
+PATH = "/v1/completions"
+TEXT = "the quick brown fox jumps over the lazy dog €🦊, hello world" * 6
+HARNESS = {"echo": True, "logprobs": 1, "max_tokens": 0}
+
+
+@pytest.fixture(scope="module")
+def api() -> Api:
+    return api_of()
+
+
+@pytest.fixture(scope="module")
+def client(api: Api) -> Iterator[TestClient]:
+    with client_of(api) as made:
+        yield made
+
+
+def ask(client: TestClient, **body: Any) -> list[dict[str, Any]]:
+    response = client.post(PATH, json={"prompt": TEXT, "temperature": 0} | body)
+    assert response.status_code == 200, response.text
+    return list(response.json()["choices"])
+
+
+def exact(model: Any, ids: list[int]) -> torch.Tensor:
+    """(T-1, V) the model's own log-probabilities of what follows each token."""
+    with torch.no_grad():
+        scores: torch.Tensor = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return scores[:-1]
+
+
+def check(model: Any, ids: list[int], seen: dict[str, Any], top: int) -> None:
+    assert seen["token_logprobs"][0] is None
+    assert seen["top_logprobs"][0] is None
+    for row, token, logprob, best in zip(
+        exact(model, ids), ids[1:], seen["token_logprobs"][1:], seen["top_logprobs"][1:],
+        strict=True,
+    ):  # fmt: skip
+        assert logprob == pytest.approx(float(row[token]), abs=1e-5)
+        assert len(best) == top
+        if top:
+            assert max(best.values()) == pytest.approx(float(row.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("top", [0, 1, 5])
+def test_s5_a_prompt_is_told_back_with_what_the_model_gives_its_tokens(
+    client: TestClient, top: int
+) -> None:
+    ids = tiny.tokenizer().encode(TEXT)
+    assert len(ids) > 100
+    for prompt in (TEXT, ids):
+        (choice,) = ask(client, **HARNESS | {"logprobs": top, "prompt": prompt})
+        assert choice["text"] == TEXT
+        assert choice["finish_reason"] == "length"
+        check(loaded().model, ids, choice["logprobs"], top)
+        starts, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+        assert starts == sorted(starts)
+        for token, start in zip(tokens, starts, strict=True):
+            assert token.startswith("bytes:") or TEXT[start:].startswith(token)
+
+
+def test_s5_a_harness_finds_the_loglikelihood_of_a_continuation(client: TestClient) -> None:
+    """As lm-evaluation-harness reads it: one new token, and all but the last count."""
+    tokenizer = tiny.tokenizer()
+    context, rest = tokenizer.encode("hello world, this"), tokenizer.encode(" is a test")
+    (choice,) = ask(client, prompt=[context + rest], echo=True, logprobs=1, max_tokens=1, seed=1)
+    seen = choice["logprobs"]
+    scores = exact(loaded().model, context + rest)[len(context) - 1 :]
+    expected = sum(float(row[token]) for row, token in zip(scores, rest, strict=True))
+    assert sum(seen["token_logprobs"][len(context) : -1]) == pytest.approx(expected, abs=1e-4)
+    greedy = all(int(row.argmax()) == token for row, token in zip(scores, rest, strict=True))
+    told = zip(seen["tokens"][len(context) : -1], seen["top_logprobs"][len(context) : -1],
+               strict=True)  # fmt: skip
+    assert all(token == max(top, key=top.get) for token, top in told) == greedy
+    assert len(seen["tokens"]) == len(context) + len(rest) + 1
+
+
+def test_s5_the_answer_follows_the_prompt_and_is_the_same(client: TestClient, api: Api) -> None:
+    asked = {"max_tokens": 9, "n": 2, "temperature": 0.9, "seed": 3, "logprobs": 2}
+    plain = ask(client, **asked)
+    before = client.get("/metrics").text
+    body = {"prompt": TEXT} | asked | {"echo": True}
+    response = client.post(PATH, json=body).json()
+    for alone, choice in zip(plain, response["choices"], strict=True):
+        assert choice["text"] == TEXT + alone["text"]
+        ids = len(choice["logprobs"]["tokens"]) - len(alone["logprobs"]["tokens"])
+        assert choice["logprobs"]["tokens"][ids:] == alone["logprobs"]["tokens"]
+        starts = [len(TEXT) + start for start in alone["logprobs"]["text_offset"]]
+        assert choice["logprobs"]["text_offset"][ids:] == starts
+        assert choice["finish_reason"] == alone["finish_reason"]
+    assert response["usage"]["prompt_tokens"] == ids
+    after = client.get("/metrics").text
+
+    def figure(text: str, name: str) -> float:
+        (line,) = [line for line in text.splitlines() if line.startswith(name + "{")]
+        return float(line.rpartition(" ")[2])
+
+    for name, more in (("vllm:prompt_tokens_total", 2 * ids), ("vllm:generation_tokens_total",
+                       response["usage"]["completion_tokens"])):  # fmt: skip
+        assert figure(after, name) - figure(before, name) == more
+    chunks = events(client.post(PATH, json=body | {"stream": True}))
+    for index, whole in enumerate(response["choices"]):
+        parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        for name in ("tokens", "text_offset"):
+            assert [x for p in parts for x in p["logprobs"][name]] == whole["logprobs"][name]
+    assert idle(api)
+
+
+def test_s5_many_prompts_are_told_each_with_its_own(client: TestClient) -> None:
+    prompts = ["hello", "the quick brown", "def foo(x): return x", "é"]
+    told = ask(client, prompt=prompts, **HARNESS)
+    assert [choice["text"] for choice in told] == prompts
+    for prompt, choice in zip(prompts, told, strict=True):
+        check(loaded().model, tiny.tokenizer().encode(prompt), choice["logprobs"], 1)
+    (one,) = ask(client, prompt=[5], **HARNESS)
+    assert one["logprobs"]["token_logprobs"] == [None]
+    (bare,) = ask(client, echo=True, max_tokens=3)
+    assert bare["text"].startswith(TEXT)
+    assert bare["logprobs"] is None
+    both = ask(client, prompt=["hello", "the"], echo=True, n=2, max_tokens=1, logprobs=0)
+    assert [c["text"].startswith(p) for c, p in zip(both, ["hello"] * 2 + ["the"] * 2, strict=True)]
+
+
+def test_s5_end_tokens_within_a_prompt_and_options_change_nothing(client: TestClient) -> None:
+    ids = [1, 5, 2, 9, 2, 2, 0, 40]
+    more = {"stop": ["a"], "presence_penalty": 1.0, "logit_bias": {"7": 9}, "temperature": 2,
+            "top_k": 1, "min_tokens": 0}  # fmt: skip
+    (choice,) = ask(client, prompt=ids, **HARNESS | more)
+    check(loaded().model, ids, choice["logprobs"], 1)
+    assert choice["logprobs"]["tokens"][:3] == ["<s>", tiny.tokenizer().decode([5]), "</s>"]
+
+
+def test_s5_a_pass_scores_many_tokens() -> None:
+    made = api_of(engine("none"))
+    passes: list[int] = []
+    forward = made.engine.scheduler.runner.forward
+
+    def counted(*given: Any, **options: Any) -> Any:
+        passes.append(1)
+        return forward(*given, **options)
+
+    made.engine.scheduler.runner.forward = counted  # type: ignore[method-assign]
+    with client_of(made) as client:
+        (choice,) = ask(client, **HARNESS)
+        drafters = len(made.engine.cost._drafting)
+        ask(client, **HARNESS | {"prompt": "hello " * 70})
+        assert len(made.engine.cost._drafting) == drafters, "nothing is kept of each request"
+    tokens = len(choice["logprobs"]["tokens"]) + 70
+    assert len(passes) <= tokens // 64 + 4
+
+
+def test_s5_every_kind_of_model_scores() -> None:
+    """One whose state cannot be rewound, and a tokenizer that puts a token before every text."""
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=len(tiny.tokenizer()), hidden_size=32, num_hidden_layers=2,
+                         pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
+    recurrent = MambaForCausalLM(config).eval()
+    text = "the quick brown fox"
+    with client_of(api_of(Engine(load(recurrent, tiny.tokenizer())))) as client:
+        (choice,) = ask(client, prompt=text, **HARNESS)
+    check(recurrent, tiny.tokenizer().encode(text), choice["logprobs"], 1)
+    tokenizer, model = tiny.sentencepiece(), copy.deepcopy(tiny.model())
+    with client_of(api_of(Engine(load(model, tokenizer)))) as client:
+        (choice,) = ask(client, prompt="once upon 日本", **HARNESS)
+    assert choice["text"] == "once upon 日本"
+    ids = tokenizer("once upon 日本")["input_ids"]
+    assert ids[0] == 1
+    check(model, ids, choice["logprobs"], 1)
+    starts = choice["logprobs"]["text_offset"]
+    assert starts == sorted(starts)
+    assert starts[-1] == len("once upon 日")
+
+
+def test_s5_what_cannot_be_told_back_is_refused(client: TestClient) -> None:
+    for more, how in (({"suffix": "end"}, "suffix"), ({"prompt": "a " * 3000}, "context"),
+                      ({"prompt": []}, "prompt"), ({"prompt": [99999]}, "token id"),
+                      ({"echo": "yes"}, "boolean"), ({"model": "other"}, "model")):  # fmt: skip
+        response = client.post(PATH, json={"prompt": TEXT} | HARNESS | more)
+        assert response.status_code in (400, 404), more
+        assert how in response.json()["error"]["message"]

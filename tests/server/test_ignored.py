@@ -1,0 +1,209 @@
+"""What a request holds that nobody reads is refused, or named in a header; nothing vanishes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import api_of, client_of, loaded
+from starlette.testclient import TestClient
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ASK: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
+    TEXT: {"prompt": "hello", "max_tokens": 2},
+    RESPONSES: {"input": "hello", "max_output_tokens": 2},
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [5]},
+}
+SHOWING = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.id }} {{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}>{% endfor %}{{ m.tool_call_id }}</s>{% endfor %}"
+    "{% if tools %}<tool_call>{% endif %}"
+)
+
+
+def serve(**settings: Any) -> Iterator[TestClient]:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = SHOWING
+    with client_of(api_of(Engine(load(loaded().model, tokenizer)), **settings)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    yield from serve()
+
+
+@pytest.fixture(scope="module")
+def tolerant() -> Iterator[TestClient]:
+    yield from serve(tolerant=True)
+
+
+def prompt_of(client: TestClient, items: list[Any]) -> tuple[str, str]:
+    """A history as the model is shown it, and the header that names what is left out."""
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        tokenizer = type(tiny.tokenizer())
+        apply = tokenizer.apply_chat_template
+
+        def noted(self: Any, *given: Any, **options: Any) -> Any:
+            seen.append(apply(self, *given, **options))
+            return seen[-1]
+
+        patch.setattr(tokenizer, "apply_chat_template", noted)
+        response = client.post(RESPONSES, json={"input": items, "max_output_tokens": 1})
+    assert response.status_code == 200, response.text
+    return seen[-1], response.headers.get("warning", "")
+
+
+# --- Responses ------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(("items", "shown"), [
+    ([{"type": "custom_tool_call", "id": "ctc_1", "call_id": "c1", "name": "patch",
+       "input": "a\n\"b\""},
+      {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}],
+     r'<c1 patch {"input": "a\n\"b\""}></s><s>tool: donec1</s>'),
+    ([{"type": "local_shell_call", "id": "lsh_1", "call_id": "c1", "status": "completed",
+       "action": {"type": "exec", "command": ["ls"]}},
+      {"type": "local_shell_call_output", "id": "c1", "output": "a.txt"}],
+     '<c1 local_shell {"action": {"type": "exec", "command": ["ls"]}}></s>'
+     "<s>tool: a.txtc1</s>"),
+    ([{"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}},
+      {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "é", "stderr": ""}]}],
+     '<c1 shell {"action": {"commands": ["ls"]}}></s>'
+     '<s>tool: [{"stdout": "é", "stderr": ""}]c1</s>'),
+    ([{"type": "apply_patch_call", "call_id": "c1", "operation": {"path": "x"}},
+      {"type": "apply_patch_call_output", "call_id": "c1", "status": "completed"}],
+     '<c1 apply_patch {"operation": {"path": "x"}}></s><s>tool: c1</s>'),
+    ([{"type": "mcp_call", "id": "mcp_1", "server_label": "s", "name": "roll",
+       "arguments": '{"n": 2}', "output": "7"}],
+     '<mcp_1 roll {"n": 2}></s><s>tool: 7mcp_1</s>'),
+    ([{"type": "mcp_call", "id": "mcp_1", "name": "roll", "arguments": "{}", "output": None,
+       "error": "no dice"}], "<mcp_1 roll {}></s><s>tool: no dicemcp_1</s>"),
+    ([{"type": "function_call", "call_id": "c1", "name": "f"},
+      {"type": "function_call_output", "call_id": "c1",
+       "output": [{"type": "input_text", "text": "4"}, {"type": "input_text", "text": "2"}]}],
+     "<c1 f {}></s><s>tool: 4\n2c1</s>"),
+])  # fmt: skip
+def test_s3_calls_and_their_results_are_kept(
+    client: TestClient, items: list[Any], shown: str
+) -> None:
+    said = {"type": "message", "role": "assistant",
+            "content": [{"type": "output_text", "text": "so"}]}  # fmt: skip
+    assert prompt_of(client, [USER, *items]) == (
+        f"<s>user: hello</s><s>assistant: {shown}", ""
+    )  # fmt: skip
+    assert prompt_of(client, [USER, said, *items]) == (
+        f"<s>user: hello</s><s>assistant: so{shown}", ""
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [
+    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call",
+    "reasoning", "compaction", "mcp_list_tools", "mcp_approval_request", "mesage", "funktion_call",
+    "custom_tool_cal", "neu é\n\"",
+])  # fmt: skip
+def test_s3_an_item_that_no_chat_has_is_named(client: TestClient, kind: str) -> None:
+    item = {"type": kind, "id": "x", "status": "completed", "role": "user", "content": "hidden"}
+    prompt, named = prompt_of(client, [USER, item])
+    assert prompt == "<s>user: hello</s>"
+    assert "input[1]" in named
+    assert kind.isascii() is (kind in named)
+    assert ("did you mean 'message'" in named) == (kind == "mesage")
+    assert ("did you mean 'custom_tool_call'" in named) == (kind == "custom_tool_cal")
+    assert named.isascii()
+    assert named.startswith('299 draftsmith "')
+    streamed = client.post(RESPONSES, json={"input": [USER, item], "stream": True,
+                                            "max_output_tokens": 1})  # fmt: skip
+    assert streamed.headers["warning"] == named
+
+
+def test_s3_a_picture_among_results_is_refused(client: TestClient) -> None:
+    picture = {"type": "computer_screenshot", "image_url": "data:…"}
+    for output in (picture, [picture], [{"type": "input_image", "image_url": "x"}]):
+        item = {"type": "computer_call_output", "call_id": "1", "output": output}
+        response = client.post(RESPONSES, json={"input": [USER, item]})
+        assert response.status_code == 400
+        assert "text only" in response.json()["error"]["message"]
+
+
+def test_s3_tools_and_fields_that_mean_nothing_are_named(client: TestClient) -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "custom"}]
+    body = ASK[RESPONSES] | {"tools": tools, "include": [], "truncation": "auto", "store": False}
+    named = client.post(RESPONSES, json=body).headers["warning"]
+    for told in ("tools[0]", "web_search", "tools[2]", "custom", "'include'", "'truncation'"):
+        assert told in named
+    assert "store" not in named
+    assert "tools[1]" not in named
+    assert "warning" not in client.post(RESPONSES, json=ASK[RESPONSES]).headers
+
+
+def test_s3_what_a_chats_messages_hold_beside_is_named(client: TestClient) -> None:
+    old = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"},
+           "audio": None, "annotations": [], "refusal": None}  # fmt: skip
+    body = {"messages": [old, USER], "max_tokens": 1}
+    named = client.post(CHAT, json=body).headers["warning"]
+    assert "'function_call' of messages[0]" in named
+    assert not {"audio", "annotations", "refusal"} & {*named.split("'")}
+
+
+# --- unknown fields -------------------------------------------------------------------------------
+
+UNKNOWN = {"guided_json": {"type": "object"}, "skip_special_tokens": False, "num_ctx": 4096}
+
+
+@pytest.mark.parametrize("path", [path for path in ASK if path != RESPONSES])
+def test_s5_unknown_fields_are_refused_or_by_choice_named(
+    client: TestClient, tolerant: TestClient, path: str
+) -> None:
+    plain = client.post(path, json=ASK[path])
+    assert plain.status_code == 200
+    assert "warning" not in plain.headers
+    for name, value in UNKNOWN.items():
+        error = client.post(path, json=ASK[path] | {name: value}).json()["error"]
+        assert error["param"] == name
+        assert error["message"].startswith(f"unknown field '{name}'")
+        assert client.post(path, json=ASK[path] | {name: None}).status_code == 200
+    response = tolerant.post(path, json=ASK[path] | UNKNOWN)
+    assert response.status_code == 200, response.text
+    named = response.headers["warning"]
+    assert all(f"'{name}'" in named for name in UNKNOWN)
+    assert response.json().keys() == plain.json().keys()
+    streamed = {"stream": True} if path in (CHAT, TEXT) else {}
+    assert tolerant.post(path, json=ASK[path] | UNKNOWN | streamed).headers["warning"] == named
+
+
+def test_s5_a_field_of_another_endpoint_is_no_suggestion(client: TestClient) -> None:
+    for path, name, near in (
+        (CHAT, "echo", None), (CHAT, "suffix", None), (CHAT, "logprob", "logprobs"),
+        (TEXT, "message", None), (TEXT, "tempratur", "temperature"), (TEXT, "stop_words", None),
+        (TEXT, "tools", None), ("/tokenize", "promt", "prompt"),
+        ("/detokenize", "token", "tokens"),
+    ):  # fmt: skip
+        message = client.post(path, json=ASK[path] | {name: "a"}).json()["error"]["message"]
+        assert f"'{name}'" in message
+        assert near is None or f"did you mean '{near}'" in message
+        assert f"did you mean '{name}'" not in message
+
+
+def test_s5_what_is_known_is_checked_also_by_a_tolerant_server(tolerant: TestClient) -> None:
+    assert tolerant.post(TEXT, json=ASK[TEXT] | {"n": "many", "x": 1}).status_code == 400
+
+
+def test_s5_names_of_any_length_and_alphabet_fit_a_header(tolerant: TestClient) -> None:
+    names = {"é\r\nSet-Cookie: a=b": 1, "a" * 5000: 1} | {f"field_{n}": 1 for n in range(200)}
+    named = tolerant.post(TEXT, json=ASK[TEXT] | names).headers["warning"]
+    assert len(named) <= 2000
+    assert named.isascii()
+    assert "\n" not in named

@@ -1,0 +1,139 @@
+"""Chats whose last message the model continues."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from serving import api_of, client_of, engine, events, loaded, said
+from starlette.testclient import TestClient
+
+import tiny
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import OptionError, PromptError
+from draftsmith.model.load import load
+from draftsmith.text.tokenizer import render_chat
+
+CHAT = "/v1/chat/completions"
+TRIMMING = tiny.TEMPLATE.replace("m['content']", "m['content'] | trim")
+THINKING = (
+    "{% for m in messages %}<s>{{ m.role }}: {% if m.role == 'assistant' and loop.last %}<think>"
+    "</think>{% endif %}{{ m.content.split('</think>')[-1].strip() }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+TEXTS = ["the quick brown", " two spaces  ", "a line\n\n", "", "\t", "CONTINUED", "é🦊 ", "x</s>"]
+
+
+def messages(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "hello CONTINUED"}, {"role": "assistant", "content": text}]
+
+
+@pytest.fixture(params=[tiny.TEMPLATE, TRIMMING, THINKING], ids=["plain", "trimming", "thinking"])
+def client(request: Any) -> Iterator[TestClient]:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = request.param
+    with client_of(api_of(Engine(load(loaded().model, tokenizer)))) as made:
+        yield made
+
+
+def test_s2_the_last_message_is_continued_with_its_white_space(client: TestClient) -> None:
+    for text in TEXTS:
+        asked = {"messages": messages(text), "max_tokens": 8, "temperature": 0}
+        told = client.post(CHAT, json=asked | {"continue_final_message": True})
+        assert told.status_code == 200, told.text
+        rendered = client.post("/tokenize", json={"messages": messages(text),
+                                                  "continue_final_message": True})  # fmt: skip
+        ids = rendered.json()["tokens"]
+        prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+        assert prompt.startswith("<s>user: hello CONTINUED</s><s>assistant: ")
+        assert prompt.endswith(text)
+        assert prompt.count("assistant") == 1
+        plain = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 8})
+        answer = told.json()["choices"][0]["message"]["content"]
+        assert answer == plain.json()["choices"][0]["text"]
+        assert told.json()["usage"]["prompt_tokens"] == len(ids)
+        for more in ({"add_generation_prompt": False},
+                     {"add_generation_prompt": False, "continue_final_message": True},
+                     {"chat_template_kwargs": {"continue_final_message": True}}):  # fmt: skip
+            again = client.post(CHAT, json=asked | more)
+            assert again.json()["choices"][0]["message"]["content"] == answer, more
+        streamed = client.post(CHAT, json=asked | {"continue_final_message": True, "stream": True})
+        assert said(events(streamed)) == answer
+
+
+def test_s2_without_either_field_another_message_is_begun(client: TestClient) -> None:
+    def ids(**more: Any) -> list[int]:
+        response = client.post("/tokenize", json={"messages": messages("a")} | more)
+        return list(response.json()["tokens"])
+
+    assert ids() == ids(add_generation_prompt=True) == ids(continue_final_message=False)
+    assert len(ids()) > len(ids(continue_final_message=True))
+    user = messages("a")[:1]
+    assert len(ids(messages=user)) > len(ids(messages=user, add_generation_prompt=False))
+
+
+CALLED = {"role": "assistant", "content": "a", "tool_calls": [
+    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "param", "how"), [
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message",
+     "leave one of them out"),
+    ({"continue_final_message": False, "add_generation_prompt": False}, "continue_final_message",
+     "set one of them to true"),
+    ({"continue_final_message": True, "messages": messages("a")[:1]}, "continue_final_message",
+     "needs a last message of the role 'assistant', got 'user'"),
+    ({"continue_final_message": True, "messages": [CALLED]}, "continue_final_message",
+     "without tool calls"),
+    ({"continue_final_message": True, "chat_template_kwargs": {"continue_final_message": False}},
+     "continue_final_message", "send one of them"),
+    ({"continue_final_message": "yes"}, "continue_final_message", "valid boolean"),
+    ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, "add_generation_prompt",
+     "must be true or false"),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "must not set"),
+])  # fmt: skip
+def test_s2_what_contradicts_itself_is_refused_and_says_how(
+    client: TestClient, more: dict[str, Any], param: str | None, how: str
+) -> None:
+    response = client.post(CHAT, json={"messages": messages("a"), "max_tokens": 1} | more)
+    assert response.status_code == 400, response.text
+    assert how in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == param
+
+
+def test_s2_a_word_that_goes_on_keeps_its_space_with_sentencepiece() -> None:
+    """As a text that is continued does, and as no new answer does."""
+    tokenizer = tiny.sentencepiece()
+    says = {tokenizer.convert_tokens_to_ids("▁a"): 100}
+    asked = {"max_tokens": 2, "logit_bias": says, "messages": messages("once upon")}
+    with client_of(api_of(Engine(load(copy.deepcopy(tiny.model()), tokenizer)))) as client:
+        for more, text in (({"continue_final_message": True}, " a a"), ({}, "a a")):
+            told = client.post(CHAT, json=asked | more).json()["choices"][0]
+            assert told["message"]["content"] == text
+
+
+def test_s2_programs_continue_messages_by_the_same_words() -> None:
+    made, options = engine("none"), {"continue_final_message": True}
+    chat = messages("the quick ")
+    text = made.generate(chat, max_new_tokens=6, chat_template_kwargs=options).text
+    whole = render_chat(made.model.tokenizer, chat, options)
+    assert made.generate(whole, max_new_tokens=6).text == text
+    with pytest.raises(OptionError, match="needs a last message"):
+        made.chat().stream("hello", chat_template_kwargs=options)
+
+
+def refusing(text: Callable[[str], str]) -> Any:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = text("m['content']").join(tiny.TEMPLATE.split("m['content']"))
+    return tokenizer
+
+
+def test_s2_a_template_that_changes_the_text_is_not_guessed_at() -> None:
+    options = {"continue_final_message": True}
+    with pytest.raises(PromptError, match="does not show the last message as it is"):
+        render_chat(refusing(lambda name: f"{name} | lower"), messages("a"), options)
+    parts = [*messages("a")[:1], {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]
+    with pytest.raises(PromptError, match="needs a text"):
+        render_chat(tiny.tokenizer(), parts, options)

@@ -1,0 +1,146 @@
+"""What fails behind the server reaches its client, its log and its figures."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from serving import api_of, client_of, events, idle, until
+from starlette.testclient import TestClient
+
+import tiny
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.drafters.copyspec import CopySpec
+from draftsmith.engine.engine import Engine
+from draftsmith.server.api import Api
+from draftsmith.testing import Scripted
+
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+ASK: dict[str, Any] = {
+    CHAT: {"messages": [{"role": "user", "content": "the quick brown fox"}]},
+    TEXT: {"prompt": "the quick brown fox", "ignore_eos": True},
+    RESPONSES: {"input": "the quick brown fox"},
+}
+
+
+def engine_of(**options: Any) -> Engine:
+    """An engine over a model of its own, which a test may change."""
+    model = copy.deepcopy(tiny.model()).double()
+    return Engine.from_pretrained(model, tokenizer=tiny.tokenizer(), **options)
+
+
+@contextmanager
+def asking(engine: Engine, **settings: Any) -> Iterator[tuple[TestClient, Api]]:
+    api = api_of(engine, **settings)
+    with client_of(api) as client:
+        yield client, api
+
+
+def told(client: TestClient, path: str, stream: bool) -> dict[str, Any]:
+    """The error that an answer ends with, in an event where it is streamed."""
+    answer = client.post(path, json=ASK[path] | {"stream": stream})
+    if not stream or answer.status_code != 200:
+        assert answer.status_code >= 400
+        found: dict[str, Any] = answer.json()["error"]
+        return found
+    if path == RESPONSES:
+        assert "event: response.failed" in answer.text
+        return {"message": answer.text, "code": "internal_error"}
+    error: dict[str, Any] = events(answer)[-1]["error"]
+    return error
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASK)
+@pytest.mark.parametrize("after", [0, 3])
+def test_e1_an_error_of_the_model_is_told_and_logged(
+    after: int, path: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, passes = engine_of(drafter="none"), 0
+
+    def fails(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes > after:
+            raise ValueError("the layer does not fit")
+
+    engine.model.model.get_output_embeddings().register_forward_hook(fails)
+    with asking(engine) as (client, api):
+        error = told(client, path, stream)
+        until(lambda: idle(api))
+    assert error["code"] == "internal_error"
+    assert "the server's log says why" in error["message"]
+    logged = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ["the layer does not fit" in str(record.exc_info) for record in logged] == [True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASK)
+def test_e1_a_request_too_large_for_the_memory_is_told(path: str, stream: bool) -> None:
+    with asking(engine_of(memory=10_000)) as (client, _):
+        assert "memory=10,000" in told(client, path, stream)["message"]
+
+
+@pytest.mark.failing_passes
+def test_e2_passes_that_fail_are_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = 7
+
+    def drafts(ctx: Context) -> Draft:
+        return Draft.chain([wrong][: ctx.budget], "scripted")
+
+    def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        if bool((given["input_ids"] == wrong).any()):
+            raise RuntimeError("the kernel knows no mask")
+
+    engine = engine_of(drafter=Scripted(drafts), budget=2)
+    engine.model.model.register_forward_pre_hook(fails, with_kwargs=True)
+    with asking(engine) as (client, _):
+        body = ASK[TEXT] | {"max_tokens": 9, "return_stats": True}
+        counts = [client.post(TEXT, json=body).json()["stats"]["failed_passes"] for _ in "ab"]
+        figures = client.get("/metrics").text
+    assert counts[0] == counts[1] > 0
+    assert f'draftsmith:failed_passes_total{{model_name="tiny"}} {float(sum(counts))}' in figures
+    (record,) = (one for one in caplog.records if one.levelname == "WARNING")
+    assert record.getMessage() == "a pass with drafts failed and was repeated without them"
+    assert record.fields["kind"] == "RuntimeError"  # type: ignore[attr-defined]
+    assert "the kernel knows no mask" in record.fields["why"]  # type: ignore[attr-defined]
+
+
+def test_a_time_out_of_something_else_is_not_told_as_the_servers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a drafter that is downloaded, or of a grammar's compiler."""
+
+    def times_out(*_: Any) -> Any:
+        raise TimeoutError("the hub does not answer")
+
+    engine = engine_of(drafter="none")
+    api = api_of(engine, allow_drafters=True)
+    with client_of(api) as client:
+        monkeypatch.setattr(CopySpec, "bind", times_out)
+        with pytest.raises(TimeoutError, match="the hub does not answer"):
+            client.post(TEXT, json=ASK[TEXT] | {"drafter": "copyspec(gamma=7)"})
+        monkeypatch.setattr(engine.model.grammars, "compile", times_out)
+        body = ASK[TEXT] | {"response_format": {"type": "regex", "pattern": "[ab]"}}
+        with pytest.raises(TimeoutError, match="the hub does not answer"):
+            client.post(TEXT, json=body)
+        assert api.worker.open == 0
+
+
+def test_a_model_that_follows_no_grammar_warms_up_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="draftsmith.server")
+    model, tokenizer = copy.deepcopy(tiny.model()), copy.deepcopy(tiny.tokenizer())
+    model.generation_config.eos_token_id = tokenizer.eos_token = None
+    api = api_of(Engine.from_pretrained(model, tokenizer=tokenizer, drafter="none"))
+    api.warm_up()
+    told = [
+        one.fields for one in caplog.records if one.getMessage() == "no grammar can be followed"
+    ]
+    assert "needs a model with an end token" in told[0]["why"]

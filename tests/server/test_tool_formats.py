@@ -1,0 +1,400 @@
+"""Every format of tool calls, with arguments that look like the format itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from serving import api_of, client_of, events, loaded
+from transformers import AddedToken
+
+import tiny
+from draftsmith import Grammar
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Piece
+from draftsmith.model.load import load
+from draftsmith.server.calls.formats import FORMATS
+from draftsmith.server.tools import ToolReader, family_of, markers_of
+
+CALLS = 500
+CHAT = "/v1/chat/completions"
+
+PIECES = [
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
+    "<|tool_call|>", "<|/tool_call|>", "functools[", "<function=add>", "</function>",
+    "<parameter=a>", "<parameter=text>", "</parameter>", "<arg_key>a</arg_key>", "<arg_key>",
+    "<arg_value>", "</arg_value>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>", "<｜tool▁calls▁end｜>", "```json", "```", '"', "'", '"""', "'''", "\\",
+    "\\n", "\\u0061", "{", "}", "[", "]", "(", ")", "{}", "[]",
+    '{"name": "add", "arguments": {}}', "add(a=1)", ",", ";", ":", "=", "\n", "\t",
+    " ", "  ", "\r\n", "é", "日本", "🦊", "\u2028",
+    "\u0085", "\ufffd", "null", "True", "1e9", "NaN", "a", "the end", "\u200d", "\x7f",
+]  # fmt: skip
+
+TOOLS: dict[str, Any] = {
+    "add": {"type": "object", "properties": {
+        "a": {"type": "string"}, "text": {"type": "string"}, "count": {"type": "integer"},
+        "ratio": {"type": "number"}, "on": {"type": "boolean"}, "list": {"type": "array"},
+        "of": {"type": "object"}}},
+    "get.now": {"type": "object", "properties": {}},
+    "write_file": {"type": "object", "properties": {
+        "path": {"type": "string"}, "text": {"type": ["string", "null"]}}},
+}  # fmt: skip
+
+Told = tuple[str, dict[str, Any]]
+
+
+def text_of(rng: random.Random, most: int = 8) -> str:
+    return "".join(rng.choice(PIECES) for _ in range(rng.randint(0, most)))
+
+
+def value_of(rng: random.Random, kind: str, depth: int = 2) -> Any:
+    if kind == "integer":
+        return rng.choice([0, -7, 12345678901234567890123])
+    if kind == "number":
+        return rng.choice([0.5, -1e-7, 3])
+    if kind == "boolean":
+        return rng.random() < 0.5
+    kinds = ["string", "integer", "boolean", *(["array", "object"] if depth else [])]
+    if kind == "array":
+        return [value_of(rng, rng.choice(kinds), depth - 1) for _ in range(rng.randint(0, 3))]
+    if kind == "object":
+        return {text_of(rng, 2): value_of(rng, rng.choice(kinds), depth - 1) for _ in range(2)}
+    return text_of(rng)
+
+
+def call_of(rng: random.Random) -> Told:
+    name = rng.choice([*TOOLS])
+    chosen = [key for key in TOOLS[name]["properties"].items() if rng.random() < 0.7]
+    return name, {
+        key: value_of(rng, schema["type"] if isinstance(schema["type"], str) else "string")
+        for key, schema in chosen
+    }
+
+
+# --- how models write them ------------------------------------------------------------------------
+
+
+def dumped(rng: random.Random, value: Any) -> str:
+    indent, plain = rng.choice([None, None, 2]), rng.random() < 0.7
+    return json.dumps(value, ensure_ascii=not plain, indent=indent)
+
+
+def as_object(rng: random.Random, call: Told, key: str = "arguments") -> str:
+    return dumped(rng, {"name": call[0], key: call[1]})
+
+
+def hermes(rng: random.Random, calls: Sequence[Told]) -> str:
+    gap = rng.choice(["", "\n"])
+    return "\n".join(f"<tool_call>{gap}{as_object(rng, call)}{gap}</tool_call>" for call in calls)
+
+
+def llama(rng: random.Random, calls: Sequence[Told], mark: str = "<|python_tag|>") -> str:
+    return mark + "; ".join(as_object(rng, call, "parameters") for call in calls)
+
+
+def listed(rng: random.Random, calls: Sequence[Told], open: str, close: str = "") -> str:
+    return f"{open}[{', '.join(as_object(rng, call) for call in calls)}]{close}"
+
+
+def mistral(rng: random.Random, calls: Sequence[Told]) -> str:
+    behind = rng.choice(["", "[ARGS]", "[CALL_ID]abc123456[ARGS]"])
+    each = (f"[TOOL_CALLS]{name}{behind}{dumped(rng, given)}" for name, given in calls)
+    return "".join(each) if rng.random() < 0.6 else listed(rng, calls, "[TOOL_CALLS] ")
+
+
+def deepseek(rng: random.Random, calls: Sequence[Told]) -> str:
+    def one(call: Told) -> str:
+        body = f"{call[0]}<｜tool▁sep｜>{dumped(rng, call[1])}"
+        if old:
+            body = f"function<｜tool▁sep｜>{call[0]}\n```json\n{dumped(rng, call[1])}\n```"
+        return f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>"
+
+    old = rng.random() < 0.5
+    gap = "\n" if old else ""
+    return f"<｜tool▁calls▁begin｜>{gap.join(map(one, calls))}<｜tool▁calls▁end｜>"
+
+
+def plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def qwen3_coder(_rng: random.Random, calls: Sequence[Told]) -> str:
+    def one(name: str, given: dict[str, Any]) -> str:
+        parts = (f"<parameter={k}>\n{plain(v)}\n</parameter>\n" for k, v in given.items())
+        return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
+
+
+def glm(_rng: random.Random, calls: Sequence[Told]) -> str:
+    def one(name: str, given: dict[str, Any]) -> str:
+        parts = (f"<arg_key>{k}</arg_key>\n<arg_value>{plain(v)}</arg_value>\n"
+                 for k, v in given.items())  # fmt: skip
+        return f"<tool_call>{name}\n{''.join(parts)}</tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
+
+
+def pythonic(rng: random.Random, calls: Sequence[Told], mark: str = "<|python_tag|>") -> str:
+    def one(name: str, given: dict[str, Any]) -> str:
+        return f"{name}({', '.join(f'{key}={spelt(value)}' for key, value in given.items())})"
+
+    def spelt(value: Any) -> str:
+        return repr(value) if rng.random() < 0.7 or "true" in plain(value) else json.dumps(value)
+
+    return f"{mark}[{', '.join(one(*call) for call in calls)}]"
+
+
+Writer = Callable[[random.Random, Sequence[Told]], str]
+WRITERS: dict[str, tuple[str, Writer]] = {
+    "hermes": ("hermes", hermes),
+    "qwen3-coder": ("qwen3-coder", qwen3_coder),
+    "glm": ("glm", glm),
+    "deepseek": ("deepseek", deepseek),
+    "mistral": ("mistral", mistral),
+    "granite": ("granite", partial(listed, open="<|tool_call|>")),
+    "granite, older": ("granite", partial(listed, open="<function_call> ")),
+    "phi4": ("phi4", partial(listed, open="<|tool_call|>", close="<|/tool_call|>")),
+    "phi4, functools": ("phi4", partial(listed, open="functools")),
+    "llama": ("llama", llama),
+    "llama, bare": ("llama", partial(llama, mark="")),
+    "pythonic": ("pythonic", pythonic),
+    "pythonic, bare": ("pythonic", partial(pythonic, mark="")),
+}
+assert {family for family, _ in WRITERS.values()} == {*FORMATS}
+
+
+def read(family: str, parts: Sequence[str]) -> tuple[str, list[Told]]:
+    reader, told, found = ToolReader(family, TOOLS), "", list[Any]()
+    for part in parts:
+        said, calls = reader.push([Piece(part, 9, "target", 0.0)])
+        told, found = told + said, found + calls
+    said, calls = reader.end()
+    return told + said, [(c.name, json.loads(c.arguments)) for c in [*found, *calls]]
+
+
+def split(rng: random.Random, text: str) -> list[str]:
+    parts = []
+    while text:
+        size = rng.choice([1, 2, 3, 5, 8, 40])
+        parts.append(text[:size])
+        text = text[size:]
+    return parts
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_s1_no_call_is_lost_or_altered_by_what_its_arguments_hold(name: str) -> None:
+    family, write = WRITERS[name]
+    rng, done = random.Random(f"calls of {name}"), 0
+    while done < CALLS:
+        calls = [call_of(rng) for _ in range(rng.randint(1, 3))]
+        before = "" if "bare" in name else rng.choice(["", "I will do that.", "two\n\nparts"])
+        gap = rng.choice(["", "\n"]) if before else ""
+        text = before + gap + write(rng, calls)
+        expected = before, calls
+        assert read(family, [text]) == expected, text
+        assert read(family, split(rng, text)) == expected, text
+        done += len(calls)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if "bare" not in name])
+def test_s1_prose_may_name_a_mark_before_a_call_and_behind_it(name: str) -> None:
+    family, write = WRITERS[name]
+    rng = random.Random(f"prose of {name}")
+    for mark in FORMATS[family].marks:
+        for prose in (f"{mark} begins a call.", f"Write {mark} {{…}} first.", f"{mark}{{ or {mark}",
+                      f"{mark}{mark}", f"`{mark}` and {mark[:-1]}", f"{mark}[1, 2] {mark}{{}}",
+                      f'{mark}{{"name": 5}} {mark}{{"a": "'):  # fmt: skip
+            for call in (("add", {"a": f"no {mark} {{"}), ("get.now", {})):
+                text = f"{prose} Now:\n{write(rng, [call])}"
+                expected = f"{prose} Now:", [call]
+                assert read(family, [text]) == expected, text
+                assert read(family, split(rng, text)) == expected, text
+                behind = f"{text}\n\nThat was {mark}."
+                if FORMATS[family].inside or family != "llama":
+                    assert read(family, split(rng, behind)) == (
+                        f"{prose} Now:\n\nThat was {mark}.", [call]
+                    ), behind  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_s1_what_is_no_call_stays_text(name: str) -> None:
+    """An answer that is cut anywhere loses nothing: what is no call is said."""
+    family, write = WRITERS[name]
+    rng = random.Random(f"cut {name}")
+    text = write(rng, [("add", {"a": 'x </tool_call> "y"', "count": 3, "list": [{"b": [True]}]})])
+    whole = read(family, [text])
+    for end in range(len(text)):
+        told, calls = read(family, split(rng, text[:end]))
+        assert (told, calls) in (whole, (text[:end], [])), text[:end]
+    words = 'plain text, [1, 2], {"a": 1}, <b>bold</b> and `code()`\n'
+    assert read(family, split(rng, words)) == (words, [])
+
+
+def test_s1_what_a_schema_calls_a_string_stays_one() -> None:
+    """Formats without quotes say by the schema alone what a value is."""
+    schema = {"type": "object", "properties": {
+        "s": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"},
+        "either": {"type": ["string", "null"]}, "any": {"anyOf": [{"type": "string"},
+        {"type": "array"}]}, "e": {"enum": ["1", "2"]}, "c": {"const": "true"},
+        "r": {"$ref": "#/$defs/name"}, "free": {}},
+        "$defs": {"name": {"type": "string"}}}  # fmt: skip
+    given = {"s": "5", "n": 5, "x": 3, "either": "5", "any": "{}", "e": "1", "c": "true",
+             "r": "null", "free": [1]}  # fmt: skip
+    for family, write in (("qwen3-coder", qwen3_coder), ("glm", glm)):
+        reader = ToolReader(family, {"f": schema})
+        text = write(random.Random(), [("f", given | {"any": "{}"})])
+        _, found = reader.push([Piece(text, 9, "target", 0.0)])
+        (call,) = found + reader.end()[1]
+        assert json.loads(call.arguments) == given
+        reader = ToolReader(family, {"f": schema})
+        text = write(random.Random(), [("f", {"either": None, "any": [], "free": "a"})])
+        _, found = reader.push([Piece(text, 9, "target", 0.0)])
+        (call,) = found + reader.end()[1]
+        assert json.loads(call.arguments) == {"either": None, "any": [], "free": "a"}
+
+
+def test_s1_the_closing_tags_may_stand_in_a_value_without_quotes() -> None:
+    for family, write, tags in (
+        ("qwen3-coder", qwen3_coder, "\n</parameter>\n</function>\n</tool_call>"),
+        ("glm", glm, "</arg_value>\n</tool_call>"),
+    ):
+        calls = [("add", {"text": f"a{tags}b{tags}"}), ("write_file", {"path": tags, "text": "c"})]
+        rng = random.Random(family)
+        assert read(family, split(rng, write(rng, calls))) == ("", calls)
+
+
+def test_s1_pythons_escapes_mean_what_they_mean_in_python() -> None:
+    for value in (r"'a\'b\"\\\n\x41é\U0001F98A\q\
+c'", "'''it's \"\"\" 'here' '''", '"""a"b""c\nd"""', "''", '""""""', "'\\0'", "(1, 2,)", "[-1.5,]",
+                  "{'a': {'b': ()}}", "[None, True, 1_000.5]"):  # fmt: skip
+        text = f"[add(a={value})]"
+        expected = json.loads(json.dumps(eval(value.replace(r"\q", r"\\q"))))
+        assert read("pythonic", [text])[1] == [("add", {"a": expected})]
+        assert read("pythonic", list(text))[1] == [("add", {"a": expected})]
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+class Template:
+    def __init__(self, template: str) -> None:
+        self.chat_template = template
+
+
+@pytest.mark.parametrize(("template", "family"), [
+    ("{% for t in tools %}{% endfor %}<tool_call>{\"name\": <name>}</tool_call>", "hermes"),
+    ("{% if tools %}<tool_call>\\n<function=f>\\n<parameter=p>{% endif %}", "qwen3-coder"),
+    ("{% if tools %}<tool_call>{name}\\n<arg_key>{% endif %}", "glm"),
+    ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' }}", "deepseek"),
+    ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}", "mistral"),
+    ("{{ '[TOOL_CALLS]' }}", "mistral"),
+    ("{% if tools %}respond with <|tool_call|> and a JSON list{% endif %}", "granite"),
+    ("{% if tools %}<|tool_call|>{}<|/tool_call|>{% endif %}", "phi4"),
+    ("{% if tools %}formatted as functools[{}]{% endif %}", "phi4"),
+    ("{% if tools %}[func_name1(params_name1=params_value1)]{% endif %}", "pythonic"),
+    ('{% if tools %}{"name": f, "parameters": d}{% endif %}', "llama"),
+    ("{{ messages }}", None), ("the parameters", None),
+])  # fmt: skip
+def test_the_format_is_the_one_that_the_template_teaches(template: str, family: str | None) -> None:
+    assert family_of(Template(template)) == family
+
+
+# --- served ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """One whose tokenizer has tags as tokens: some that its text shows, some that it does not."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    hidden = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in hidden])
+    tokenizer.add_tokens([AddedToken(name) for name in ("<tool_call>", "</tool_call>")])
+    tokenizer.chat_template = "{% if tools %}<tool_call>{% endif %}" + tiny.TEMPLATE
+    model = copy.deepcopy(loaded().model)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return Engine(load(model, tokenizer))
+
+
+@pytest.fixture
+def served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Ask, of a template's family, for an answer that a grammar makes a certain text."""
+    api = api_of(engine, max_output=1000)
+    said: list[Grammar] = []
+    prepare = engine.prepare
+    monkeypatch.setattr(
+        engine,
+        "prepare",
+        lambda options, began=None: prepare({**options, "grammar": said[-1]}, began),
+    )
+
+    def ask(taught: str, answer: Grammar, **more: Any) -> Any:
+        said.append(answer)
+        template = "{% if tools %}" + taught + "{% endif %}" + tiny.TEMPLATE
+        monkeypatch.setattr(api.tokenizer, "chat_template", template)
+        tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+                 for name, schema in TOOLS.items()]  # fmt: skip
+        body = {"messages": [{"role": "user", "content": "hello"}], "tools": tools} | more
+        body |= {"max_tokens": 1000, "seed": 1}
+        return client.post(CHAT, json=body)
+
+    with client_of(api) as client:
+        yield ask
+
+
+def test_markers_are_the_tags_that_no_text_shows(engine: Engine) -> None:
+    tags = set(markers_of(engine.model.tokenizer).values())
+    assert tags == {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"}
+
+
+def test_s1_a_served_call_holds_its_tags(served: Callable[..., Any]) -> None:
+    given = {"text": "a </tool_call> b <tool_call> é🦊"}
+    text = "See <tool_call>: <tool_call>" + json.dumps({"name": "add", "arguments": given},
+                                                       ensure_ascii=False)  # fmt: skip
+    answer = Grammar.regex(re.escape(text + "</tool_call>"))
+    told = served("<tool_call>", answer).json()["choices"][0]
+    assert told["message"]["content"] == "See <tool_call>:"
+    (call,) = told["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == given
+    chunks = events(served("<tool_call>", answer, stream=True))
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    (streamed,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert streamed["function"] == call["function"]
+
+
+def test_s1_a_mark_that_is_a_token_parts_what_a_stop_string_holds_back(
+    engine: Engine, served: Callable[..., Any]
+) -> None:
+    """Text that may begin a stop string stands before the mark that comes behind it."""
+    ids = {name: i for i, name in markers_of(engine.model.tokenizer).items()}
+    mark, behind = ids["[TOOL_CALLS]"], ids["[ARGS]"]
+    lark = f'start: "so" <[{mark}]> "add" <[{behind}]> "{{\\"a\\": \\"b\\"}}"'
+    for stop in (None, ["odd"], ["ddx"], ["do", "zz"]):
+        told = served("[TOOL_CALLS]", Grammar.lark(lark), stop=stop).json()["choices"][0]
+        assert told["message"]["content"] == "so", stop
+        (call,) = told["message"]["tool_calls"]
+        assert call["function"] == {"name": "add", "arguments": '{"a": "b"}'}
+
+
+@pytest.mark.parametrize("text", [
+    "a <|python_tag|> b", "[TOOL_CALLS]", "</tool_call><tool_call>", "</s>é\u2028🦊 \"{}\\",
+])  # fmt: skip
+def test_s1_a_forced_call_says_what_its_schema_makes_constant(engine: Engine, text: str) -> None:
+    schema = {"type": "object", "properties": {"text": {"const": text}}, "required": ["text"],
+              "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "write", "parameters": schema}}]
+    with client_of(api_of(engine, max_output=400, allow_drafters=True)) as client:
+        asked = {"messages": [{"role": "user", "content": "hello"}], "tools": tools}
+        asked |= {"tool_choice": "required", "max_tokens": 400}
+        for drafter in ("none", "auto"):
+            response = client.post(CHAT, json=asked | {"drafter": drafter})
+            (told,) = response.json()["choices"]
+            (call,) = told["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"text": text}

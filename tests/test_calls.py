@@ -1,0 +1,541 @@
+"""What callers may give: numbers and ids of any library, and errors that say what to do instead."""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+import inspect
+import json
+import math
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from draftsmith.core.budget import CostCurve
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.drafters.copyspec import CopySpec
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.longest_match import LongestMatch
+from draftsmith.drafters.pld_plus import PldPlus
+from draftsmith.drafters.prompt_lookup import PromptLookup
+from draftsmith.drafters.sdsat import SDSAT
+from draftsmith.drafters.spectra import Lookahead, Spectra
+from draftsmith.engine.engine import Engine, EngineOptions
+from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
+from draftsmith.integrations.transformers import accelerate
+from draftsmith.model.load import load
+from draftsmith.server.settings import Settings
+
+MODEL = load(tiny.model(), tiny.tokenizer())
+IDS = [5, 6, 7]
+ENGINE = Engine(MODEL, drafter="prompt_lookup", budget=4)
+
+
+class Whole:
+    """A number of somebody's own library."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+class Real:
+    """The same for real numbers."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __float__(self) -> float:
+        return self.value
+
+
+WHOLE: list[Callable[[int], Any]] = [
+    np.int64,
+    np.uint8,
+    np.int16,
+    lambda n: np.array(n, ">i4"),
+    torch.tensor,
+    lambda n: torch.tensor(n, dtype=torch.int16),
+    Whole,
+]
+REAL: list[Callable[[float], Any]] = [
+    np.float32,
+    np.float64,
+    np.array,
+    torch.tensor,
+    lambda x: torch.tensor(x, requires_grad=True),
+    lambda x: torch.tensor(x, dtype=torch.bfloat16),
+    fractions.Fraction,
+    decimal.Decimal,
+    Real,
+]
+NO_NUMBER: list[Any] = [
+    True, np.True_, torch.tensor(True), "1", np.str_("1"), b"1", 1j, np.complex64(1), [1],
+    np.array([1]), torch.tensor([1]), math.nan, math.inf, -math.inf, np.float32("nan"),
+    torch.tensor(math.inf), decimal.Decimal("NaN"), object(), np.timedelta64(1), int,
+]  # fmt: skip
+
+WHOLE_OPTIONS: list[tuple[str, Callable[[Any], Any], int]] = [
+    ("max_new_tokens", lambda n: SamplingParams(max_new_tokens=n).max_new_tokens, 3),
+    ("min_new_tokens", lambda n: SamplingParams(min_new_tokens=n).min_new_tokens, 3),
+    ("top_k", lambda n: SamplingParams(top_k=n).top_k, 3),
+    ("seed", lambda n: SamplingParams(seed=n).seed, 3),
+    ("budget", lambda n: ENGINE.drafting(budget=n).budget, 3),
+    ("budget", lambda n: Engine(MODEL, budget=n).budget, 3),
+    ("max_batch", lambda n: Engine(MODEL, max_batch=n).scheduler.max_batch, 3),
+    ("memory", lambda n: Engine(MODEL, memory=n).scheduler.memory, 100),
+    ("prefixes", lambda n: Engine(MODEL, prefixes=n).scheduler.prefixes.most, 3),
+    ("copyspec: gamma", lambda n: CopySpec(gamma=n).gamma, 3),
+    ("copyspec: block", lambda n: CopySpec(block=n).block, 3),
+    ("prompt_lookup: max", lambda n: PromptLookup(max=n).max, 3),
+    ("longest_match: candidates", lambda n: LongestMatch(candidates=n).candidates, 3),
+    ("sdsat: k", lambda n: SDSAT(k=n).k, 3),
+    ("sdsat: passes", lambda n: SDSAT(k=2, passes=n).passes, 1),
+    ("sdsat: tree", lambda n: SDSAT(k=2, tree=n).tree, 3),
+    ("pld_plus: heads", lambda n: PldPlus(heads=n).heads, 3),
+    ("pld_plus: layer", lambda n: PldPlus(layer=n).layer, 3),
+    ("spectra: N", lambda n: Spectra(N=n).N, 3),
+    ("lookahead: seed", lambda n: Lookahead(seed=n).seed, 3),
+    ("draft_model: tokens", lambda n: DraftModel("x", tokens=n).tokens, 3),
+    ("queue", lambda n: Settings(queue=n).queue, 3),
+    ("max_context", lambda n: Settings(max_context=n).max_context, 3),
+]
+CALLS: list[tuple[str, Callable[[Any], Any], int]] = [
+    ("n", lambda n: len(ENGINE.generate(IDS, n=n, max_new_tokens=2)), 2),
+    ("budget", lambda n: accelerated(n), 3),
+    ("max_new_tokens", lambda n: len(ENGINE.generate(IDS, max_new_tokens=n).tokens), 3),
+    ("max_new_tokens", lambda n: len([*ENGINE.stream(IDS, max_new_tokens=n)]), 3),
+    ("max_new_tokens", lambda n: len(ENGINE.chat(max_new_tokens=n).send("x").tokens), 3),
+    ("max_new_tokens", lambda n: len(ENGINE.chat().send("x", max_new_tokens=n).tokens), 3),
+    ("min_length", lambda n: [*ENGINE.generate(IDS, max_new_tokens=1).copies(n), n][-1], 3),
+]
+"""Those that compute something."""
+REAL_OPTIONS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("temperature", lambda x: SamplingParams(temperature=x).temperature),
+    ("top_p", lambda x: SamplingParams(top_p=x).top_p),
+    ("min_p", lambda x: SamplingParams(min_p=x).min_p),
+    ("repetition_penalty", lambda x: SamplingParams(repetition_penalty=x).repetition_penalty),
+    ("presence_penalty", lambda x: SamplingParams(presence_penalty=x).presence_penalty),
+    ("frequency_penalty", lambda x: SamplingParams(frequency_penalty=x).frequency_penalty),
+    ("logit_bias[5]", lambda x: SamplingParams(logit_bias={5: x}).logit_bias[5]),
+    ("temperature", lambda x: ENGINE.prepare({"temperature": x}).sampling.temperature),
+    ("draft_model: confidence", lambda x: DraftModel("x", confidence=x).confidence),
+    ("spectra: tau", lambda x: Spectra(tau=x).tau),
+    ("pld_plus: threshold", lambda x: PldPlus(threshold=x).threshold),
+    ("timeout", lambda x: Settings(timeout=x).timeout),
+    ("drain", lambda x: Settings(drain=x).drain),
+]
+
+
+def accelerated(budget: Any) -> Any:
+    with accelerate(tiny.model(), "copyspec", budget=budget) as handle:
+        return handle.budget
+
+
+def named(options: list[Any]) -> list[str]:
+    return [f"{number} {option[0]}" for number, option in enumerate(options)]
+
+
+@pytest.mark.parametrize(("name", "take", "value"), WHOLE_OPTIONS, ids=named(WHOLE_OPTIONS))
+def test_e6_integers_of_any_library_are_integers(
+    name: str, take: Callable[[Any], Any], value: int
+) -> None:
+    for made in WHOLE:
+        assert operator.index(take(made(value))) == value, name
+    for wrong in [*NO_NUMBER, 1.5, np.float32(2), torch.tensor(2.0), fractions.Fraction(1, 2)]:
+        if name == "budget" and isinstance(wrong, str):
+            continue  # as it is typed
+        if name == "sdsat: tree" and isinstance(wrong, list | np.ndarray | torch.Tensor):
+            continue  # candidates for each depth
+        with pytest.raises(OptionError, match=r"must be .*, got "):
+            take(wrong)
+
+
+@pytest.mark.parametrize(("name", "take", "value"), CALLS, ids=named(CALLS))
+def test_e6_calls_take_integers_of_any_library(
+    name: str, take: Callable[[Any], Any], value: int
+) -> None:
+    for made in (np.int64, torch.tensor):
+        assert operator.index(take(made(value))) == value, name
+    for wrong in (True, np.array([1]), 1.5, torch.tensor(2.0), "one"):
+        with pytest.raises(OptionError, match=r"must be .*, got "):
+            take(wrong)
+
+
+@pytest.mark.parametrize(("name", "take"), REAL_OPTIONS, ids=named(REAL_OPTIONS))
+def test_e6_real_numbers_of_any_library_are_numbers(name: str, take: Callable[[Any], Any]) -> None:
+    for made in REAL:
+        assert float(take(made(0.5))) == 0.5, name
+    for wrong in [*NO_NUMBER, 10**5000]:
+        if name == "logit_bias[5]" and isinstance(wrong, float) and wrong == -math.inf:
+            assert take(wrong) == -math.inf  # it forbids a token
+            continue
+        with pytest.raises(OptionError, match=r"must be .*, got "):
+            take(wrong)
+
+
+def test_e6_what_is_kept_is_pythons_own() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), seed=torch.tensor(5), logprobs=np.True_
+    )  # fmt: skip
+    assert [type(v) for v in (params.temperature, params.top_k, params.seed, params.logprobs)] == [
+        float,
+        int,
+        int,
+        bool,
+    ]
+    assert CopySpec(gamma=np.int64(3)) == CopySpec(gamma=3)  # the same for what is bound once
+    assert str(CopySpec(gamma=torch.tensor(3))) == str(CopySpec(gamma=3))
+
+
+ID_LISTS: list[Callable[[list[int]], Any]] = [
+    list,
+    tuple,
+    np.array,
+    lambda ids: np.array(ids, np.uint16),
+    lambda ids: np.array([ids]),
+    torch.tensor,
+    lambda ids: torch.tensor([ids], dtype=torch.int32),
+    lambda ids: [np.int64(i) for i in ids],
+    lambda ids: [torch.tensor(i) for i in ids],
+    lambda ids: [Whole(i) for i in ids],
+]
+
+
+@pytest.mark.parametrize("made", ID_LISTS)
+def test_e6_ids_may_be_arrays_and_tensors(made: Callable[[list[int]], Any]) -> None:
+    want = ENGINE.generate(IDS, max_new_tokens=8)
+    assert ENGINE.generate(made(IDS), max_new_tokens=8).tokens == want.tokens
+    assert [p.token for p in ENGINE.stream(made(IDS), max_new_tokens=8)] == want.tokens
+    predicted = ENGINE.generate(IDS, max_new_tokens=8, prediction=made(want.tokens))
+    assert predicted.tokens == want.tokens
+    assert predicted.accepted_prediction_tokens > 0
+    stopped = ENGINE.generate(IDS, max_new_tokens=8, stop_token_ids=made([want.tokens[3]]))
+    assert stopped.tokens == want.tokens[: want.tokens.index(want.tokens[3]) + 1]
+    if getattr(made(IDS), "ndim", 1) == 1:
+        several = ENGINE.generate([made(IDS), made([5])], max_new_tokens=8)
+        assert several[0].tokens == want.tokens
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [5, 1.5, True, np.array(5), [1.5], [True], np.array([1.5]), np.array([True]), b"ab", {5, 6},
+     [[5], [6]], [None], object()],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_e9_what_are_no_ids_is_named(wrong: Any) -> None:
+    with pytest.raises(OptionError, match="prediction must be a text or token ids, got "):
+        ENGINE.generate(IDS, prediction=wrong)
+    if str(wrong) != "[[5], [6]]":  # two prompts
+        with pytest.raises(PromptError, match="a prompt is a text, token ids, or a list of mess"):
+            ENGINE.generate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("a\ud83e", r"whole characters, got \\ud83e, half of a surrogate pair, at 1"),
+        (["a", "\udc00"], "prompt 1 of 2: a text must hold whole characters"),
+        ([{"role": "user", "content": 5}], "content of a message must be a text.*, got 5"),
+        ([{"role": "user", "content": b"x"}], "content of a message must be a text.*, got b'x'"),
+        ([{"role": "user", "content": None}], "content of a message must be a text.*, got None"),
+        ([{"role": "user", "content": [5]}], r"content of a message must be a text.*, got \[5\]"),
+        ([{"role": "user", "content": "\ud800"}], "whole characters"),
+        ([{"role": 5, "content": "x"}], "role of a message must be a text, got 5"),
+    ],
+)
+def test_e9_a_prompt_that_cannot_be_written_is_named(prompt: Any, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
+        ENGINE.generate(prompt, max_new_tokens=2)
+    if not isinstance(prompt, list) or isinstance(prompt[0], dict):
+        with pytest.raises(PromptError, match=said):
+            ENGINE.stream(prompt, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"x", {"role": "user"}, ["x"], IDS, "\ud800"])
+def test_e9_what_is_no_message_of_a_chat_is_named(wrong: Any) -> None:
+    chat = ENGINE.chat(max_new_tokens=2)
+    for ask in (chat.send, chat.stream):
+        with pytest.raises(PromptError, match=r"must (be a text|hold whole characters).*, got "):
+            ask(wrong)
+    assert chat.messages == []
+    assert chat.send("x").tokens
+
+
+def test_e9_other_messages_go_to_the_template_as_they_are() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    parts = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+    assert ENGINE.generate([parts, call, parts], max_new_tokens=2).tokens
+
+
+@pytest.mark.parametrize("wrong", [0, 5, b"x", ["x"], True])
+def test_e9_a_salt_that_is_no_text_is_named(wrong: Any) -> None:
+    """0 and False would share everything."""
+    with pytest.raises(OptionError, match="cache_salt must be a text, got "):
+        ENGINE.generate(IDS, cache_salt=wrong)
+
+
+def test_switches_are_true_or_false() -> None:
+    for wrong in (2, 1, 0, "true", None, np.array([True]), 1.0):
+        with pytest.raises(OptionError, match="logprobs must be True or False, got"):
+            SamplingParams(logprobs=wrong)
+        with pytest.raises(OptionError, match="exact must be True or False, got"):
+            Engine(MODEL, exact=wrong)
+        with pytest.raises(OptionError, match="prepack must be True or False, got"):
+            accelerate(tiny.model(), prepack=wrong)
+    assert SamplingParams(logprobs=torch.tensor(True)).logprobs is True
+    with pytest.raises(OptionError, match="logprobs must be True or False, got 2"):
+        ENGINE.generate(IDS, logprobs=2)
+
+
+# ------------------------------------------------------------------------------------- engines
+
+
+def test_e9_an_engine_takes_a_model_in_any_form() -> None:
+    """A transformers model with its tokenizer, what `load` returned, a name."""
+    want = ENGINE.generate("hello world", max_new_tokens=5)
+    for made in (
+        Engine(tiny.model(), tiny.tokenizer()),
+        Engine(tiny.model(), tokenizer=tiny.tokenizer()),
+        Engine(MODEL),
+        Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer()),
+        Engine.from_pretrained(tiny.model(), tiny.tokenizer()),
+        Engine.from_pretrained(MODEL),
+    ):
+        assert made.generate("hello world", max_new_tokens=5).tokens == want.tokens
+    named = Engine("edit-1m", dtype="float32", drafter="none")
+    assert named.generate("a", max_new_tokens=2).text is not None
+    assert named.model.name == "edit-1m"
+
+
+def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
+    taken = [*inspect.signature(Engine).parameters]
+    assert ["model", "tokenizer", *EngineOptions.__annotations__] == taken
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Engine(MODEL, memory=0), "memory must be an integer >= 1"),
+        (lambda: Engine(MODEL, memory=-5), "memory must be an integer >= 1"),
+        (lambda: Engine(MODEL, max_batch=0), "max_batch must be an integer >= 1, got 0"),
+        (lambda: Engine(MODEL, prefixes=-1), "prefixes must be an integer >= 0, got -1"),
+        (lambda: Engine(MODEL, answers=-1), "answers must be an integer >= 0"),
+        (lambda: Engine(MODEL, answers=5), "answers must be 0 or at least 1,000,000 .*got 5"),
+        (lambda: Engine(MODEL, cost=0.02), "cost must be a CostCurve, got 0.02"),
+        (lambda: Engine(MODEL, answers_file=5, answers=10**6), "answers_file must be a path"),
+        (lambda: Engine(MODEL, tiny.tokenizer()), r"options of load\(\), which has returned"),
+        (lambda: Engine(MODEL, dtype="float32"), r"options of load\(\), which has returned"),
+        (lambda: Engine(tiny.model(), dtype="float32"), "live model"),
+        (lambda: Engine(tiny.model(), 5), "tokenizer must be .*, got 5"),
+        (lambda: Engine(MODEL, drafter=5), r"drafter must be text such as .*, got 5"),
+        (lambda: Engine(MODEL, drafter=CopySpec), r"make one: CopySpec\(…\)"),
+        (lambda: Engine(MODEL, drafter=tiny.model()), "drafter must be text such as"),
+        (lambda: Engine(MODEL, budget="wide"), "'auto' or 'drafter', got 'wide'"),
+        (lambda: Engine(MODEL, budget=np.array([4, 5])), "budget must be .*, got array"),
+        (lambda: ENGINE.chat(5), "system must be a text, got 5"),
+        (lambda: ENGINE.generate(IDS, stop=5), r"stop must be non-empty strings, got \(5,\)"),
+        (lambda: ENGINE.generate(IDS, processors=5), "processors must be functions .*, got 5"),
+        (lambda: ENGINE.generate(IDS, logit_bias=5), "logit_bias must map .*, got 5"),
+        (lambda: ENGINE.generate(IDS, logit_bias={"a": 1.0}), "logit_bias must be .* got 'a'"),
+        (lambda: ENGINE.generate(IDS, chat_template_kwargs=5), "must map names .*, got 5"),
+        (lambda: ENGINE.generate(IDS, drafter=5), "drafter must be text such as .*, got 5"),
+    ],
+)  # fmt: skip
+def test_e9_values_that_cannot_work_are_named(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("wrong", [5, None, ["edit-1m"], type(tiny.model()), tiny.tokenizer()])
+def test_e9_what_is_no_model_is_named(wrong: Any) -> None:
+    with pytest.raises(LoadError, match="model must be a hub id, a folder or a transformers model"):
+        Engine(wrong)
+    with pytest.raises(LoadError, match=r"has no generate\(\) of transformers to accelerate"):
+        accelerate(wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda o: Engine(MODEL, **o), "option of Engine"),
+        (lambda o: Engine.from_pretrained(MODEL, **o), "option of Engine"),
+        (lambda o: load(tiny.model(), **o), "option of load"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("torch_dtype", "Use dtype."),
+        ("load_in_4bit", "give the model itself"),
+        ("load_in_8bit", "give the model itself"),
+        ("quantization_config", "give the model itself"),
+        ("attn_implementation", "give the model itself"),
+        ("token", "hf auth login"),
+        ("revison", "Did you mean 'revision'?"),
+    ],
+)
+def test_e9_options_from_elsewhere_get_a_hint(
+    make: Callable[[Any], Any], said: str, option: str, hint: str
+) -> None:
+    with pytest.raises(UnknownName) as caught:
+        make({option: "x"})
+    assert said in str(caught.value)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: Engine(MODEL, drafer="auto"), "Did you mean 'drafter'"),
+        (lambda: Engine(MODEL, temperature=1.0), r"Give it to generate\(\), stream"),
+        (lambda: Engine(MODEL, temprature=1.0), "Did you mean 'temperature'.* Give it to generate"),
+        (lambda: Engine(MODEL, max_num_seqs=4), "Use max_batch"),
+        (lambda: Engine(MODEL, assistant_model="x"), "draft_model"),
+        (lambda: accelerate(tiny.model(), torch_dtype="x"), "when you load the model"),
+        (lambda: accelerate(tiny.model(), do_sample=True), r"Give it to model.generate\(\)"),
+        (lambda: accelerate(tiny.model(), draftr="x"), "Did you mean 'drafter'"),
+        (lambda: ENGINE.generate(IDS, torch_dtype="x"), "Give it to Engine"),
+        (lambda: ENGINE.generate(IDS, max_batch=4), "Give it to Engine"),
+        (lambda: ENGINE.generate(IDS, max_tokens=4), "Did you mean 'max_new_tokens'"),
+        (lambda: ENGINE.generate(IDS, response_format={}), "Grammar.json_schema"),
+        (lambda: ENGINE.generate(input_ids=IDS), "Give it first"),
+        (lambda: ENGINE.generate(messages=[]), "Give it first"),
+        (lambda: ENGINE.stream(prompts="x"), "Give it first"),
+        (lambda: ENGINE.stream(IDS, n=2), r"needs generate\(\)"),
+        (lambda: ENGINE.chat(dtype="float32"), "Give it to Engine"),
+    ],
+)  # fmt: skip
+def test_e9_names_that_do_not_exist_get_a_hint(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UnknownName, match=said):
+        call()
+
+
+def test_a_cost_curve_of_ones_own_is_taken() -> None:
+    cost = CostCurve()
+    assert Engine(MODEL, cost=cost).cost is cost
+
+
+# ----------------------------------------------------------------------------------- vocab_size
+
+
+def test_e11_the_width_of_the_logits_is_not_asked_for_each_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny.model(context=4096)
+    kind, asked = type(model), []
+    head = kind.get_output_embeddings
+
+    def counted(self: Any) -> Any:
+        asked.append(1)
+        return head(self)
+
+    monkeypatch.setattr(kind, "get_output_embeddings", counted)
+    engine = Engine(model, tiny.tokenizer(), prefixes=0)
+
+    def times(length: int, **options: Any) -> int:
+        asked.clear()
+        engine.generate([5 + i % 90 for i in range(length)], max_new_tokens=1, **options)
+        return len(asked)
+
+    times(10)
+    assert times(2000) == times(10)
+    assert times(10, prediction=[5] * 2000) == times(10, prediction=[5])
+    assert times(10, stop_token_ids=[7] * 500) == times(10, stop_token_ids=[7])
+    assert times(10, logit_bias=dict.fromkeys(range(5, 300), 0.5)) == times(10, logit_bias={5: 0.5})
+    asked.clear()
+    engine.generate("the quick brown fox " * 100, max_new_tokens=1)
+    text, _ = len(asked), asked.clear()
+    engine.generate("the quick", max_new_tokens=1)
+    assert text == len(asked)
+
+
+# --------------------------------------------------------------------------- what is printed
+
+
+def test_objects_say_what_they_are() -> None:
+    engine = Engine(MODEL, drafter="none", answers=2_000_000)
+    chat, stream = engine.chat("be brief", max_new_tokens=3), engine.stream(IDS, max_new_tokens=3)
+    assert repr(engine) == (
+        "Engine('LlamaForCausalLM', drafter=none(), budget='auto', float32 on cpu)"
+    )
+    assert repr(engine.model) == "LoadedModel('LlamaForCausalLM', LlamaForCausalLM, float32 on cpu)"
+    assert repr(engine.answers) == "Memory(0 answers, 0 of 2,000,000 bytes)"
+    assert repr(chat) == "Chat(1 message, 'LlamaForCausalLM')"
+    chat.send("hello")
+    assert repr(chat) == "Chat(3 messages, 'LlamaForCausalLM')"
+    assert repr(stream) == "Stream(0 tokens, open)"
+    next(stream)
+    assert repr(stream) == "Stream(1 tokens, open)"
+    list(stream)
+    assert repr(stream) == "Stream(3 tokens, length)"
+    cancelled = engine.stream(IDS, max_new_tokens=3)
+    cancelled.close()
+    assert repr(cancelled) == "Stream(0 tokens, cancelled)"
+    with accelerate(tiny.model(), "copyspec") as handle:
+        assert repr(handle).startswith("Accelerated(LlamaForCausalLM, drafter=copyspec(gamma=3")
+        assert len(repr(handle)) < 150
+
+
+def test_an_engine_is_a_context_manager_that_closes(tmp_path: Path) -> None:
+    path = tmp_path / "answers.safetensors"
+    with Engine(MODEL, answers=2_000_000, answers_file=path) as engine:
+        engine.generate(IDS, max_new_tokens=5)
+        assert not path.exists()
+    assert path.exists()
+    with pytest.raises(ZeroDivisionError), Engine(MODEL):
+        _ = 1 / 0
+
+
+def test_a_result_is_plain_values_on_request() -> None:
+    result = ENGINE.generate(IDS, max_new_tokens=6, logprobs=True, prediction=[5, 6])
+    told = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert told["text"] == result.text
+    assert told["tokens"] == result.tokens
+    assert told["logprobs"] == result.logprobs
+    assert told["stats"]["passes"] == result.stats.passes
+    assert told["stats"]["tokens_per_pass"] == result.stats.tokens_per_pass
+    json.dumps([r.to_dict() for r in ENGINE.generate([IDS, [5]], max_new_tokens=2)])
+    json.dumps(ENGINE.chat(max_new_tokens=2).send("x").to_dict())
+
+
+# ------------------------------------------------------------------------------ type checkers
+
+TYPO = """
+import numpy as np
+from draftsmith import Engine
+
+engine = Engine("smollm2")
+engine.generate("x", temprature=0.5)
+engine.generate("x", temperature=np.float32(0.5), max_new_tokens=np.int64(3), n=2)
+engine.generate(["x"], prediction=np.array([5, 6]))
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_says_a_misspelt_option_in_a_few_words(tmp_path: Path) -> None:
+    (tmp_path / "typo.py").write_text(TYPO)
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml")]
+    told = subprocess.run(
+        [*command, "typo.py"],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+    ).stdout
+    lines = told.splitlines()
+    assert 'did you mean "temperature"?' in lines[0]
+    assert len(told) < 500
+    assert all(":6:" in line for line in lines[:-1]), told

@@ -1,0 +1,170 @@
+"""Clocks begin when a call is made and end with its last token, whoever shares its passes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from draftsmith.core.draft import EMPTY
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.stats import Stats, total
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.result import GenerationResult
+from draftsmith.integrations.transformers import accelerate
+from draftsmith.testing import Scripted
+from draftsmith.text.grammar import Grammar
+
+PROMPT = "the quick brown fox"
+WAIT = 0.2
+"""Seconds that something takes at least; no test asks how long anything takes at most."""
+
+
+def pause() -> None:
+    threading.Event().wait(WAIT)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+
+
+# --- E7: wall time by answer, shares in sums ------------------------------------------------------
+
+
+def test_e7_the_rate_of_an_answer_is_the_one_that_its_caller_saw(engine: Engine) -> None:
+    begin = perf_counter()
+    found = engine.generate([f"{PROMPT} {n}" for n in range(8)], max_new_tokens=16)
+    waited = perf_counter() - begin
+    for result in found:
+        stats = result.stats
+        assert stats.tokens_per_second == stats.tokens / stats.wall_seconds
+        assert stats.wall_seconds <= waited
+        assert stats.tokens_per_second >= stats.tokens / waited
+    last = max(found, key=lambda result: result.stats.wall_seconds)
+    shares = sum(result.stats.seconds.total for result in found)
+    assert shares <= last.stats.wall_seconds
+    assert all(r.stats.wall_seconds >= r.stats.seconds.total for r in found)
+
+
+def test_e7_a_sum_counts_a_shared_pass_once(engine: Engine) -> None:
+    found = [r.stats for r in engine.generate([PROMPT, f"{PROMPT} jumps"], max_new_tokens=16)]
+    whole = total(found)
+    shares = sum(stats.seconds.total for stats in found)
+    assert whole.wall_seconds == pytest.approx(shares)
+    assert whole.tokens_per_second == pytest.approx(whole.tokens / shares)
+    assert total(found[:1]).wall_seconds == found[0].wall_seconds
+    assert total([]).tokens_per_second == Stats().tokens_per_second == 0
+
+
+def test_e7_several_answers_to_a_prompt_and_accelerated_models_count_alike(engine: Engine) -> None:
+    begin = perf_counter()
+    found = engine.generate(PROMPT, n=4, temperature=1.0, seed=1, max_new_tokens=8)
+    waited = perf_counter() - begin
+    assert sum(result.stats.seconds.total for result in found) <= waited
+    assert all(result.stats.wall_seconds <= waited for result in found)
+    model = copy.deepcopy(tiny.model())
+    with accelerate(model, "none") as handle:
+        ids = torch.tensor([[5, 6, 7]])
+        for prompts in (ids, ids.repeat(4, 1)):
+            begin = perf_counter()
+            model.generate(prompts, max_new_tokens=8)
+            waited = perf_counter() - begin
+            assert handle.stats is not None
+            assert 0 < handle.stats.wall_seconds <= waited
+            assert handle.stats.tokens_per_second >= handle.stats.tokens / waited
+
+
+# --- E8: clocks begin with the call ---------------------------------------------------------------
+
+
+def generate(engine: Engine, **options: Any) -> GenerationResult:
+    result: GenerationResult = engine.generate(PROMPT, **options)
+    return result
+
+
+def stream(engine: Engine, **options: Any) -> GenerationResult:
+    with engine.stream(PROMPT, **options) as pieces:
+        for _ in pieces:
+            pass
+    return pieces.result
+
+
+def chat(engine: Engine, **options: Any) -> GenerationResult:
+    return engine.chat().send(PROMPT, **options)
+
+
+ENTRIES = [generate, stream, chat]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_e8_binding_a_drafter_is_in_the_time(
+    engine: Engine, entry: Callable[..., GenerationResult]
+) -> None:
+    class Loads(Scripted):
+        def bind(self, model: Any) -> Drafter:
+            pause()
+            return super().bind(model)
+
+    stats = entry(engine, drafter=Loads(lambda _: EMPTY), max_new_tokens=3).stats
+    assert stats.first_token_seconds >= WAIT
+    assert stats.wall_seconds >= stats.first_token_seconds
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_e8_reading_a_prompt_is_in_the_time(entry: Callable[..., GenerationResult]) -> None:
+    class Slow(type(tiny.tokenizer())):  # type: ignore[misc]
+        def __call__(self, *given: Any, **named: Any) -> Any:
+            pause()
+            return super().__call__(*given, **named)
+
+    tokenizer = copy.copy(tiny.tokenizer())
+    tokenizer.__class__ = Slow
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer, drafter="none")
+    assert entry(engine, max_new_tokens=3).stats.first_token_seconds >= WAIT
+
+
+def test_e8_compiling_a_grammar_is_in_the_time(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_it = engine.model.grammars.compile
+
+    def slow(*given: Any) -> Any:
+        pause()
+        return compile_it(*given)
+
+    monkeypatch.setattr(engine.model.grammars, "compile", slow)
+    stats = generate(engine, grammar=Grammar.regex("[a-z]{3}")).stats
+    assert stats.first_token_seconds >= WAIT
+
+
+def test_e8_an_accelerated_call_begins_before_its_inputs_are_prepared() -> None:
+    model = copy.deepcopy(tiny.model())
+    with accelerate(model, "none") as handle:
+        prepare = model._prepare_generation_config
+
+        def slow(*given: Any, **named: Any) -> Any:
+            pause()
+            return prepare(*given, **named)
+
+        model._prepare_generation_config = slow
+        model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=3)
+        assert handle.stats is not None
+        assert handle.stats.first_token_seconds >= WAIT
+
+
+def test_e8_waiting_for_other_answers_is_in_the_time() -> None:
+    engine = Engine.from_pretrained(
+        tiny.model(), tokenizer=tiny.tokenizer(), drafter="none", max_batch=1
+    )
+    first, second = engine.stream(PROMPT, max_new_tokens=4), engine.stream(PROMPT, max_new_tokens=4)
+    next(first)
+    pause()
+    list(second)
+    assert second.result.stats.first_token_seconds >= WAIT

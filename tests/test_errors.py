@@ -1,0 +1,493 @@
+"""What fails is told to whoever asked, by every way of asking, and never passed over."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from huggingface_hub.errors import GatedRepoError
+from torch import Tensor
+
+import tiny
+from command import call
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.sdsat import SDSAT
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import (
+    GenerationInterrupted,
+    LoadError,
+    OptionError,
+    PromptError,
+    UnsupportedError,
+)
+from draftsmith.integrations.transformers import DraftingNotice, accelerate
+from draftsmith.model import adaptive
+from draftsmith.testing import Scripted
+from failed_passes import FAILED_PASSES
+
+PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
+NEW = 12
+
+# --- E1: streams and chats raise what generate raises ---------------------------------------------
+
+
+def generate(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return engine.generate(prompt, **options).tokens
+
+
+def stream(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return [piece.token for piece in engine.stream(prompt, **options)]
+
+
+def stream_in_context(engine: Engine, prompt: Any, **options: Any) -> Any:
+    with engine.stream(prompt, **options) as pieces:
+        return [piece.token for piece in pieces]
+
+
+def chat_send(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return engine.chat(**options).send(prompt[0]["content"]).tokens
+
+
+def chat_stream(engine: Engine, prompt: Any, **options: Any) -> Any:
+    return [piece.token for piece in engine.chat().stream(prompt[0]["content"], **options)]
+
+
+ENTRIES: list[Any] = [stream, stream_in_context, chat_send, chat_stream]
+
+
+class Raises:
+    """A processor that raises when it is called for the n-th time, in each copy of it."""
+
+    def __init__(self, error: Exception, call: int) -> None:
+        self.error, self.left = error, call
+
+    def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
+        self.left -= 1
+        if not self.left:
+            raise self.error
+        return scores
+
+
+ERRORS: list[Exception] = [
+    ValueError("a value does not fit"),
+    OptionError("an option does not fit"),
+    PromptError("the prompt does not fit"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a text does not fit"),
+    UnsupportedError("this cannot be done"),
+    StopIteration("at its end"),
+]
+
+
+def engine_of(**options: Any) -> Engine:
+    """An engine over a model of its own, which a test may change."""
+    model = copy.deepcopy(tiny.model())
+    return Engine.from_pretrained(model, tokenizer=copy.copy(tiny.tokenizer()), **options)
+
+
+def raised(entry: Any, engine: Engine, prompt: Any, **options: Any) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  any kind is asked for
+        entry(engine, prompt, **options)
+    return caught.value
+
+
+def same(error: Exception, expected: Exception) -> None:
+    """Assert that two ways of asking raise alike, causes included."""
+    assert type(error) is type(expected)
+    assert str(error) == str(expected)
+    if isinstance(expected, GenerationInterrupted) and isinstance(error, GenerationInterrupted):
+        assert type(error.__cause__) is type(expected.__cause__)
+        assert error.partial[0].tokens == expected.partial[0].tokens
+        assert error.partial[0].finish_reason == expected.partial[0].finish_reason
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("when", [1, 5])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_e1_a_processors_error_is_raised(
+    engine: Engine, error: Exception, when: int, entry: Any
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": NEW}
+    expected = raised(generate, engine, PROMPT, processors=Raises(error, when), **options)
+    if when > 1:
+        assert isinstance(expected, GenerationInterrupted)
+    same(raised(entry, engine, PROMPT, processors=Raises(error, when), **options), expected)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_e1_a_request_too_large_for_the_memory_is_refused(entry: Any) -> None:
+    engine = engine_of(memory=20_000)
+    prompt = [{"role": "user", "content": "the quick brown fox " * 60}]
+    expected = raised(generate, engine, prompt, max_new_tokens=200)
+    assert isinstance(expected, OptionError)
+    assert "memory=20,000" in str(expected)
+    same(raised(entry, engine, prompt, max_new_tokens=200), expected)
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
+def test_e1_an_error_of_the_model_is_raised(drafter: str, entry: Any) -> None:
+    engine = engine_of(drafter=drafter, prefixes=0)
+
+    def fails(*_: Any) -> None:
+        raise ValueError("the layer does not fit")
+
+    engine.model.model.get_output_embeddings().register_forward_hook(fails)
+    expected = raised(generate, engine, PROMPT)
+    assert "the layer does not fit" in str(expected)
+    same(raised(entry, engine, PROMPT), expected)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("error", [OptionError("gamma"), UnsupportedError("heads")])
+def test_e1_a_drafter_whose_options_do_not_fit_is_refused(error: Exception, entry: Any) -> None:
+    class Refuses(Scripted):
+        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+            raise error
+
+    engine = engine_of(drafter=Refuses(lambda _: EMPTY), budget=3)
+    expected = raised(generate, engine, PROMPT)
+    assert expected is error
+    assert raised(entry, engine, PROMPT) is error
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("when", [1, 5])
+def test_e1_a_text_that_cannot_be_decoded_is_told(when: int, entry: Any) -> None:
+    """With a stop string `generate` decodes while tokens come, as streams do."""
+    engine = engine_of(drafter="none")
+    own, decodings = engine.model.tokenizer.decode, []
+
+    def decode(*given: Any, **named: Any) -> Any:
+        decodings.append(1)
+        if len(decodings) > 4 * when:
+            raise ValueError("no such character")
+        return own(*given, **named)
+
+    def asked(entry: Any) -> Exception:
+        decodings.clear()
+        return raised(entry, engine, PROMPT, max_new_tokens=NEW, stop="\0never")
+
+    engine.model.tokenizer.decode = decode
+    expected, found = asked(generate), asked(entry)
+    assert type(found) is type(expected)
+    assert "no such character" in str(found)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("read", [0, 3])
+def test_e1_a_model_put_into_training_mode_after_stream_is_told(read: int, chat: bool) -> None:
+    engine = engine_of(drafter="none")
+    asks = engine.chat().stream if chat else engine.stream
+    pieces = asks("the quick brown fox", max_new_tokens=NEW)
+    for _ in range(read):
+        next(pieces)
+    engine.model.model.train()
+    with pytest.raises(GenerationInterrupted if read else OptionError, match="training mode"):
+        list(pieces)
+    assert len(pieces.result.tokens) == read
+    engine.model.model.eval()
+    assert len(engine.generate("the quick brown fox", max_new_tokens=4).tokens) == 4
+
+
+@pytest.mark.parametrize("when", [1, 5])
+@pytest.mark.parametrize("what", ["processor", "stop rule", "streamer"])
+@pytest.mark.parametrize("error", ERRORS[:3], ids=lambda error: type(error).__name__)
+def test_e1_an_accelerated_model_raises_what_callbacks_raise(
+    error: Exception, what: str, when: int
+) -> None:
+    model = copy.deepcopy(tiny.model())
+
+    class Callback:
+        def __init__(self) -> None:
+            self.left = when + (what == "streamer")  # a streamer is given the prompt, too
+
+        def __call__(self, _ids: Any, scores: Any) -> Any:
+            self.left -= 1
+            if not self.left:
+                raise error
+            return scores if what == "processor" else torch.tensor([False])
+
+        def put(self, value: Any) -> None:
+            self(value, None)
+
+        def end(self) -> None:
+            pass
+
+    def asked() -> Exception:
+        own = Callback()
+        option: dict[str, Any] = {
+            "processor": {"logits_processor": [own]},
+            "stop rule": {"stopping_criteria": [own]},
+            "streamer": {"streamer": own},
+        }[what]
+        with pytest.raises(type(error)) as caught:
+            model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=NEW, **option)
+        return caught.value
+
+    plainly = asked()
+    with accelerate(model, "copyspec(gamma=1)"):
+        assert asked() is plainly is error
+
+
+def test_e1_a_stream_that_failed_ends_and_its_engine_serves(engine: Engine) -> None:
+    pieces = engine.stream(PROMPT, processors=Raises(ValueError("once"), 1), max_new_tokens=4)
+    with pytest.raises(ValueError, match="once"):
+        next(pieces)
+    assert pieces.closed
+    assert list(pieces) == []
+    assert pieces.result.finish_reason == "error"
+    assert len(engine.generate(PROMPT, max_new_tokens=4).tokens) == 4
+
+
+def test_e1_the_commands_say_what_failed(tmp_path: Any) -> None:
+    model = copy.deepcopy(tiny.model())
+    model.config.max_position_embeddings = 10**12
+    model.generation_config.max_length = None
+    model.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    much = ("-m", tmp_path, "--max-new-tokens", 10**11, "-d", "none")
+    done = call("run", *much, "the quick brown fox")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "Error: this request" in done.stderr
+    assert "memory" in done.stderr
+    told = json.loads(call("run", *much, "--json", "the quick brown fox").stdout)
+    assert "memory" in told["error"]
+    done = call("chat", *much, stdin="the quick brown fox\n")
+    assert "Error: this request" in done.stderr
+    assert done.stdout.strip() == ""
+
+
+# --- E2: passes that fail and are repeated --------------------------------------------------------
+
+COPIES = "the quick brown fox jumps over the lazy dog " * 3
+WRONG = 7
+"""A token that no prompt and no answer here has."""
+
+
+def wrong(ctx: Context) -> Draft:
+    return Draft.chain([WRONG][: ctx.budget], "scripted")
+
+
+def break_drafts(model: Any, *errors: Exception) -> None:
+    """Let passes of one sequence fail that carry drafts, or of several that draft `WRONG`.
+
+    With several errors, one after the other.
+    """
+    left = itertools.cycle(errors)
+
+    def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        ids = given["input_ids"]
+        alone = ids.shape[1] > 1 and int(given["position_ids"].min()) > 0
+        if bool((ids == WRONG).any()) or (alone and getattr(model, "serves_one", False)):
+            raise next(left)
+
+    model.register_forward_pre_hook(fails, with_kwargs=True)
+
+
+def failing_engine(*errors: Exception, **options: Any) -> Engine:
+    engine = engine_of(**{"drafter": Scripted(wrong), "budget": 2, "prefixes": 0} | options)
+    break_drafts(engine.model.model, *errors)
+    return engine
+
+
+def told_once(notices: Any, text: str) -> str:
+    """The one notice that names an error."""
+    (notice,) = (one for one in notices if text in one)
+    return str(notice)
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("the kernel knows no mask"),
+        FutureWarning("the kernel knows no mask"),
+        ValueError("the kernel knows no mask"),
+        NotImplementedError("the kernel knows no mask"),
+        torch.OutOfMemoryError("the kernel knows no mask"),
+        AssertionError("the kernel knows no mask"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_e2_a_drafted_pass_that_fails_is_counted_and_told(error: Exception) -> None:
+    engine = failing_engine(error)
+    plain = engine.generate(COPIES, drafter="none", max_new_tokens=20)
+    assert plain.stats.failed_passes == 0
+    assert plain.notices == ()
+    result = engine.generate(COPIES, max_new_tokens=20)
+    assert result.tokens == plain.tokens
+    assert result.stats.failed_passes > 1
+    assert result.stats.as_dict()["failed_passes"] == result.stats.failed_passes
+    assert type(error).__name__ in told_once(result.notices, "the kernel knows no mask")
+    assert any("the kernel knows no mask" in said for said in FAILED_PASSES)
+
+
+@pytest.mark.failing_passes
+def test_e2_each_kind_of_error_is_told_once() -> None:
+    engine = failing_engine(RuntimeError("one"), RuntimeError("another"), ValueError("a value"))
+    result = engine.generate(COPIES, max_new_tokens=20)
+    assert result.stats.failed_passes > 3
+    told_once(result.notices, "one")
+    told_once(result.notices, "a value")
+    assert len(result.notices) == 2
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_e2_streams_and_chats_count_alike(entry: Any) -> None:
+    engine = failing_engine(RuntimeError("no mask"))
+    plain = entry(engine, [{"role": "user", "content": COPIES}], drafter="none", max_new_tokens=9)
+    FAILED_PASSES.clear()
+    again = entry(engine, [{"role": "user", "content": COPIES}], max_new_tokens=9)
+    assert again == plain
+    assert FAILED_PASSES
+
+
+@pytest.mark.failing_passes
+def test_e2_only_answers_that_had_a_draft_count_it() -> None:
+    engine = failing_engine(RuntimeError("no mask"))
+    request = engine.prepare({"max_new_tokens": 12})
+    drafted = request.jobs([COPIES])[0]
+    plain = engine.prepare({"max_new_tokens": 12, "drafter": "none"}).jobs([COPIES])[0]
+    list(engine.scheduler.drive([plain, drafted]))
+    assert plain.result().tokens == drafted.result().tokens
+    assert drafted.result().stats.failed_passes > 0
+    assert plain.result().stats.failed_passes == 0
+    assert plain.result().notices == ()
+
+
+@pytest.mark.failing_passes
+def test_e2_sampled_drafts_keep_count_too() -> None:
+    own = copy.deepcopy(tiny.model())
+    drafter = DraftModel(own, tokenizer=tiny.tokenizer(), tokens=3, confidence=0)
+    engine = failing_engine(RuntimeError("no mask"), drafter=drafter, budget=3)
+    engine.model.model.serves_one = True
+    result = engine.generate(COPIES, temperature=1.0, seed=3, max_new_tokens=12)
+    assert len(result.tokens) <= 12
+    assert result.stats.failed_passes > 0
+    told_once(result.notices, "no mask")
+
+
+@pytest.mark.failing_passes
+def test_e2_logits_that_are_not_finite_count_as_a_failed_pass() -> None:
+    engine = engine_of(drafter=Scripted(wrong), budget=4, prefixes=0)
+    plain = engine.generate(COPIES, drafter="none", max_new_tokens=12)
+    wide = []
+
+    def watch(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        wide[:] = [bool((given["input_ids"] == WRONG).any())]
+
+    model = engine.model.model
+    model.register_forward_pre_hook(watch, with_kwargs=True)
+    model.get_output_embeddings().register_forward_hook(
+        lambda _module, _args, logits: logits * torch.nan if wide[0] else logits
+    )
+    result = engine.generate(COPIES, max_new_tokens=12)
+    assert result.tokens == plain.tokens
+    assert result.stats.failed_passes > 0
+    told_once(result.notices, "not finite")
+
+
+@pytest.mark.failing_passes
+def test_e2_a_part_of_a_prompt_that_fails_is_counted_and_told() -> None:
+    engine = engine_of(drafter="none", prefixes=0)
+    plain = engine.generate(COPIES, max_new_tokens=4)
+
+    def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        if given["input_ids"].shape[1] > 16:
+            raise torch.OutOfMemoryError("no room for this")
+
+    engine.model.model.register_forward_pre_hook(fails, with_kwargs=True)
+    result = engine.generate(COPIES, max_new_tokens=4)
+    assert result.tokens == plain.tokens
+    assert result.stats.failed_passes > 0
+    assert "prompt" in told_once(result.notices, "no room for this")
+
+
+@pytest.mark.failing_passes
+def test_e2_an_accelerated_model_warns_once() -> None:
+    model = copy.deepcopy(tiny.model())
+    ids = torch.tensor([tiny.tokenizer()(COPIES)["input_ids"]])
+    plain = model.generate(ids, max_new_tokens=12)
+    with accelerate(model, Scripted(wrong), budget=4) as handle:
+        break_drafts(model, RuntimeError("no mask"))
+        with pytest.warns(DraftingNotice, match="no mask") as told:
+            assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
+        assert len(told) == 1
+        assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
+        assert handle.stats is not None
+        assert handle.stats.failed_passes > 0
+
+
+@pytest.mark.failing_passes
+def test_e2_the_command_notes_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    load = Engine.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def broken(cls: Any, *given: Any, **named: Any) -> Engine:
+        engine: Engine = load(cls, *given, **named)
+        break_drafts(engine.model.model, RuntimeError("no mask"))
+        engine.model.model.serves_one = True
+        return engine
+
+    monkeypatch.setattr(Engine, "from_pretrained", classmethod(broken))
+    drafted = ("run", "-m", tmp_path, "--max-new-tokens", 60, "-d", "copyspec(gamma=1)")
+    asked = (*drafted, "--budget", 4, "--dtype", "float32", COPIES)
+    assert call(*asked).stderr.count("no mask") == 1
+    record = json.loads(call(*asked, "--json").stdout)
+    assert record["answers"][0]["stats"]["failed_passes"] > 0
+    told_once(record["notices"], "no mask")
+
+
+def test_e2_drafting_that_fails_for_several_answers_at_once_is_told() -> None:
+    class Alone(Scripted):
+        def draft(self, states: Any, contexts: Any) -> Any:
+            if len(states) > 1:
+                raise RuntimeError("one at a time")
+            return super().draft(states, contexts)
+
+    engine = engine_of(drafter=Alone(lambda _: EMPTY), budget=3)
+    found = engine.generate([COPIES, COPIES[4:]], max_new_tokens=8)
+    for result in found:
+        assert result.stats.drafter_failures > 0
+        told_once(result.notices, "one at a time")
+
+
+# --- nothing fails silently -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_hub_that_does_not_answer_is_no_model_without_adaptive_tokens(
+    gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> str:
+        raise OSError("the hub does not answer") from (
+            GatedRepoError("gated", response=Mock()) if gated else ConnectionError()
+        )
+
+    monkeypatch.setattr(adaptive, "cached_file", refuses)
+    facts = ModelFacts(layers=2, heads=2, name="someone/model")
+    with pytest.raises(LoadError, match="the hub does not answer"):
+        SDSAT(k=2).bind(facts)
+
+
+def test_a_name_that_is_no_hub_id_has_no_adaptive_tokens() -> None:
+    for name in ("no such folder", "some/where/else.gguf"):
+        with pytest.raises(UnsupportedError, match="never taught"):
+            SDSAT(k=2).bind(ModelFacts(layers=2, heads=2, name=name))
