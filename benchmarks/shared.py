@@ -26,7 +26,7 @@ from draftsmith.bench.run import RunPlan, in_turn, measure
 from draftsmith.bench.settings import settings
 from draftsmith.bench.suites import read, sample
 from draftsmith.bench.summary import Interval, interval, paces, speed_ratio
-from draftsmith.core.budget import LADDER, RecordedCost
+from draftsmith.core.cost import LADDER, RecordedCost
 from draftsmith.model.measure import machine, processor, versions
 from draftsmith.storage import Finished, write_text
 from draftsmith.text.tokenizer import encode, render_chat

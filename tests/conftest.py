@@ -17,7 +17,7 @@ from transformers.utils import logging
 
 from draftsmith import builtin, storage
 from draftsmith.cli import loading
-from draftsmith.drafters.mixture import bigrams
+from draftsmith.drafters import bigrams
 from draftsmith.errors import WriteError
 from draftsmith.model import probe
 from failed_passes import FAILED_PASSES

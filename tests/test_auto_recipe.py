@@ -13,12 +13,9 @@ import torch
 
 import tiny
 from draftsmith import Engine
-from draftsmith.drafters.mixture.belief import VALUES, banks_of
-from draftsmith.drafters.mixture.candidates import CELLS
-from draftsmith.drafters.mixture.compiled import ints
-from draftsmith.drafters.mixture.contexts import ORDERS
-from draftsmith.drafters.mixture.prior import FILE, load
-from draftsmith.drafters.mixture.rows import KEPT, WIDTH
+from draftsmith.drafters.logit_rows import ROW, ROWS
+from draftsmith.drafters.mixer import AFTER, NAMED
+from draftsmith.drafters.mixer_prior import FILE, load
 from draftsmith.model.runner import Runner
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "auto"
@@ -57,20 +54,17 @@ def test_rows_are_taught_and_what_ids_are_worth_stays() -> None:
         rows += [turn + 1, *named, *kinds], [named[0] + 1, (turn + 1) % 10, *named[1:], *kinds]
     aside = [[100, node, *rows[node]] for node in range(60)]
     answer = logits.Passes(ids, 100, np.array(rows[99:-1]), np.array(aside))
-    none = ints(KEPT * WIDTH)
-    shipped, belief = load(FILE)[1], load(FILE)[1]
-    logits.teach(belief, [answer], none)
-    once = list(belief.weights)
-    assert once != list(shipped.weights)
-    inputs = ORDERS * banks_of(belief)
-    assert list(belief.cells[: inputs * CELLS * VALUES]) == list(
-        shipped.cells[: inputs * CELLS * VALUES]
-    )
-    for at, named in logits.weights_of(inputs, belief):
-        if not named:
-            assert list(belief.weights[at : at + inputs]) == list(shipped.weights[at : at + inputs])
-    logits.teach(belief, [answer], none)
-    assert list(belief.weights) == once
+    none = np.zeros(ROWS, ROW)
+    shipped, mixer = load(FILE)[1], load(FILE)[1]
+    logits.teach(mixer, [answer], none)
+    once = mixer.copy()
+    assert not np.array_equal(once.weights, shipped.weights)
+    assert np.array_equal(once.cells[:-1], shipped.cells[:-1])
+    for weights in (slice(AFTER), slice(AFTER, None, NAMED)):
+        changed, kept = once.weights[weights], shipped.weights[weights]
+        assert np.array_equal(np.delete(changed, -2, 1), np.delete(kept, -2, 1))
+    logits.teach(mixer, [answer], none)
+    assert all(map(np.array_equal, mixer, once))
 
 
 @pytest.mark.usefixtures("recipe")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import tiny
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.draft_model.draft_model import DraftModel
@@ -471,7 +471,7 @@ def test_objects_say_what_they_are() -> None:
         "Engine('LlamaForCausalLM', drafter=none(), budget='auto', float32 on cpu)"
     )
     assert repr(engine.model) == "LoadedModel('LlamaForCausalLM', LlamaForCausalLM, float32 on cpu)"
-    assert repr(engine.answers) == "Memory(0 answers, 0 of 2,000,000 bytes)"
+    assert repr(engine.answers) == "AnswerCache(0 answers, 0 of 2,000,000 bytes)"
     assert repr(chat) == "Chat(1 message, 'LlamaForCausalLM')"
     chat.send("hello")
     assert repr(chat) == "Chat(3 messages, 'LlamaForCausalLM')"

@@ -23,11 +23,11 @@ from fit import fit, remember
 from draftsmith.bench.replay import ReplayBudget, replay
 from draftsmith.bench.report import table
 from draftsmith.core.drafter import Context, DrafterState
-from draftsmith.drafters.auto import Auto, Mixture
-from draftsmith.drafters.mixture.belief import Belief
-from draftsmith.drafters.mixture.candidates import LARGEST
-from draftsmith.drafters.mixture.contexts import Bank, new_bank
-from draftsmith.drafters.mixture.prior import adaptable
+from draftsmith.drafters.auto import Auto, AutoState
+from draftsmith.drafters.context_index import ContextIndex, new_index
+from draftsmith.drafters.mixer import Mixer
+from draftsmith.drafters.mixer_prior import adaptable
+from draftsmith.drafters.tree_search import LARGEST
 
 COSTS = {
     ("ids alone", "rest"): 0.0131, ("ids alone", "picked"): 0.0124,
@@ -47,22 +47,22 @@ class Tally:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Judged(Auto):
-    """`auto` with a given belief and memory."""
+    """`auto` with a given mixer and index of earlier answers."""
 
-    belief: Belief | None = None
-    earlier: Bank | None = None
+    mixer: Mixer | None = None
+    answers: ContextIndex | None = None
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        assert self.belief is not None
-        return Mixture(self.belief, chain=self.chain, earlier=self.earlier)
+        assert self.mixer is not None
+        return AutoState(self.mixer, chain=self.chain, answers=self.answers)
 
 
-Priors = dict[bool, Belief]
+Priors = dict[bool, Mixer]
 """By whether they are for TALK: fitted on the other family."""
 
 
-def fitted(data: Sequence[Sequence[Answer]], banks: int) -> Priors:
-    return {True: fit(data, WORK, banks), False: fit(data, TALK, banks)}
+def fitted(data: Sequence[Sequence[Answer]], indexes: int) -> Priors:
+    return {True: fit(data, WORK, indexes), False: fit(data, TALK, indexes)}
 
 
 def judge(
@@ -72,19 +72,19 @@ def judge(
     budget = ReplayBudget(curve=((0, 1.0), (LARGEST, 1 + cost * LARGEST)))
     tallies: dict[str, Tally] = defaultdict(Tally)
     for stream in data:
-        bank, beliefs = new_bank(), {talk: adaptable(one) for talk, one in priors.items()}
+        answers, mixers = new_index(), {talk: adaptable(one) for talk, one in priors.items()}
         for answer in stream:
             if answer.column and answer.picked == picked:
                 if not memory:
-                    beliefs = {talk: adaptable(one) for talk, one in priors.items()}
-                tally, belief = tallies[answer.column], beliefs[answer.column in TALK]
-                drafter = Judged(belief=belief, earlier=bank if memory else None)
+                    mixers = {talk: adaptable(one) for talk, one in priors.items()}
+                tally, mixer = tallies[answer.column], mixers[answer.column in TALK]
+                drafter = Judged(mixer=mixer, answers=answers if memory else None)
                 stats = replay(answer.prompt, answer.ids, drafter, answer.vocab_size, budget).stats
                 tally.passes += stats.passes
                 tally.nodes += stats.drafted
                 tally.tokens += stats.tokens
             if memory:
-                bank = remember(bank, answer)
+                answers = remember(answers, answer)
     return tallies
 
 
@@ -112,10 +112,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="folder for the table, auto_columns.md")
     options = parser.parse_args()
     data, arms = list(streams(options.data)), {}
-    for banks, name in ((1, "ids alone"), (2, "with memory")):
-        priors = fitted(data, banks)
+    for indexes, name in ((1, "ids alone"), (2, "with memory")):
+        priors = fitted(data, indexes)
         for picked, part in ((False, "rest"), (True, "picked")):
-            how = {"memory": banks == 2, "picked": picked}
+            how = {"memory": indexes == 2, "picked": picked}
             arms[f"{name}, {part}"] = judge(data, priors, COSTS[name, part], **how)
     text = columns(arms) + "\n"
     print(text)

@@ -16,6 +16,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,16 +26,14 @@ from fit import FORGETTING, remember
 from draftsmith.bench import generations
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.drafters.auto import PACE, Mixture
-from draftsmith.drafters.mixture.belief import AFTER, VALUES, Belief, banks_of
-from draftsmith.drafters.mixture.bigrams import placed
-from draftsmith.drafters.mixture.candidates import CELLS, LARGEST, new_work
-from draftsmith.drafters.mixture.compiled import Ints, filled, floats
-from draftsmith.drafters.mixture.contexts import ORDERS, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import NOTHING, advance
-from draftsmith.drafters.mixture.prior import load as load_prior
-from draftsmith.drafters.mixture.prior import prior, save, untaught
-from draftsmith.drafters.mixture.rows import KNOWN, WIDTH, best
+from draftsmith.drafters.auto import PACE, AutoState
+from draftsmith.drafters.bigrams import table_of
+from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
+from draftsmith.drafters.logit_rows import ROW, WIDTH, best
+from draftsmith.drafters.mixer import AFTER, NAMED, Mixer
+from draftsmith.drafters.mixer_prior import load as load_prior
+from draftsmith.drafters.mixer_prior import prior, save, untaught
+from draftsmith.drafters.tree_search import LARGEST, NO_DRAFT, START, advance, new_search
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -61,9 +60,9 @@ class Passes:
 
 def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
     """Let the model give an answer again; keep the rows."""
-    state, length, rows, aside = Mixture(prior(1)), prompt, [], []
+    state, length, rows, aside = AutoState(prior(1)), prompt, [], []
     context = Context(ids[:prompt], prompt, 2**30, SamplingParams(), Gumbel(0), budget=LARGEST)
-    state.widths, state.costs = floats([0.0, LARGEST]), floats([1.0, 1.0 + COST * LARGEST])
+    state.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + COST * LARGEST]])
     state.take(context)
     state.read()
     row = runner.open(ids[:prompt])
@@ -72,8 +71,7 @@ def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
         context.depth = len(ids) - length
         draft = state.draft(context)
         logits = runner.forward([row], [draft])[0].logits
-        found = np.array(best([ids[length - 1], *draft.tokens], logits), np.int32)
-        found = found.reshape(-1, WIDTH)
+        found = best([ids[length - 1], *draft.tokens], logits).view(np.int32).reshape(-1, WIDTH)
         path, node, children = [], -1, draft.children()
         while length + len(path) < len(ids) - 1:
             child = children.get((node, ids[length + len(path)]))
@@ -84,7 +82,7 @@ def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
         rows += [found[0], *(found[1 + one] for one in path)]
         aside += [[length, n, *found[1 + n]] for n in range(len(draft)) if n not in path]
         runner.commit([row], [path], [ids[length:end]])
-        state.told, context.ids = length, ids[:end]
+        state.emitted, context.ids = length, ids[:end]
         state.take(context)
         state.tokens += PACE * (end - length - state.tokens)
         state.cost += PACE * (1 + COST * len(draft) - state.cost)
@@ -104,64 +102,55 @@ def answers(path: Path, model: LoadedModel) -> Iterator[Passes]:
                 print(row.id, flush=True)
 
 
-def teach(belief: Belief, passes: Sequence[Passes], bigrams: Ints) -> None:
-    """Let a belief that knows ids learn what rows are worth, and keep what it believes of ids."""
-    forget_rows(belief)
-    before = Belief(floats(belief.cells), floats(belief.weights))
+def teach(mixer: Mixer, passes: Sequence[Passes], bigrams: Any) -> None:
+    """Let a mixer that knows ids learn what rows are worth, and keep what it believes of ids."""
+    forget_rows(mixer)
+    before = mixer.copy()
     for epoch in range(EPOCHS):
-        order, memory = [*passes], new_bank()
+        order, answers = [*passes], new_index()
         random.Random(epoch).shuffle(order)
         for one in order:
-            read_on(belief, one, memory, RATE * 0.6**epoch, bigrams)
-            if banks_of(belief) > 1:
+            read_on(mixer, one, answers, RATE * 0.6**epoch, bigrams)
+            if mixer.indexes > 1:
                 answer = Answer(None, one.ids[: one.prompt], one.ids[one.prompt :], 0)
-                memory = remember(memory, answer)
-    restore(belief, before)
+                answers = remember(answers, answer)
+    restore(mixer, before)
 
 
-def read_on(belief: Belief, one: Passes, memory: Bank, rate: float, bigrams: Ints) -> None:
-    """Let the belief predict an answer, pass by pass, so that rows come when they would."""
-    work = new_work(banks_of(belief))._replace(rows=filled(bigrams))
-    bank, length = put(new_bank(), 0, one.ids, 1), one.prompt
+def read_on(mixer: Mixer, one: Passes, answers: ContextIndex, rate: float, bigrams: Any) -> None:
+    """Let the mixer predict an answer, pass by pass, so that rows come when they would."""
+    search, rows = new_search(), bigrams.copy()
+    text, length = with_ids(new_index(), 0, one.ids, 1), one.prompt
     while length < len(one.ids):
         end = min(len(one.ids), length + PASS)
-        work = work._replace(new=filled(said(one, length, end)))
-        advance(bank, end, 0, 0, one.prompt, memory, belief, work, rate, FORGETTING, 1.0, NOTHING)
+        advance(
+            text, end, 0, 0, one.prompt, answers, rows, emitted(one, length, end), mixer, search,
+            rate, FORGETTING, 1.0, NO_DRAFT, START,
+        )  # fmt: skip
         length = end
 
 
-def said(one: Passes, start: int, end: int) -> list[int]:
-    """Return the rows of a pass that told ids[start:end], as `auto` keeps them."""
+def emitted(one: Passes, start: int, end: int) -> Any:
+    """Return the rows, (n,) ROW, of a pass that emitted ids[start:end], as `auto` keeps them."""
     mine = (start <= one.aside[:, 0]) & (one.aside[:, 0] < end) & (one.aside[:, 1] < LARGEST)
-    rejected = one.aside[mine][:, 2:].reshape(-1).tolist()
-    accepted = one.rows[start - one.prompt : end - one.prompt].reshape(-1).tolist()
-    return [*rejected, *accepted]
+    accepted = one.rows[start - one.prompt : end - one.prompt]
+    rows = np.concatenate([one.aside[mine][:, 2:], accepted], dtype=np.int32)
+    return rows.view(ROW)[:, 0]
 
 
-def forget_rows(belief: Belief) -> None:
-    """Make rows weigh nothing, whomever they name."""
-    inputs, blank = banks_of(belief) * ORDERS, untaught(banks_of(belief))
-    belief.cells[inputs * CELLS * VALUES :] = blank.cells[inputs * CELLS * VALUES :]
-    for at, named in weights_of(inputs, belief):
-        if named:
-            belief.weights[at : at + inputs + 2] = belief.weights[at - inputs - 2 : at]
-        belief.weights[at + inputs] = 0.0
+def forget_rows(mixer: Mixer) -> None:
+    """Make rows weigh nothing, whichever candidates they name."""
+    mixer.cells[-1] = untaught(mixer.indexes).cells[-1]
+    mixer.weights[AFTER + 1 :: NAMED] = mixer.weights[AFTER::NAMED]
+    mixer.weights[:, -2] = 0.0
 
 
-def restore(belief: Belief, before: Belief) -> None:
+def restore(mixer: Mixer, before: Mixer) -> None:
     """Set back what holds where no row names a candidate."""
-    inputs = banks_of(belief) * ORDERS
-    belief.cells[: inputs * CELLS * VALUES] = before.cells[: inputs * CELLS * VALUES]
-    for at, named in weights_of(inputs, belief):
-        if not named:
-            for place in (*range(at, at + inputs), at + inputs + 1):
-                belief.weights[place] = before.weights[place]
-
-
-def weights_of(inputs: int, belief: Belief) -> Iterator[tuple[int, bool]]:
-    """Yield where each set of weights begins, and whether it is for those that a row names."""
-    for row, at in enumerate(range(0, len(belief.weights), inputs + 2)):
-        yield at, row >= AFTER and (row - AFTER) % KNOWN == 1
+    mixer.cells[:-1] = before.cells[:-1]
+    unnamed = [*range(AFTER), *range(AFTER, len(mixer.weights), NAMED)]
+    for column in (*range(mixer.weights.shape[1] - 2), -1):  # all but the row's own
+        mixer.weights[unnamed, column] = before.weights[unnamed, column]
 
 
 def main() -> None:
@@ -170,10 +159,10 @@ def main() -> None:
     parser.add_argument("prior", type=Path, help="what fit.py wrote; it is taught in place")
     options = parser.parse_args()
     model = load("smollm2", dtype="float32", prepack=True)
-    known = placed(np.array(bigrams(model), np.int32), 1 << 30)
+    known = table_of(bigrams(model).view(np.int32).reshape(-1, WIDTH), 1 << 30)
     passes, priors = list(answers(options.answers, model)), load_prior(options.prior)
-    for belief in priors.values():
-        teach(belief, passes, known)
+    for mixer in priors.values():
+        teach(mixer, passes, known)
     save(options.prior, priors)
 
 

@@ -30,7 +30,7 @@ from draftsmith.bench.run import RunPlan, in_turn, measure
 from draftsmith.bench.settings import commit, settings
 from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.cli import app
-from draftsmith.core.budget import RecordedCost
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import REST, Needs
 from draftsmith.drafters import registry

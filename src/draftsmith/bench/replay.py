@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import Budget, FixedBudget, RecordedCost
+from draftsmith.core.budget import Budget, FixedBudget
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step

@@ -9,7 +9,7 @@ from weakref import ref
 
 from draftsmith.core.drafter import sync
 from draftsmith.core.session import Session
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.jobs import Job, Piece, Stream
 from draftsmith.engine.request import Options, Request
 from draftsmith.engine.result import GenerationResult
@@ -43,7 +43,7 @@ class Chat:
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._scheduler, self._prepare = scheduler, prepare
-        self._answers = Memory(REMEMBERED, scheduler.model.facts)
+        self._answers = AnswerCache(REMEMBERED, scheduler.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
         self._last: Job | None = None

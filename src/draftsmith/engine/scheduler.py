@@ -14,7 +14,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.loop import LEAST_CHUNK, mend, start, step, unread
 from draftsmith.engine.chunks import Chunks
 from draftsmith.engine.jobs import Job, Piece

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import (
     Distribution,

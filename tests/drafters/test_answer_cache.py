@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,25 +13,22 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from draftsmith.bench.replay import replay
-from draftsmith.compiled import COMPILED
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.auto import EARLIER, Affordable, Auto, Mixture
-from draftsmith.drafters.mixture import memory as module
-from draftsmith.drafters.mixture.belief import CASES, CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
-from draftsmith.drafters.mixture.candidates import FOUND
-from draftsmith.drafters.mixture.contexts import LENGTH, LENGTHS, NODE, NODES, ORDERS, put
-from draftsmith.drafters.mixture.memory import (
+from draftsmith.drafters import answer_cache as module
+from draftsmith.drafters.answer_cache import (
     FORMAT,
-    MEMORY,
     VERSION,
+    AnswerCache,
     Answers,
-    Memory,
-    _sum,
+    checksum,
     merged,
 )
-from draftsmith.drafters.mixture.prior import FILE, copied, prior
+from draftsmith.drafters.auto import EARLIER, Auto, AutoState
+from draftsmith.drafters.context_index import LENGTHS, ORDERS, with_ids
+from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer
+from draftsmith.drafters.mixer_prior import FILE, prior
 from draftsmith.errors import LoadError, OptionError, WriteError
 
 V = 5000
@@ -43,8 +37,10 @@ PLANTED = list(range(4000, 4040))
 LEAD = [7, 8, 9]
 
 
-def memory(most: int = 2_000_000, path: Path | None = None, facts: ModelFacts = FACTS) -> Memory:
-    return Memory(most, facts, path)
+def memory(
+    most: int = 2_000_000, path: Path | None = None, facts: ModelFacts = FACTS
+) -> AnswerCache:
+    return AnswerCache(most, facts, path)
 
 
 def answer(number: int, length: int = 60) -> list[int]:
@@ -54,7 +50,7 @@ def answer(number: int, length: int = 60) -> list[int]:
 
 
 def join(answers: Answers, prompt: list[int], told: list[int]) -> None:
-    answers.join([*prompt, *told], len(prompt), answers.belief, answers.belief)
+    answers.add([*prompt, *told], len(prompt), answers.mixer, answers.mixer)
 
 
 def context(ids: list[int], answers: Answers | None) -> Context:
@@ -64,12 +60,10 @@ def context(ids: list[int], answers: Answers | None) -> Context:
     return ctx
 
 
-def opened(ids: list[int], answers: Answers | None) -> tuple[Mixture, Context]:
+def opened(ids: list[int], answers: Answers | None) -> tuple[AutoState, Context]:
     ctx = context(ids, answers)
     state = Auto().open(ctx)
-    if isinstance(state, Affordable):  # where there is no numba
-        state = state.state
-    assert isinstance(state, Mixture)
+    assert isinstance(state, AutoState)
     return state, ctx
 
 
@@ -78,22 +72,24 @@ def drafted(ids: list[int], answers: Answers | None) -> set[int]:
     return set(state.draft(ctx).tokens)
 
 
-def held(memory: Memory) -> bytes:
+def held(memory: AnswerCache) -> bytes:
     """All that its arrays hold."""
     arrays = [one.ids for one in memory._list]
     for answers in memory._open.values():
-        arrays += [*answers.bank, *answers.young]
-    return b"|".join(np.asarray(array, np.int32).tobytes() for array in arrays)
+        arrays += [*answers.index, *answers.young]
+    return b"|".join(array.tobytes() for array in arrays)
 
 
-def learn(answers: Answers, shift: float) -> tuple[Belief, Belief]:
-    """A belief that a request began with, and one that it may have come to."""
-    learnt = copied(answers.belief)
-    for at in range(CHANCE, len(learnt.cells), VALUES):
-        learnt.cells[at] = min(0.9, learnt.cells[at] + abs(shift))
-    for at in range(len(learnt.weights)):
-        learnt.weights[at] += shift
-    return answers.belief, learnt
+def learn(answers: Answers, shift: float) -> tuple[Mixer, Mixer]:
+    """A mixer that a request began with, and one that it may have come to."""
+    learned = answers.mixer.copy()
+    learned.cells["prob"] = (learned.cells["prob"] + abs(shift)).clip(max=0.9)
+    learned.weights[:] += shift
+    return answers.mixer, learned
+
+
+def same(one: Mixer, other: Mixer) -> bool:
+    return all(map(np.array_equal, one, other))
 
 
 # ----------------------------------------------------------------------------------- drafts
@@ -129,7 +125,7 @@ def test_contexts_of_every_length_are_found_in_another_bank(length: int) -> None
     state, ctx = opened([1, 2, *PLANTED[:length]], shared)
     ctx.depth = 1  # so that it asks at the root only
     state.draft(ctx)
-    found = state.work.ints[FOUND + ORDERS : FOUND + 2 * ORDERS]
+    found = state.search.lookup["found"][0, ORDERS : 2 * ORDERS]
     assert [place >= 0 for place in found][1:] == [one <= length for one in LENGTHS[1:]]
 
 
@@ -145,37 +141,7 @@ def test_a_replay_joins_what_it_is_given() -> None:
     passes = [replay(LEAD, told, Auto(), V, earlier=shared).stats.passes for _ in range(2)]
     assert passes[0] == replay(LEAD, told, Auto(), V, earlier=memory().of("")).stats.passes
     assert passes[1] < passes[0]
-    assert shared.memory.count == 2
-
-
-def test_plain_code_remembers_the_same(tmp_path: Path) -> None:
-    """In a process of its own, without compiled code."""
-    told, path = PLANTED, tmp_path / "answers.safetensors"
-    both = memory(path=path)
-    join(both.of(""), LEAD, told)
-    both.save()
-    script = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from draftsmith.drafters.auto import Remembering
-from draftsmith.compiled import COMPILED
-from test_memory import *
-both = memory(path=Path(sys.argv[2]))
-join(both.of("other"), LEAD, answer(1))
-state = Remembering(both.of(""))
-ctx = context([1, 2, 3, *PLANTED[:10]], both.of(""))
-print(COMPILED, *state.draft(ctx).tokens)
-state.end(ctx)
-both.save()
-"""
-    env = dict(os.environ, NUMBA_DISABLE_JIT="1")
-    run = [sys.executable, "-c", script, str(Path(__file__).parent), str(path)]
-    out = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout.split()
-    state, ctx = opened([1, 2, 3, *PLANTED[:10]], both.of(""))
-    assert out[0] == "False"
-    assert [*map(int, out[1:])] == [*state.draft(ctx).tokens]
-    assert memory(path=path).count == 2
+    assert shared.cache.count == 2
 
 
 # ----------------------------------------------------------------------------------- tenants
@@ -186,17 +152,16 @@ def test_salts_share_neither_answers_nor_what_was_learnt() -> None:
     mine, theirs = both.of("mine"), both.of("theirs")
     join(mine, LEAD, PLANTED)
     join(theirs, LEAD, answer(1))
-    start, learnt = learn(mine, 0.5)
-    mine.join([*LEAD, 3], 3, start, learnt)
+    start, learned = learn(mine, 0.5)
+    mine.add([*LEAD, 3], 3, start, learned)
     probe = [1, 2, 3, *PLANTED[:10]]
     assert drafted(probe, mine) & set(PLANTED[10:])
     assert not drafted(probe, theirs) & set(PLANTED[10:])
     assert not drafted(probe, both.of("")) & set(PLANTED[10:])
     untouched = prior(2)
     for shared in (theirs, both.of("")):
-        assert [*shared.belief.weights] == [*untouched.weights]
-        assert [*shared.belief.cells] == [*untouched.cells]
-    assert [*mine.belief.weights] == [*learnt.weights]
+        assert same(shared.mixer, untouched)
+    assert same(mine.mixer, learned)
 
 
 def test_open_requests_of_a_salt_share_one_memory() -> None:
@@ -248,7 +213,7 @@ def test_an_answer_longer_than_the_bound_is_remembered_by_its_end() -> None:
 def test_what_nobody_answered_is_not_kept() -> None:
     both = memory()
     for number in range(50):
-        both.of(str(number)).join(LEAD, 3, prior(2), prior(2))
+        both.of(str(number)).add(LEAD, 3, prior(2), prior(2))
     assert (both.count, both.nbytes, len(both._open)) == (0, 0, 0)
 
 
@@ -263,10 +228,10 @@ def test_a_bound_that_holds_nothing_is_refused(most: int) -> None:
 
 def test_one_request_leaves_exactly_what_it_learnt() -> None:
     shared = memory().of("")
-    start, learnt = learn(shared, 0.01)
-    shared.join([*LEAD, 4], 3, start, learnt)
-    assert [*shared.belief.cells] == [*learnt.cells]
-    assert shared.belief.cells is not learnt.cells, "the request may go on learning"
+    start, learned = learn(shared, 0.01)
+    shared.add([*LEAD, 4], 3, start, learned)
+    assert same(shared.mixer, learned)
+    assert shared.mixer.cells is not learned.cells, "the request may go on learning"
 
 
 def test_requests_at_the_same_time_all_count() -> None:
@@ -275,23 +240,22 @@ def test_requests_at_the_same_time_all_count() -> None:
     _, other = learn(shared, -0.03)
     either = merged(merged(start, start, one), start, other)
     again = merged(merged(start, start, other), start, one)
-    assert np.allclose(either.weights, np.array(start.weights) - 0.02)
-    for a, b in zip(either, again, strict=True):
-        assert np.allclose(a, b)
-    same = merged(merged(start, start, one), start, other)
-    assert [*same.cells] == [*either.cells]
+    assert np.allclose(either.weights, start.weights - 0.02)
+    for name in ("prob", "count", "logit"):
+        assert np.allclose(either.cells[name], again.cells[name])
+    assert same(merged(merged(start, start, one), start, other), either)
 
 
 def test_what_many_requests_learn_at_once_stays_within_bounds() -> None:
     shared = memory().of("")
-    start, learnt = learn(shared, 10.0)
+    start, learned = learn(shared, 10.0)
     for _ in range(5):
-        shared.join([*LEAD, 4], 3, start, learnt)
-    cells = np.array(shared.belief.cells).reshape(-1, VALUES)
-    assert np.abs(shared.belief.weights).max() == HEAVY
-    assert cells[:, CHANCE].min() >= RARE
-    assert cells[:, CHANCE].max() <= 1 - RARE
-    assert np.allclose(cells[:, LOGIT], np.log(cells[:, CHANCE] / (1 - cells[:, CHANCE])))
+        shared.add([*LEAD, 4], 3, start, learned)
+    prob = shared.mixer.cells["prob"]
+    assert np.abs(shared.mixer.weights).max() == MAX_WEIGHT
+    assert prob.min() >= MIN_PROB
+    assert prob.max() <= 1 - MIN_PROB
+    assert np.allclose(shared.mixer.cells["logit"], np.log(prob / (1 - prob)))
 
 
 @pytest.mark.parametrize("change", [100.0, -100.0])
@@ -300,14 +264,12 @@ def test_cases_stay_within_bounds_and_can_be_read_again(change: float, tmp_path:
     both = memory(path=path)
     shared = both.of("")
     for _ in range(3):  # batches, each of requests at the same time
-        start, learnt = shared.belief, copied(shared.belief)
-        for at in range(CASES, len(learnt.cells), VALUES):
-            learnt.cells[at] = min(MEMORY, max(0.0, learnt.cells[at] + change))
+        start, learned = shared.mixer, shared.mixer.copy()
+        learned.cells["count"] = (learned.cells["count"] + change).clip(0, MAX_COUNT)
         for _ in range(4):
-            shared.join([*LEAD, 4], 3, start, learnt)
-    cases = np.array(shared.belief.cells)[CASES::VALUES]
-    assert cases.min() >= 0
-    assert cases.max() <= MEMORY
+            shared.add([*LEAD, 4], 3, start, learned)
+    assert shared.mixer.cells["count"].min() >= 0
+    assert shared.mixer.cells["count"].max() <= MAX_COUNT
     both.save()
     assert memory(path=path).count == 12
 
@@ -319,7 +281,7 @@ def test_cases_stay_within_bounds_and_can_be_read_again(change: float, tmp_path:
 def test_an_interrupt_while_an_answer_is_indexed_leaves_a_bank_that_fits(
     late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared, real = memory(20_000_000).of(""), module.advance
+    shared, real = memory(20_000_000).of(""), module.index_ids
 
     def stop(*arguments: Any) -> None:
         if late:
@@ -327,28 +289,27 @@ def test_an_interrupt_while_an_answer_is_indexed_leaves_a_bank_that_fits(
         raise KeyboardInterrupt
 
     join(shared, LEAD, answer(1))
-    monkeypatch.setattr(module, "advance", stop)
+    monkeypatch.setattr(module, "index_ids", stop)
     with pytest.raises(KeyboardInterrupt):
         join(shared, LEAD, answer(2, 3000))
-    monkeypatch.setattr(module, "advance", real)
-    marks = shared.bank.marks
-    assert marks[NODES] * NODE <= len(shared.bank.nodes)
-    assert 2 * marks[NODES] <= len(shared.bank.slots)
-    assert marks[LENGTH] <= len(shared.bank.ids)
+    monkeypatch.setattr(module, "index_ids", real)
+    index, totals = shared.index, shared.index.totals[0]
+    assert totals["contexts"] <= len(index.contexts)
+    assert 2 * totals["contexts"] <= len(index.slots)
+    assert totals["length"] <= len(index.ids)
     join(shared, LEAD, PLANTED)
     assert PLANTED[10] in drafted([1, *PLANTED[:10]], shared)
 
 
-@pytest.mark.skipif(not COMPILED, reason="lists take any ids")
-def test_ids_that_cannot_be_put_leave_the_bank_as_it_was() -> None:
+def test_ids_that_are_no_numbers_leave_the_index_as_it_was() -> None:
     shared = memory().of("")
     join(shared, LEAD, answer(1))
-    before = [list(array) for array in shared.bank]
+    before = [array.copy() for array in shared.index]
     with pytest.raises((OverflowError, TypeError)):
-        put(shared.bank, int(shared.bank.marks[LENGTH]), [None] * 3000, 0)  # type: ignore[list-item]
-    after = put(shared.bank, int(shared.bank.marks[LENGTH]), [1] * 3000, 0)
-    assert len(after.slots) > len(shared.bank.slots)
-    assert [list(array) for array in shared.bank] == before
+        with_ids(shared.index, shared.index.length, [None] * 3000, 0)  # type: ignore[list-item]
+    after = with_ids(shared.index, shared.index.length, [1] * 3000, 0)
+    assert len(after.slots) > len(shared.index.slots)
+    assert all(map(np.array_equal, shared.index, before))
 
 
 def test_an_answer_that_ends_in_the_midst_of_the_memorys_work_is_left_out() -> None:
@@ -396,13 +357,13 @@ def test_an_older_save_brings_nothing_back_and_nobody_waits_for_the_disk(
 def test_open_requests_lose_what_was_learnt_of_what_is_deleted() -> None:
     both = memory()
     shared = both.of("")
-    start, learnt = learn(shared, 0.5)
-    shared.join([*LEAD, *PLANTED], 3, start, learnt)
+    start, learned = learn(shared, 0.5)
+    shared.add([*LEAD, *PLANTED], 3, start, learned)
     state, ctx = opened([1, *PLANTED[:10]], shared)
     state.draft(ctx)
     both.forget()
     state.draft(ctx)
-    assert [*state.belief.weights] == [*prior(2).weights]
+    assert same(state.mixer, prior(2))
 
 
 def test_deleting_leaves_no_token_and_no_weight(tmp_path: Path) -> None:
@@ -411,8 +372,8 @@ def test_deleting_leaves_no_token_and_no_weight(tmp_path: Path) -> None:
     mine, theirs = both.of("mine"), both.of("theirs")
     trace = np.array(PLANTED[5:9], np.int32).tobytes()
     kept = np.array(answer(1)[5:9], np.int32).tobytes()
-    start, learnt = learn(mine, 0.5)
-    mine.join([*LEAD, *PLANTED], 3, start, learnt)
+    start, learned = learn(mine, 0.5)
+    mine.add([*LEAD, *PLANTED], 3, start, learned)
     join(theirs, LEAD, answer(1))
     both.save()
     state, ctx = opened([1, *PLANTED[:10]], mine)
@@ -423,8 +384,8 @@ def test_deleting_leaves_no_token_and_no_weight(tmp_path: Path) -> None:
     for place in (held(both), path.read_bytes()):
         assert trace not in place
         assert kept in place
-    assert trace not in np.asarray(mine.bank.ids, np.int32).tobytes()
-    assert [*mine.belief.weights] == [*prior(2).weights]
+    assert trace not in mine.index.ids.tobytes()
+    assert same(mine.mixer, prior(2))
     assert not set(state.draft(ctx).tokens) & set(PLANTED[10:]), "open requests are cut off, too"
     ctx.ids.extend(PLANTED)
     state.end(ctx)
@@ -462,8 +423,8 @@ def saved(tmp_path: Path) -> Path:
     both = memory(path=path)
     for number in range(6):
         join(both.of(str(number % 2)), LEAD, answer(number))
-    start, learnt = learn(both.of("1"), 0.25)
-    both.of("1").join([*LEAD, *PLANTED], 3, start, learnt)
+    start, learned = learn(both.of("1"), 0.25)
+    both.of("1").add([*LEAD, *PLANTED], 3, start, learned)
     both.save()
     return path
 
@@ -474,8 +435,8 @@ def test_a_file_brings_everything_back(saved: Path) -> None:
     shared = again.of("1")
     assert PLANTED[10] in drafted([1, *PLANTED[:10]], shared)
     assert PLANTED[10] not in drafted([1, *PLANTED[:10]], again.of("0"))
-    assert np.allclose(shared.belief.weights, np.array(prior(2).weights) + 0.25)
-    assert np.allclose(again.of("0").belief.weights, prior(2).weights)
+    assert np.allclose(shared.mixer.weights, prior(2).weights + 0.25)
+    assert np.allclose(again.of("0").mixer.weights, prior(2).weights)
     before = saved.read_bytes()
     again.save()
     assert memory(path=saved).count == 7
@@ -553,7 +514,7 @@ def test_a_file_that_says_impossible_things_is_refused(
     salts = memory(path=saved)._kept
     header = {"format": FORMAT, "version": VERSION, "vocab_size": str(V), "vocabulary": "words"}
     header["salts"] = str([*salts]).replace("'", '"')
-    header["sum"] = _sum(header, tensors)
+    header["sum"] = checksum(header, tensors)
     saved.write_bytes(serialize(tensors, header))
     with pytest.raises(LoadError, match=said):
         memory(path=saved)
@@ -564,7 +525,7 @@ def test_a_file_with_impossible_salts_is_refused(saved: Path, salts: str) -> Non
     tensors = load_file(saved)
     header = {"format": FORMAT, "version": VERSION, "vocab_size": str(V), "vocabulary": "words"}
     header["salts"] = salts
-    header["sum"] = _sum(header, tensors)
+    header["sum"] = checksum(header, tensors)
     saved.write_bytes(serialize(tensors, header))
     with pytest.raises(LoadError, match="salts"):
         memory(path=saved)

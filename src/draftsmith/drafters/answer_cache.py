@@ -1,9 +1,9 @@
-"""Memory: earlier answers, and what was learnt of them, for the requests that come after.
+"""AnswerCache: earlier answers, and what was learned from them, for the requests that follow.
 
-Every salt has its own. An answer is indexed when its request has ended; once a third of the bytes
-are taken, it also joins a young bank of its salt. At the bound the young banks take the place of
-the old ones: so the oldest answers go, of whatever salt, and no request ever waits for more than
-its own answer to be indexed twice.
+Each salt has its own answers. An answer is indexed when its request has ended. Once a third of the
+bytes is taken, it also joins the young index of its salt. At the bound the young indexes take the
+place of the old ones, so the oldest answers go, of whatever salt, and no request waits for more
+than its own answer to be indexed twice.
 """
 
 from __future__ import annotations
@@ -21,76 +21,76 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.mixture.belief import CASES, CHANCE, HEAVY, LOGIT, RARE, VALUES, Belief
-from draftsmith.drafters.mixture.candidates import new_work
-from draftsmith.drafters.mixture.compiled import floats, size_of
-from draftsmith.drafters.mixture.contexts import LENGTH, ORDERS, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import NOTHING, advance
-from draftsmith.drafters.mixture.prior import as_tensors, checked, copied, prior, untaught
+from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
+from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer
+from draftsmith.drafters.mixer_prior import as_tensors, checked, prior
+from draftsmith.drafters.tree_search import index_ids
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.storage import check_writable, digest, reading, write_chunks
 
-LEAST = 1_000_000
-"""Bytes below which a memory would hold next to nothing."""
+MIN_BYTES = 1_000_000
+"""Bytes below which a cache would hold next to nothing."""
 LEADING = 8
-"""Ids of a prompt's end that an answer's first tokens are remembered after."""
-PER_TOKEN = 2000
-"""Bytes of the bound for each token of one answer: of a longer one the end is remembered."""
-LISTED = 150
+"""Ids of a prompt's end that an answer's first tokens are kept with."""
+BYTES_PER_TOKEN = 2000
+"""Bytes of the bound for each token of one answer: of a longer one the end is kept."""
+ENTRY_BYTES = 150
 """Bytes of an answer in the list, beside its ids."""
-MEMORY = 255.0
-"""Most cases of a belief's cell."""
 FORMAT, VERSION = "draftsmith answers", "1"
 
 
 class Answer(NamedTuple):
-    """An answer as it is remembered."""
+    """An answer as it is kept."""
 
     salt: str
     """Digest of its request's salt."""
     ids: Any
-    """Token ids: the end of its prompt, and the answer."""
+    """(T,) int32: the end of its prompt, and the answer."""
     quiet: int
-    """How many are of the prompt."""
+    """How many of them belong to the prompt."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the list of answers."""
+        return ENTRY_BYTES + int(self.ids.nbytes)
 
 
 class Answers:
-    """What the requests of one salt remember.
+    """What the requests of one salt share.
 
-    Open requests read it here and copy no answers, so what is deleted is gone for them, too.
+    Running requests read it here and copy no answers, so what is deleted is gone for them, too.
     """
 
-    def __init__(self, memory: Memory, salt: str) -> None:
-        self.memory, self.salt = memory, salt
+    def __init__(self, cache: AnswerCache, salt: str) -> None:
+        self.cache, self.salt = cache, salt
         self.forget()
         self.forgotten = False
 
     def forget(self) -> None:
-        """Forget all answers and all that was learnt; what open requests learnt is lost, too."""
-        self.bank, self.young = new_bank(), new_bank()
-        self.belief = prior(2)
-        """What requests begin with; never written to, so it tells what they have learnt since."""
+        """Forget all answers and all that was learned, by running requests, too."""
+        self.index, self.young = new_index(), new_index()
+        self.mixer = prior(2)
+        """What requests begin with; never written to, so a request's changes are the difference."""
         self.forgotten = True
 
     @property
     def nbytes(self) -> int:
-        """Bytes of banks and learnt weights."""
-        return sum(map(size_of, (*self.bank, *self.young, *self.belief)))
+        """Bytes of indexes and mixer."""
+        return self.index.nbytes + self.young.nbytes + self.mixer.nbytes
 
-    def join(self, ids: Sequence[int], prompt_length: int, start: Belief, learnt: Belief) -> None:
-        """An answer ended, whose request had begun with the belief `start`."""
-        if self.memory.lock._is_owned():  # type: ignore[attr-defined]
-            return  # an abandoned one, ended by a collection of garbage in the midst of this work
-        with self.memory.lock:
+    def add(self, ids: Sequence[int], prompt_length: int, start: Mixer, learned: Mixer) -> None:
+        """Add the answer of a request that began with the mixer `start`."""
+        if self.cache.lock._is_owned():  # type: ignore[attr-defined]
+            return  # an abandoned request, ended by a garbage collection in the midst of this work
+        with self.cache.lock:
             if not self.forgotten and len(ids) > prompt_length:
-                self.belief = merged(self.belief, start, learnt)
-                self.memory.add(
-                    self, ids[max(0, prompt_length - LEADING) :], len(ids) - prompt_length
-                )
+                self.mixer = merged(self.mixer, start, learned)
+                kept = ids[max(0, prompt_length - LEADING) :]
+                self.cache.add(self, kept, len(ids) - prompt_length)
 
 
-class Memory:
-    """The earlier answers of one model's requests, by salt, in at most so many bytes."""
+class AnswerCache:
+    """Earlier answers of one model's requests, by salt, within a number of bytes."""
 
     def __init__(self, most: int, model: ModelFacts, path: Path | None = None) -> None:
         """`most`: bytes. `path`: a file that is read now, and written by `save` and `forget`.
@@ -98,13 +98,13 @@ class Memory:
         Raises OptionError for too few bytes, LoadError for a file that is not of this model's
         tokenizer, damaged, or larger than the bound, WriteError for one that cannot be written.
         """
-        if most < LEAST:
-            raise OptionError(f"answers must be 0 or at least {LEAST:,} (bytes), got {most:,}")
+        if most < MIN_BYTES:
+            raise OptionError(f"answers must be 0 or at least {MIN_BYTES:,} (bytes), got {most:,}")
         self.most, self.model, self.path = most, model, path
         self.lock = threading.RLock()
-        """Held while banks are read or written, and while nothing is waited for."""
+        """Held while indexes are read or written, and while nothing is waited for."""
         self._writing = threading.Lock()
-        """Held from the snapshot until it is in the file; whoever takes both takes it first."""
+        """Held from the snapshot until it is in the file; taken before `lock` where both are."""
         self.nbytes = 0
         self._open: WeakValueDictionary[str, Answers] = WeakValueDictionary()
         self._kept: dict[str, Answers] = {}
@@ -112,14 +112,14 @@ class Memory:
         self._list: list[Answer] = []
         """In the order in which they ended."""
         self._young: int | None = None
-        """Where in the list the young banks begin."""
+        """Where in the list the young indexes begin."""
         if path is not None:
             check_writable(path)
             if path.exists():
                 self._load(path)
 
     def __repr__(self) -> str:
-        return f"Memory({self.count} answers, {self.nbytes:,} of {self.most:,} bytes)"
+        return f"AnswerCache({self.count} answers, {self.nbytes:,} of {self.most:,} bytes)"
 
     @property
     def count(self) -> int:
@@ -127,7 +127,7 @@ class Memory:
         return len(self._list)
 
     def of(self, salt: str) -> Answers:
-        """What the requests of a salt share."""
+        """Return what the requests of a salt share."""
         name = digest(salt)
         with self.lock:
             answers = self._open.get(name)
@@ -136,10 +136,10 @@ class Memory:
             return answers
 
     def forget(self, salt: str | None = None) -> None:
-        """Delete a salt's answers and what was learnt of them, or all: in memory, then in the file.
+        """Delete a salt's answers and what was learned from them, or all: in memory, then on disk.
 
-        Open requests of it draft from them no more, and join nothing. Raises WriteError where the
-        file cannot be written; what is in memory is deleted then.
+        Running requests of the salt draft from them no more, and add nothing. Raises WriteError if
+        the file cannot be written; what is in memory is deleted then.
         """
         with self.lock:
             names = list(self._open) if salt is None else [digest(salt)]
@@ -156,37 +156,37 @@ class Memory:
         if self.path is not None:
             self.save()
 
-    def add(self, answers: Answers, ids: Sequence[int], told: int) -> None:
-        """Remember ids that end with an answer of `told` tokens; the oldest go where it is full."""
-        kept = np.array(ids[-(self.most // PER_TOKEN) :], np.int32)
-        answer = Answer(answers.salt, kept, max(0, len(kept) - told))
+    def add(self, answers: Answers, ids: Sequence[int], emitted: int) -> None:
+        """Keep ids that end with an answer of `emitted` tokens; at the bound the oldest go."""
+        kept = np.array(ids[-(self.most // BYTES_PER_TOKEN) :], np.int32)
+        answer = Answer(answers.salt, kept, max(0, len(kept) - emitted))
         before = answers.nbytes if answers.salt in self._kept else 0
-        # An interrupt between any two lines leaves banks whose parts fit each other.
-        answers.bank = behind(answers.bank, answer)
-        remember(answers.bank, answer)
+        # An interrupt between any two lines leaves indexes whose parts fit each other.
+        answers.index = with_ids(answers.index, answers.index.length, kept, 0)
+        index_answer(answers.index, answer)
         if self._young is not None:
-            answers.young = behind(answers.young, answer)
-            remember(answers.young, answer)
+            answers.young = with_ids(answers.young, answers.young.length, kept, 0)
+            index_answer(answers.young, answer)
         self._kept[answers.salt] = answers
         self._list.append(answer)
-        self.nbytes += answers.nbytes - before + _listed(answer)
+        self.nbytes += answers.nbytes - before + answer.nbytes
         while self.nbytes > self.most:
-            self._age()
+            self._drop_oldest()
         if self._young is None and self.nbytes > self.most // 3:
             self._young = len(self._list)
 
-    def _age(self) -> None:
-        """Forget what is older than the young banks."""
+    def _drop_oldest(self) -> None:
+        """Forget what is older than the young indexes."""
         self._list = self._list[len(self._list) if self._young is None else self._young :]
         self._young = None
         for answers in self._kept.values():
-            answers.bank, answers.young = answers.young, new_bank()
-        self._kept = {name: one for name, one in self._kept.items() if one.bank.marks[LENGTH]}
+            answers.index, answers.young = answers.young, new_index()
+        self._kept = {name: one for name, one in self._kept.items() if one.index.length}
         self._count()
 
     def _count(self) -> None:
-        banks = sum(answers.nbytes for answers in self._kept.values())
-        self.nbytes = banks + sum(map(_listed, self._list))
+        shared = sum(answers.nbytes for answers in self._kept.values())
+        self.nbytes = shared + sum(answer.nbytes for answer in self._list)
 
     def save(self) -> None:
         """Write the file, whole or not at all; raises WriteError, or OptionError without a file."""
@@ -204,7 +204,7 @@ class Memory:
                     "answers": np.array(rows, np.int64).reshape(-1, 3),
                 }
                 for salt, place in places.items():
-                    tensors |= as_tensors(str(place), self._kept[salt].belief)
+                    tensors |= as_tensors(str(place), self._kept[salt].mixer)
             header = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -212,7 +212,7 @@ class Memory:
                 "vocabulary": self.model.vocabulary() or "",
                 "salts": json.dumps(salts),
             }
-            header["sum"] = _sum(header, tensors)
+            header["sum"] = checksum(header, tensors)
             write_chunks(self.path, [serialize(tensors, header)])
 
     def _load(self, path: Path) -> None:
@@ -230,7 +230,7 @@ class Memory:
                 raise ValueError("it holds something else")
             if header.get("version") != VERSION:
                 raise ValueError(f"its version is {header.get('version')}, not {VERSION}")
-            if header.pop("sum", None) != _sum(header, tensors):
+            if header.pop("sum", None) != checksum(header, tensors):
                 raise ValueError("its checksum does not fit")
             ours = str(self.model.vocab_size), self.model.vocabulary() or ""
             if (header["vocab_size"], header["vocabulary"]) != ours:
@@ -248,12 +248,12 @@ class Memory:
         if not strings or len({*salts}) < len(salts):
             raise ValueError("its salts are not different strings")
         if ((ids < 0) | (ids >= self.model.vocab_size)).any():
-            raise ValueError("it has token ids that the model has not")
+            raise ValueError("it has token ids that the model does not have")
         if (rows < 0).any() or (rows[:, 2] > rows[:, 1]).any() or rows[:, 1].sum() != len(ids):
             raise ValueError("its answers have impossible lengths")
         found = [Answers(self, salt) for salt in salts]
         for place, answers in enumerate(found):
-            answers.belief = checked(tensors, str(place), 2)
+            answers.mixer = checked(tensors, str(place), 2)
             self._open[answers.salt] = answers
         end = 0
         for place, length, quiet in rows.tolist():
@@ -261,46 +261,31 @@ class Memory:
             self.add(found[place], ids[start:end], length - quiet)
 
 
-def behind(bank: Bank, answer: Answer) -> Bank:
-    """The bank with one more answer, to be indexed."""
-    return put(bank, int(bank.marks[LENGTH]), answer.ids.tolist(), 0)
+def index_answer(index: ContextIndex, answer: Answer) -> None:
+    """Index an answer whose ids are in `index` already."""
+    start = index.length
+    index_ids(index, start + len(answer.ids), start + answer.quiet, start)
 
 
-def remember(bank: Bank, answer: Answer) -> None:
-    """Index an answer that was put behind the others."""
-    start = int(bank.marks[LENGTH])
-    end, quiet = start + len(answer.ids), start + answer.quiet
-    advance(
-        bank, end, quiet, start, end, NONE, NO_BELIEF, WORK, 0.0, 1.0, 1.0, NOTHING
-    )  # fmt: skip
+def merged(mixer: Mixer, start: Mixer, learned: Mixer) -> Mixer:
+    """Return `mixer` plus what a request learned that began with `start`, within the bounds.
 
-
-NONE, NO_BELIEF, WORK = new_bank(), untaught(1), new_work(ORDERS)
-"""For what reads and drafts nothing."""
-
-
-def merged(belief: Belief, start: Belief, learnt: Belief) -> Belief:
-    """`belief` with what a request learnt that began with `start`: its changes are added, and what
-    leaves the bounds is clipped.
-
-    So requests at the same time count all, in whatever order they end, but for what is clipped.
+    So the changes of requests at the same time all count, in whatever order they end.
     """
-    if belief is start:
-        return copied(learnt)
-    cells = (np.array(belief.cells) + learnt.cells - start.cells).reshape(-1, VALUES)
-    cells[:, CHANCE] = chance = cells[:, CHANCE].clip(RARE, 1 - RARE)
-    cells[:, CASES] = cells[:, CASES].clip(0, MEMORY)
-    cells[:, LOGIT] = np.log(chance / (1 - chance))
-    weights = np.array(belief.weights) + learnt.weights - start.weights
-    return Belief(floats(cells.ravel()), floats(weights.clip(-HEAVY, HEAVY)))
+    if mixer is start:
+        return learned.copy()
+    cells = mixer.cells.copy()
+    for name in ("prob", "count"):
+        cells[name] = mixer.cells[name] + learned.cells[name] - start.cells[name]
+    cells["prob"] = prob = cells["prob"].clip(MIN_PROB, 1 - MIN_PROB)
+    cells["count"] = cells["count"].clip(0, MAX_COUNT)
+    cells["logit"] = np.log(prob / (1 - prob))
+    weights = mixer.weights + learned.weights - start.weights
+    return Mixer(cells, weights.clip(-MAX_WEIGHT, MAX_WEIGHT))
 
 
-def _listed(answer: Answer) -> int:
-    return LISTED + int(answer.ids.nbytes)
-
-
-def _sum(header: Mapping[str, str], tensors: Mapping[str, Any]) -> str:
-    """Checksum of all that a file says."""
+def checksum(header: Mapping[str, str], tensors: Mapping[str, Any]) -> str:
+    """Return the checksum of all that a file holds."""
     total = zlib.crc32(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].tobytes(), total)
