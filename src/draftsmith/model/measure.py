@@ -1,6 +1,6 @@
 """What a pass costs on this machine by its width: measured, saved, and interpolated.
 
-What a running engine learns from its own passes is `core/budget.py:CostCurve`.
+What a running engine learns from its own passes is `core/cost.py:CostCurve`.
 """
 
 from __future__ import annotations
