@@ -787,6 +787,10 @@ def test_max_tokens_is_another_name(model: str) -> None:
     assert len(record["answers"][0]["tokens"]) == 2
     said = fails(2, "run", "-m", model, "hello", "--max-tokens", "-2")
     assert "--max-new-tokens must be an integer >= 0, got -2" in said
+    for command in ("chat", "demo", "bench run", "bench replay", "bench estimate", "tune pld-plus",
+                    "tune copyspec"):  # fmt: skip
+        named = [{*option.opts} for option in click_command(*command.split()).params]
+        assert {"--max-new-tokens", "--max-tokens"} in named, command
 
 
 def test_stats_name_the_phases_that_took_time(model: str) -> None:
