@@ -1,150 +1,100 @@
 """A real model's passes on a CPU: as transformers runs them, with packed layers, in llama.cpp.
 
-    python -m benchmarks.passes                      # float32 and, where there is one, bfloat16
-    python -m benchmarks.passes --runs 5 --dtype float32
+    python -m benchmarks.passes                      # float32 and bfloat16
+    python -m benchmarks.passes --runs 5 --dtypes float32
 
-SmolLM2-135M-Instruct, two tables. Tokens per second of whole greedy answers, prompt included:
-`model.generate` on the layers as loaded, and our plain loop on them and on packed ones. Seconds of
-a pass by width after 256 tokens, all in turn in one process, each after two of its own; with
-`llama-cpp-python` installed (built here, seven minutes on two cores) also llama.cpp's on the same
-weights in bfloat16.
+Two tables. Tokens per second of whole greedy answers, prompt included: `model.generate` on the
+layers as loaded, and our plain loop on them and on laid-out ones. Milliseconds of a pass by width
+after 256 tokens, all in turn, each after two of its own; with `llama-cpp-python` installed also
+llama.cpp's, on the same weights in bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.util
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.paired import in_turn, ratio
+from benchmarks.shared import Blocks, Options, random_ids, run, shown, table, timed
 from draftsmith import Engine, builtin
 from draftsmith.core.draft import Draft
-from draftsmith.model.measure import processor
+from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 
 CONTEXT = 256
 WIDTHS = (1, 2, 4, 8, 16, 32)
-MODEL = "smollm2"
-PROMPT = (
-    "A lighthouse keeper and his dog live on an island. Tell the story of the night on which the "
-    "lamp went out, from the dog's point of view."
-)
+ANSWERS = ("model.generate", "plain, layers as loaded", "plain, laid out")
+LAYERS = ("layers as loaded", "laid out")
+PROMPT = "Tell the story of the night on which the lamp of a lighthouse went out."
 
 
-def answers(plain: Engine, packed: Engine, tokens: int, runs: int) -> None:
-    """Print tokens per second of `tokens` greedy tokens, prompt included."""
+def parser() -> Options:
+    made = Options("passes", __doc__)
+    made.add_argument("-m", "--model", default="smollm2")
+    made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    made.add_size("--runs", 9, 1, "answers of every arm, a quarter of its passes")
+    made.add_size("--tokens", 100, 8, "tokens of an answer")
+    return made
+
+
+def answering(engines: list[Engine], tokens: int) -> dict[str, Callable[[], object]]:
+    """Return the arms of the first table."""
     messages = [{"role": "user", "content": PROMPT}]
-    ids = torch.tensor([plain.generate(messages, max_new_tokens=1).prompt_tokens])
+    ids = torch.tensor([engines[0].generate(messages, max_new_tokens=1).prompt_tokens])
     exact: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-
-    def theirs() -> object:
-        # No attention mask: nothing is padded, and none saves it a look at one.
-        return plain.model.model.generate(ids, do_sample=False, pad_token_id=0, **exact)
-
-    def ours(engine: Engine) -> Callable[[], object]:
-        return lambda: engine.generate(messages, temperature=0, **exact)
-
-    arms = {"model.generate": theirs, "plain": ours(plain), "plain, packed": ours(packed)}
-    seconds = dict(zip(arms, in_turn(list(arms.values()), runs), strict=True))
-    print("\n| tokens/s of an answer | median | over model.generate |\n|---|---|---|")
-    for name, own in seconds.items():
-        over = ratio(seconds["model.generate"], own)
-        print(f"| {name} | {tokens / over.b_seconds:.1f} | {over} |")
+    # No attention mask: nothing is padded, and none spares it a look at one.
+    theirs = partial(engines[0].model.model.generate, ids, do_sample=False, pad_token_id=0, **exact)
+    ours = [partial(engine.generate, messages, temperature=0, **exact) for engine in engines]
+    return dict(zip(ANSWERS, (theirs, *ours), strict=True))
 
 
-def passes(plain: Engine, packed: Engine, other: Llama | None, runs: int) -> None:
-    """Print milliseconds of a pass by width."""
-    arms = {"transformers' layers": _pass(plain), "packed layers": _pass(packed)}
-    if other is not None:
-        arms["llama.cpp, bfloat16"] = other.run
-    print("\n| tokens | " + " | ".join(f"{name}, ms" for name in arms) + " | packed over plain | ")
-    print("|---" * (len(arms) + 2) + "|")
-    for width in WIDTHS:
-        timed = [partial(arm, width) for arm in arms.values()]
-        seconds = in_turn(timed, runs * 4, again=2)
-        cells = [f"{sorted(own)[len(own) // 2] * 1e3:.1f}" for own in seconds]
-        print(f"| {width} | " + " | ".join(cells) + f" | {ratio(seconds[0], seconds[1])} |")
-
-
-def _pass(engine: Engine) -> Callable[[int], object]:
-    """Runs a pass over so many tokens; nothing is kept, so the next one begins at the same end."""
+def passing(engine: Engine) -> Callable[[int], object]:
+    """Return what runs a pass over so many tokens and keeps none of them."""
     runner = Runner(engine.model)
-    row = runner.open(range(100, 101 + CONTEXT))
+    row = runner.open(random_ids(CONTEXT + 1))
     runner.prefill(row)
-    return lambda width: runner.forward([row], [Draft.chain(range(200, 199 + width), "fixed")])
+    return lambda width: runner.forward([row], [Draft.chain(range(10, 9 + width), "fixed")])
 
 
-class Llama:
-    """llama.cpp with the same weights in bfloat16, through its C interface."""
+def measure(args: argparse.Namespace) -> Blocks:
+    llama = None
+    if importlib.util.find_spec("llama_cpp") is not None and builtin.is_gguf(args.model):
+        from benchmarks.llama import Llama
 
-    def __init__(self, gguf: Path, folder: Path) -> None:
-        import llama_cpp as lib
-
-        self._lib, target = lib, folder / "bfloat16.gguf"
-        lib.llama_backend_init()
-        wanted = lib.llama_model_quantize_default_params()
-        wanted.ftype, wanted.allow_requantize = lib.LLAMA_FTYPE_MOSTLY_BF16, True
-        if lib.llama_model_quantize(os.fsencode(gguf), os.fsencode(target), ctypes.byref(wanted)):
-            raise SystemExit(f"llama.cpp cannot write {gguf} in bfloat16")
-        options = lib.llama_model_default_params()
-        options.n_gpu_layers = 0
-        model = lib.llama_model_load_from_file(os.fsencode(target), options)
-        context = lib.llama_context_default_params()
-        context.n_ctx = CONTEXT + max(WIDTHS) + 1
-        context.n_threads = context.n_threads_batch = torch.get_num_threads()
-        self._context = lib.llama_init_from_model(model, context)
-        self._batch = lib.llama_batch_init(CONTEXT, 0, 1)
-        self._decode(range(CONTEXT), logits=False)
-
-    def run(self, width: int) -> None:
-        """A pass over so many tokens, with logits for each, which are then forgotten."""
-        memory = self._lib.llama_get_memory(self._context)
-        self._lib.llama_memory_seq_rm(memory, 0, CONTEXT, -1)
-        self._decode(range(CONTEXT, CONTEXT + width), logits=True)
-
-    def _decode(self, positions: Sequence[int], logits: bool) -> None:
-        batch = self._batch
-        batch.n_tokens = len(positions)
-        for i, position in enumerate(positions):
-            batch.token[i], batch.pos[i], batch.logits[i] = 100 + position, position, logits
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-        if self._lib.llama_decode(self._context, batch):
-            raise SystemExit("llama.cpp cannot decode")
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure and print both tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--runs", type=int, default=9, help="repetitions of every answer")
-    parser.add_argument("--tokens", type=int, default=100, help="tokens per answer")
-    args = parser.parse_args(argv)
-    print(f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    with tempfile.TemporaryDirectory() as folder:
-        other = None
-        if importlib.util.find_spec("llama_cpp") is not None:
-            other = Llama(Path(builtin.resolve(MODEL)), Path(folder))
-        for dtype in args.dtype:
-            print(f"\n## {MODEL}, {dtype}")
-            plain, packed = (
-                Engine.from_pretrained(
-                    MODEL, dtype=dtype, drafter="none", prepack=prepack, prefixes=0
-                )
-                for prepack in (False, True)
-            )
-            prepacked = packed.model.prepacked
-            print(prepacked.explain() if prepacked else "")
-            answers(plain, packed, args.tokens, args.runs)
-            passes(plain, packed, other if dtype == "bfloat16" else None, args.runs)
+        llama = Llama(Path(builtin.resolve(args.model)), CONTEXT, max(WIDTHS))
+    for dtype in args.dtypes:
+        models = [load(args.model, dtype=dtype, prepack=packed) for packed in (False, True)]
+        engines = [Engine(model, drafter="none", prefixes=0) for model in models]
+        arms, how = answering(engines, args.tokens), {"dtype": dtype, "tokens": args.tokens}
+        found = args.results.recall(
+            "answers", args.model, lambda arms=arms: timed([*arms.values()], args.runs),
+            runs=args.runs, **how,
+        )  # fmt: skip
+        rows = [[name, f"{args.tokens / median(own):.1f}", shown(found[0], own)]
+                for name, own in zip(arms, found, strict=True)]  # fmt: skip
+        heads = ("answers", "tokens/s", "over model.generate")
+        yield f"## {args.model}, {dtype}\n\n{table(heads, rows)}"
+        ways = dict(zip(LAYERS, map(passing, engines), strict=True))
+        if llama is not None and dtype == "bfloat16":
+            ways["llama.cpp"] = llama.run
+        rows = []
+        for width in WIDTHS:
+            timing = [partial(way, width) for way in ways.values()]
+            found = args.results.recall(
+                f"{width} tokens", args.model,
+                lambda timing=timing: timed(timing, 4 * args.runs, before=2),
+                ways=[*ways], runs=args.runs, **how,
+            )  # fmt: skip
+            rows.append([f"{width}", *(f"{1e3 * median(own):.1f}" for own in found),
+                         shown(*found[:2])])  # fmt: skip
+        yield table(("tokens", *(f"{way}, ms" for way in ways), "as loaded / laid out"), rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run(parser(), measure))

@@ -1,74 +1,67 @@
-"""Predicted outputs: fifty edits whose old file only the prediction tells.
+"""Predicted outputs: edits whose old file only the prediction tells.
 
-    python -m benchmarks.predicted ../shared/data
+    python -m benchmarks.predicted DATA
 
-The held-out commits with the lowest hashes (`benchmarks/edits.py` says whose). The prompt is the
-commit's message, the answer is dictated: a logits processor leaves no other token than the new
-file's next one. Passes of `auto` without a prediction and with the old file as one, and what of it
-was accepted and rejected. Passes have a recorded cost, as in `benchmarks/structured.py`.
+Fifty held-out commits. The prompt is the commit's message, the answer is dictated: no other token
+is left than the new file's next one. Counted are passes of `auto` without a prediction and with the
+old file as one, and what of the prediction was accepted and rejected. Passes have a recorded cost,
+so that the same trees are drafted again.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks import shared
-from benchmarks.structured import NODE
-from draftsmith import Engine, builtin
+from benchmarks.shared import RECORDED, Blocks, Options, held_out, run, table
+from draftsmith import Engine
 from draftsmith.bench.answer import Dictated
-from draftsmith.core.budget import LADDER, RecordedCost
 from draftsmith.core.stats import PREDICTION
+from draftsmith.model.load import load
 from draftsmith.text.tokenizer import encode
 
+HEADS = ("edits", "tokens", "passes without", "with a prediction", "ratio", "accepted", "rejected")
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    cost = RecordedCost({width: 1 + NODE * width for width in (0, *LADDER)})
-    loaded = Engine.from_pretrained(builtin.path(), dtype="float32").model
-    engine, tokenizer = Engine(loaded, cost=cost), loaded.tokenizer
-    context = loaded.context_length
-    assert context is not None
-    edits = list(islice(shared.held_out(args.data, tokenizer, context), args.count))
-    print(f"{shared.setup()}: {len(edits)} edits", flush=True)
-    passes, told = [0, 0], [0, 0]
-    tokens = guessed = 0
-    for number, edit in enumerate(edits, 1):
-        prompt = encode(tokenizer, f"{edit['path']}: {edit['message']}")
-        answer = [*encode(tokenizer, edit["after"]), int(tokenizer.eos_token_id)]
-        options: dict[str, Any] = {
-            "max_new_tokens": len(answer),
-            "temperature": 0.0,
-            "processors": Dictated(len(prompt), answer),
-        }
-        got = [
-            engine.generate(prompt, **options),
-            engine.generate(prompt, prediction=edit["before"], **options),
-        ]
-        for i, result in enumerate(got):
-            assert result.tokens == answer
-            passes[i] += result.stats.passes
-        of = got[1].stats.by_source[PREDICTION]
-        told[0] += got[1].accepted_prediction_tokens
-        told[1] += got[1].rejected_prediction_tokens
-        assert of.drafted == of.accepted + of.rejected + of.unread
-        guessed += got[1].sources.count(PREDICTION)
-        tokens += len(answer)
-        print(f"{number}: {tokens} tokens, passes {passes[0]} and {passes[1]}, "
-              f"ratio {passes[0] / passes[1]:.2f}, of predictions {told[0]} accepted "
-              f"and {told[1]} rejected", flush=True)  # fmt: skip
-    assert guessed == told[0]
+
+def parser() -> Options:
+    made = Options("predicted", __doc__, data="needed")
+    made.add_argument("-m", "--model", default="edit-7m")
+    made.add_size("--limit", 50, 2, "edits")
+    made.add_size("--context", 4096, 600, "most tokens of prompt and answer")
+    return made
+
+
+def counts(engine: Engine, edit: dict[str, Any]) -> list[int]:
+    """Return tokens, passes without and with the prediction, and what became of it."""
+    tokenizer = engine.model.tokenizer
+    prompt = encode(tokenizer, f"{edit['path']}: {edit['message']}")
+    answer = [*encode(tokenizer, edit["after"]), int(tokenizer.eos_token_id)]
+    options: dict[str, Any] = {
+        "max_new_tokens": len(answer),
+        "temperature": 0.0,
+        "processors": Dictated(len(prompt), answer),
+    }
+    without = engine.generate(prompt, **options)
+    found = engine.generate(prompt, prediction=edit["before"], **options)
+    assert without.tokens == found.tokens == answer
+    guesses, accepted = found.stats.by_source[PREDICTION], found.accepted_prediction_tokens
+    assert accepted == found.sources.count(PREDICTION) == guesses.accepted
+    passes = without.stats.passes, found.stats.passes
+    return [len(answer), *passes, accepted, found.rejected_prediction_tokens]
+
+
+def measure(args: argparse.Namespace) -> Blocks:
+    engine = Engine(load(args.model, dtype="float32", prepack=True), cost=RECORDED)
+    edits = [*islice(held_out(args.data, engine.model.tokenizer, args.context), args.limit)]
+    found = []
+    for edit in edits:
+        key = [args.model, edit["commit"], edit["path"]]
+        found.append(args.results.recall("auto", key, lambda edit=edit: counts(engine, edit)))
+    tokens, without, given, accepted, rejected = map(sum, zip(*found, strict=True))
+    figures = (len(edits), tokens, without, given, f"{without / given:.2f}", accepted, rejected)
+    yield table(HEADS, [[f"{figure}" for figure in figures]])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run(parser(), measure))

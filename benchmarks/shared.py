@@ -1,41 +1,257 @@
-"""What several of these scripts need: held-out edits, a model to time, sessions, tables."""
+"""What the benchmarks share: options, results on disk, one interval, one table, the texts."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import lzma
-from collections.abc import Iterable, Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
-import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from draftsmith import builtin
-from draftsmith.bench.answer import Ask
-from draftsmith.bench.plots import STYLE
+from draftsmith.bench.generations import Generation, ResultFile
 from draftsmith.bench.records import Record
-from draftsmith.bench.run import RunPlan, asked
-from draftsmith.core.budget import FixedBudget
-from draftsmith.core.drafter import Context, Drafter
-from draftsmith.core.loop import start
-from draftsmith.core.sampling import Distribution, SamplingParams, TorchSampler
-from draftsmith.core.session import Session
-from draftsmith.core.target import Target
-from draftsmith.errors import PromptError
-from draftsmith.model.measure import processor
+from draftsmith.bench.report import table as table  # the one table writer
+from draftsmith.bench.run import RunPlan, in_turn, measure
+from draftsmith.bench.settings import settings
+from draftsmith.bench.suites import read, sample
+from draftsmith.bench.summary import Interval, interval, paces, speed_ratio
+from draftsmith.core.cost import LADDER, RecordedCost
+from draftsmith.model.measure import machine, processor, versions
+from draftsmith.storage import Finished, write_text
 from draftsmith.text.tokenizer import encode, render_chat
 
+COMMAND = (sys.executable, "-c", "from draftsmith.cli import main; main()")
+"""Starts `draftsmith` with the Python that runs the benchmark."""
 HELD_OUT = ("pallets+flask", "TheAlgorithms+Python")
-"""Repositories that the built-in model was not trained on."""
+"""Repositories that the built-in models were not trained on."""
+LIVE = ("prompts/spec_bench.jsonl", "prompts/mt_redundant.jsonl", "prompts/humaneval.jsonl.gz",
+        "recorded/commit_edits.jsonl.xz")  # fmt: skip
+"""Files of the prompts that a general model is asked."""
 ROOM = 64
-"""Tokens an answer may be longer than the real new file."""
+"""Tokens by which an answer may be longer than the real new file."""
+RECORDED = RecordedCost({width: 1 + 0.013 * width for width in (0, *LADDER)})
+"""What a pass costs where trees shall repeat: a node is 0.013 passes."""
+QUICK = "small sizes, only to see that it works"
+
+
+# ------------------------------------------------------------------------------ the command line
+
+
+class Options(argparse.ArgumentParser):
+    """The options of one benchmark; all have --quick, --threads and --output."""
+
+    def __init__(self, name: str, doc: str | None, data: str | None = None) -> None:
+        """`data`: `needed` or `optional` if there is an argument for the folder of texts."""
+        title = (doc or "").partition("\n")[0]
+        super().__init__(prog=f"python -m benchmarks.{name}", description=title)
+        self.name = name
+        self._sizes: dict[str, tuple[Any, Any]] = {}
+        if data is not None:
+            self.add_data(data)
+        self.add_argument("--quick", action="store_true", help=QUICK)
+        self.add_argument("--threads", type=int, default=2)
+        results = Path(__file__).with_name("results")
+        self.add_argument("-o", "--output", type=Path, default=results, help="folder for results")
+
+    def add_data(self, kind: str) -> None:
+        """Add the argument for the folder of texts, `needed` or `optional`."""
+        many, said = (None, "") if kind == "needed" else ("?", "; without it, built-in texts")
+        about = f"folder with prompts/, recorded/, corpora/, tokenizers/{said}"
+        self.add_argument("data", type=Path, nargs=many, help=about)
+
+    def add_size(self, flag: str, full: Any, quick: Any, about: str, **more: Any) -> None:
+        """Add a number (or several, with `nargs`) that is smaller with --quick."""
+        told = f"{about} (default {full}, with --quick {quick})"
+        action = self.add_argument(flag, type=more.pop("type", int), help=told, **more)
+        self._sizes[action.dest] = full, quick
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Fill in the sizes that were not given."""
+        found, rest = super().parse_known_args(args, namespace)
+        for name, (full, quick) in self._sizes.items():
+            if getattr(found, name) is None:
+                setattr(found, name, quick if found.quick else full)
+        return found, rest
+
+
+Blocks = Generator[str, None, bool | None]
+"""Blocks of Markdown, as they become known; returns whether a promise was broken."""
+
+
+def run(
+    options: Options,
+    benchmark: Callable[[argparse.Namespace], Blocks],
+    words: Sequence[str] | None = None,
+) -> bool:
+    """Print what a benchmark yields and write it to NAME.md; return whether a promise was broken.
+
+    The benchmark finds `args.results`, which are in NAME.jsonl, so that the same command goes on
+    after an interruption; it may change `args.name`.
+    """
+    args = options.parse_args(words)
+    logging.disable_progress_bar()
+    torch.set_num_threads(args.threads)
+    known = {"threads": args.threads, "machine": machine(), **versions()}
+    args.name = options.name
+    args.results = Results(args.output / f"{options.name}.jsonl", **known)
+    blocks, found = [setup()], benchmark(args)
+    print(blocks[0], flush=True)
+    while True:
+        try:
+            blocks.append(next(found))
+        except StopIteration as ended:
+            return bool(ended.value)
+        print(f"\n{blocks[-1]}", flush=True)
+        write_text(args.output / f"{args.name}.md", "\n\n".join(blocks) + "\n")
+
+
+def setup() -> str:
+    """Return the line that stands above all figures: processor, threads, versions, time."""
+    known = ", ".join(f"{name} {number}" for name, number in versions().items())
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    return f"{processor()}, {torch.get_num_threads()} threads, {known}, {when} UTC."
+
+
+def draftsmith(*words: object) -> None:
+    """Run a `draftsmith` command in a process of its own; exit if it fails."""
+    given = [str(word) for word in words]
+    print("\n$ draftsmith", *given, flush=True)
+    if subprocess.run([*COMMAND, *given]).returncode:
+        sys.exit(f"draftsmith {given[0]} failed")
+
+
+# --------------------------------------------------------------------- results, intervals, times
+
+
+class Results:
+    """Results by arm, prompt and settings, each on disk as soon as it is known."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        """`settings`: what all results of this run depend on."""
+        self.finished, self._settings = Finished(path), settings
+
+    def _key(self, arm: str, prompt: object, more: dict[str, Any]) -> list[object]:
+        return [arm, prompt, {**self._settings, **more}]
+
+    def known(self, arm: str, prompt: object, /, **settings: Any) -> Any:
+        """Return the result, or None if there is none yet."""
+        key = self._key(arm, prompt, settings)
+        return self.finished[key] if key in self.finished else None  # noqa: SIM401
+
+    def add(self, arm: str, prompt: object, result: object, /, **settings: Any) -> None:
+        """Write down a result, which may be anything that JSON can hold."""
+        self.finished.add(self._key(arm, prompt, settings), result)
+
+    def recall(
+        self, arm: str, prompt: object, compute: Callable[[], object], /, **settings: Any
+    ) -> Any:
+        """Return the result that is known, or compute it and write it down."""
+        return self.finished.recall(self._key(arm, prompt, settings), compute)
+
+
+class Answers(NamedTuple):
+    """The rows of `draftsmith bench run`, and the file that has them."""
+
+    path: Path
+    rows: list[Generation]
+
+
+def answers(folder: Path, name: str, plan: RunPlan, **told: Any) -> Answers:
+    """Answer every prompt by every arm; what `folder`/answers/NAME.jsonl has is not asked again."""
+    path = folder / "answers" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = ResultFile(path, settings(plan, **told))
+    for left_out in measure(plan, file, lambda _: print(".", end="", flush=True)):
+        print(f"\n{left_out}")
+    print()
+    return Answers(path, file.rows)
+
+
+def over(rows: Sequence[Generation], arm: str, other: str) -> str:
+    """Return an arm's tokens per second over another one's, with its interval over prompts."""
+    a, b = (paces(row for row in rows if row.arm == name) for name in (arm, other))
+    return interval([(a[key], b[key]) for key in a if key in b], speed_ratio).shown("×")
+
+
+def ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
+    """Return the median of a/b, pair by pair, with its 95 % bootstrap interval over pairs."""
+    pairs = list(zip(a, b, strict=True))
+    return interval(pairs, lambda some: median(x / y for x, y in some))
+
+
+def shown(a: Sequence[float], b: Sequence[float]) -> str:
+    """Format that ratio with its interval."""
+    return ratio(a, b).shown("", 3)
+
+
+Promise = tuple[str, float | None, Callable[[], Sequence[Sequence[float]]]]
+"""What is compared, the most that the ratio may be, and what returns the seconds of both arms."""
+
+
+def promised(
+    results: Results, prompt: object, promises: Iterable[Promise], **settings: Any
+) -> tuple[str, bool]:
+    """Return a table of ratios, and whether the upper end of an interval breaks a promise."""
+    rows, broken = [], False
+    for what, most, measured in promises:
+        a, b = results.recall(what, prompt, measured, **settings)
+        found = ratio(a, b)
+        fits = most is None or found.high <= most
+        broken |= not fits
+        verdict = "" if most is None else "kept" if fits else "**broken**"
+        both = f"{1e3 * median(a):.1f} / {1e3 * median(b):.1f}"
+        rows.append((what, found.shown("", 3), f"{most or ''}", both, verdict))
+    return table(("", "first / second", "at most", "ms", ""), rows), broken
+
+
+def timed(
+    arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1, before: int = 0
+) -> list[list[float]]:
+    """Return the seconds of every run of every arm; the arms take turns.
+
+    `before`: runs of an arm, not timed, before each that is, where arms push each other out of the
+    processor's caches.
+    """
+    for arm in [*arms] * warmup:
+        arm()
+    seconds: list[list[float]] = [[] for _ in arms]
+    for number in range(runs):
+        for place in in_turn(range(len(arms)), number):
+            for _ in range(before):
+                arms[place]()
+            begin = perf_counter()
+            arms[place]()
+            seconds[place].append(perf_counter() - begin)
+    return seconds
+
+
+# ------------------------------------------------------------------------------------- the texts
+
+
+def live(data: Path, limit: int) -> list[Record]:
+    """Return prompts of ten kinds for a general model: `limit` conversations of each."""
+    return sample([record for name in LIVE for record in read(data / name).records], limit)
+
+
+def recorded(data: Path, suite: str) -> list[Record]:
+    """Return the recorded answers of a suite, such as `mt_bench`."""
+    files = sorted((data / "recorded").glob(f"{suite}.*jsonl*"))
+    return [record for file in files for record in read(file).records]
 
 
 def held_out(data: Path, tokenizer: Any, tokens: int) -> Iterator[dict[str, Any]]:
-    """Held-out edits whose prompt and answer have at most `tokens` tokens, lowest hash first.
+    """Yield held-out edits whose prompt and answer have at most `tokens` tokens, lowest hash first.
 
     Rows of the corpus with their `repository`, `messages`, `prompt` in ids, and `limit` of tokens.
     """
@@ -51,94 +267,19 @@ def held_out(data: Path, tokenizer: Any, tokens: int) -> Iterator[dict[str, Any]
             yield {**row, "messages": messages, "prompt": prompt, "limit": limit}
 
 
-def random_llama() -> Any:
-    """A random Llama of 100M parameters in bfloat16, grouped heads."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=640,
-        intermediate_size=1792,
-        num_hidden_layers=14,
-        num_attention_heads=10,
-        num_key_value_heads=5,
-        max_position_embeddings=4096,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
-
-
-def started(
-    target: Target,
-    ids: Sequence[int],
-    drafter: Drafter,
-    width: int,
-    vocab_size: int,
-    limit: int = 100_000,
-    budget: Any = None,
-    **options: Any,
-) -> Session:
-    """A greedy session that has read its prompt; `width` nodes a step, or what `budget` says."""
-    session = Session(
-        ids,
-        drafter=drafter,
-        budget=budget or FixedBudget(width),
-        distribution=Distribution((), greedy=True),
-        sampler=TorchSampler.seeded(0),
-        vocab_size=vocab_size,
-        limit=limit,
-        **options,
-    )
-    start(session, target)
-    target.prefill(session.row)
-    return session
-
-
-def context(ids: list[int], vocab_size: int, budget: int, depth: int, **taps: Any) -> Context:
-    """What a drafter sees, without a session."""
-    return Context(
-        ids=ids,
-        prompt_length=len(ids),
-        vocab_size=vocab_size,
-        sampling=SamplingParams(),
-        sampler=TorchSampler.seeded(0),
-        budget=budget,
-        depth=depth,
-        **taps,
-    )
-
-
-def random_ids(count: int, seed: int = 0) -> list[int]:
-    """Ids of a random text for `random_llama`."""
+def random_ids(count: int, seed: int = 0, most: int = 200) -> list[int]:
+    """Return random token ids; every vocabulary has those below 200."""
     generator = torch.Generator().manual_seed(seed)
-    ids: list[int] = torch.randint(10, 30_000, (count,), generator=generator).tolist()
+    ids: list[int] = torch.randint(10, most, (count,), generator=generator).tolist()
     return ids
 
 
-def asks(plan: RunPlan) -> Iterator[tuple[Record, Ask]]:
-    """Every first-turn prompt that fits the model."""
-    for record in plan.records:
-        try:
-            yield record, asked(plan, record, 0)
-        except PromptError:
-            continue
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def picture(drawn: str) -> str:
-    """A drawing of `bench.plots` as a file of its own."""
-    drawn = drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return drawn.replace(">", f"><style>{STYLE} svg {{ font-family: sans-serif }}</style>", 1)
-
-
-def setup() -> str:
-    """Where figures come from: a line above them."""
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return f"{processor()}, {torch.get_num_threads()} threads, {versions}, {when} UTC"
+def random_llama() -> Any:
+    """Return a random Llama of 100M parameters in bfloat16, with grouped heads."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32_000, hidden_size=640, intermediate_size=1792, num_hidden_layers=14,
+        num_attention_heads=10, num_key_value_heads=5, max_position_embeddings=4096,
+        bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()

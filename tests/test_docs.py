@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import runpy
 import shlex
@@ -72,6 +73,48 @@ def test_every_command_on_a_page_can_be_given(page: Path) -> None:
         except Exception as error:  # what is only quoted may lack its arguments
             told_wrong = getattr(error, "format_message", error.__str__)()
             assert "Missing" in told_wrong, f"{line}: {told_wrong}"
+
+
+def commands(page: Path, begins: str) -> list[list[str]]:
+    """The words of the commands of a page that begin so, up to where something is left out."""
+    text = page.read_text(encoding="utf-8")
+    told = re.findall(rf"`({begins} [^`]+)`", text)
+    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S):
+        told += re.findall(rf"^({begins} .*)$", block, re.M)
+    return [shlex.split(re.split(r" [|>…] ?", line)[0], comments=True) for line in told]
+
+
+PAGES = [page for page in pages() if page.name != "lab-notes.md"]  # those have what there was
+BENCHMARKS = r"python -m benchmarks\.\w+"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_benchmark_on_a_page_can_be_given(page: Path) -> None:
+    """Modules, options and how many arguments there are; none is run."""
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"benchmarks[./](\w+)(?:\.py)?", text):
+        assert list((DOCS.parent / "benchmarks").glob(f"{name}*")), f"{page.name} names {name}"
+    for line in (shlex.join(words) for words in commands(page, BENCHMARKS)):
+        _, _, module, *words = shlex.split(line)
+        try:
+            importlib.import_module(module).parser().parse_args(words)
+        except SystemExit as error:
+            pytest.fail(f"{page.name}: {line} cannot be given ({error})")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_recipe_on_a_page_is_there(page: Path) -> None:
+    for _, script, *words in commands(page, r"(?:python|sh) recipes/[\w/]+\.(?:py|sh)"):
+        source = (DOCS.parent / script).read_text(encoding="utf-8")
+        for option in (word for word in words if word.startswith("-")):
+            assert f'"{option}"' in source, f"{page.name}: {script} has no {option}"
+
+
+def test_every_benchmark_prints_something_that_a_page_shows() -> None:
+    shown = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for file in sorted((DOCS.parent / "benchmarks").glob("*.py")):
+        if "def parser(" in file.read_text(encoding="utf-8"):
+            assert f"benchmarks.{file.stem}" in shown, f"no page has a command of {file.name}"
 
 
 QUOTED = re.compile(r"```python\n# ([a-z_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)

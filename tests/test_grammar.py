@@ -17,8 +17,8 @@ import tiny
 from draftsmith import Engine, Grammar
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
-from draftsmith.drafters.auto import GRAMMAR, Mixture
-from draftsmith.drafters.mixture.prior import prior
+from draftsmith.drafters.auto import GRAMMAR, AutoState
+from draftsmith.drafters.mixer_prior import prior
 from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.text.grammar import Grammars, GrammarState, unpacked
 from installed import bare_names
@@ -156,7 +156,9 @@ def start(engine: Engine, grammar: Grammar, text: str = "") -> tuple[GrammarStat
     return compiled.state(1), [7, *tiny.tokenizer().encode(text)]
 
 
-def open_mixture(ids: list[int], grammar: GrammarState, **options: Any) -> tuple[Mixture, Context]:
+def open_mixture(
+    ids: list[int], grammar: GrammarState, **options: Any
+) -> tuple[AutoState, Context]:
     ctx = Context(
         ids=ids,
         prompt_length=1,
@@ -167,7 +169,7 @@ def open_mixture(ids: list[int], grammar: GrammarState, **options: Any) -> tuple
         budget=64,
         depth=64,
     )
-    return Mixture(prior(1), **options), ctx
+    return AutoState(prior(1), **options), ctx
 
 
 @pytest.mark.parametrize("sampling", CHOICES, ids=["greedy", "seeded"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.other_engine import BEYOND, VOCAB, Engine, Record, record, replayed
 
-from draftsmith.core.budget import RecordedCost
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import UnsupportedError
 from draftsmith.integrations.hosted import Asked, Host, Row
@@ -88,7 +88,7 @@ def test_predictions_count_as_such() -> None:
 
 
 def test_answers_are_remembered_by_salt() -> None:
-    one, memory, alone = record(4), Memory(1_000_000, FACTS), Memory(1_000_000, FACTS)
+    one, memory, alone = record(4), AnswerCache(1_000_000, FACTS), AnswerCache(1_000_000, FACTS)
     found = host("auto", answers=memory)
     for name, salt in [("first", ""), ("again", ""), ("other", "x")]:
         mine = replace(one, output=[], draft=[])

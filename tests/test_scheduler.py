@@ -21,7 +21,8 @@ from torch import Tensor
 
 import tiny
 from architectures import build, prompt
-from draftsmith.core.budget import FixedBudget, RecordedCost
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
@@ -768,7 +769,7 @@ def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> No
     assert engine.model.row_bytes(row.cached) == held
 
 
-def test_a_configuration_by_layers_fails_no_request() -> None:
+def test_a_configuration_by_layers_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     class ByLayer(type(tiny.model().config)):  # type: ignore[misc]
         @property
         def head_dim(self) -> int:
@@ -779,11 +780,9 @@ def test_a_configuration_by_layers_fails_no_request() -> None:
     usual = unmeasured.row_bytes(10)
     assert usual == model.row_bytes(10)
     config = unmeasured.model.config
-    kind = type(config)
-    config.__dict__.pop("head_dim", None)
-    config.__class__ = ByLayer
+    monkeypatch.delitem(config.__dict__, "head_dim", raising=False)
+    monkeypatch.setattr(config, "__class__", ByLayer)
     assert unmeasured.row_bytes(10) == usual
-    config.__class__ = kind
 
 
 def test_a_drafter_that_cannot_count_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:

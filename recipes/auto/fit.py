@@ -13,13 +13,19 @@ from pathlib import Path
 
 from columns import COLUMNS, Answer, streams
 
-from draftsmith.drafters.mixture.belief import Belief, banks_of
-from draftsmith.drafters.mixture.candidates import new_work
-from draftsmith.drafters.mixture.contexts import LENGTH, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import NOTHING, advance
-from draftsmith.drafters.mixture.prior import save, untaught
+from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
+from draftsmith.drafters.mixer import Mixer
+from draftsmith.drafters.mixer_prior import save, untaught
+from draftsmith.drafters.tree_search import (
+    NO_ANSWERS,
+    NO_DRAFT,
+    NO_ROWS,
+    START,
+    advance,
+    index_ids,
+    new_search,
+)
 
-EMPTY = new_bank()
 RATE = 0.001
 FORGETTING = 1e6
 """Cases that a cell remembers while it is fitted."""
@@ -29,16 +35,12 @@ LEADING = 8
 """Ids of a prompt's end that an answer's first tokens are remembered after."""
 
 
-def remember(bank: Bank, answer: Answer) -> Bank:
-    """The memory, with one more answer."""
-    length, head = int(bank.marks[LENGTH]), answer.prompt[-LEADING:]
-    end = length + len(head) + len(answer.ids)
-    bank = put(bank, length, [*head, *answer.ids], 0)
-    advance(
-        bank, end, length + len(head), length, end, EMPTY, untaught(1), new_work(1),
-        0.0, 1.0, 1.0, NOTHING,
-    )  # fmt: skip
-    return bank
+def remember(index: ContextIndex, answer: Answer) -> ContextIndex:
+    """Return the index of earlier answers, with one more."""
+    start, head = index.length, answer.prompt[-LEADING:]
+    index = with_ids(index, start, [*head, *answer.ids], 0)
+    index_ids(index, start + len(head) + len(answer.ids), start + len(head), start)
+    return index
 
 
 def weights(data: Sequence[Sequence[Answer]]) -> dict[str | None, float]:
@@ -49,33 +51,33 @@ def weights(data: Sequence[Sequence[Answer]]) -> dict[str | None, float]:
     return {name: min(4.0, max(0.25, TYPICAL / n)) for name, n in tokens.items()}
 
 
-def teach(belief: Belief, answer: Answer, earlier: Bank, rate: float, weight: float) -> None:
-    """Let the belief predict an answer."""
+def teach(mixer: Mixer, answer: Answer, earlier: ContextIndex, rate: float, weight: float) -> None:
+    """Let the mixer predict an answer."""
     ids = answer.prompt + answer.ids
     advance(
-        put(new_bank(), 0, ids, 1), len(ids), 0, 0, len(answer.prompt), earlier, belief,
-        new_work(banks_of(belief)), rate, FORGETTING, weight, NOTHING,
+        with_ids(new_index(), 0, ids, 1), len(ids), 0, 0, len(answer.prompt), earlier, NO_ROWS,
+        NO_ROWS, mixer, new_search(), rate, FORGETTING, weight, NO_DRAFT, START,
     )  # fmt: skip
 
 
-def fit(data: Sequence[Sequence[Answer]], columns: Sequence[str], banks: int) -> Belief:
-    """A belief taught by the picked answers of these columns."""
-    belief, weight = untaught(banks), weights(data)
-    if banks == 1:
+def fit(data: Sequence[Sequence[Answer]], columns: Sequence[str], indexes: int) -> Mixer:
+    """A mixer taught by the picked answers of these columns."""
+    mixer, weight = untaught(indexes), weights(data)
+    if indexes == 1:
         chosen = [a for stream in data for a in stream if a.picked and a.column in columns]
         for epoch in range(2):
             random.Random(epoch).shuffle(chosen)
             for answer in chosen:
                 rate = RATE * 0.4**epoch
-                teach(belief, answer, EMPTY, rate, weight[answer.column])
-        return belief
+                teach(mixer, answer, NO_ANSWERS, rate, weight[answer.column])
+        return mixer
     for stream in data:
-        memory = new_bank()
+        answers = new_index()
         for answer in stream:
             if answer.picked and answer.column in columns:
-                teach(belief, answer, memory, RATE, weight[answer.column])
-            memory = remember(memory, answer)
-    return belief
+                teach(mixer, answer, answers, RATE, weight[answer.column])
+            answers = remember(answers, answer)
+    return mixer
 
 
 def main() -> None:
@@ -84,7 +86,7 @@ def main() -> None:
     parser.add_argument("--output", "-o", type=Path, default=Path("prior.safetensors"))
     options = parser.parse_args()
     data = list(streams(options.data))
-    save(options.output, {banks: fit(data, COLUMNS, banks) for banks in (1, 2)})
+    save(options.output, {indexes: fit(data, COLUMNS, indexes) for indexes in (1, 2)})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Train a model from prepared rows: `python train.py --config edit-7m.toml --data D --out MODEL`.
 
-Stops at `--tokens`; with `--hours` the schedule is squeezed so that it ends in that time at the
-latest. The log is written beside the model's folder.
+The schedule ends at `--tokens`. The log is written beside the model's folder.
 """
 
 from __future__ import annotations
@@ -135,7 +134,6 @@ def main() -> None:
     for name in ("--config", "--data", "--out"):
         parser.add_argument(name, type=Path, required=True)
     parser.add_argument("--tokens", type=float, required=True, help="0: only what is written")
-    parser.add_argument("--hours", type=float, default=float("inf"), help="end by then")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     config = Config(**tomllib.loads(args.config.read_text(encoding="utf-8")))
@@ -145,8 +143,8 @@ def main() -> None:
     with args.out.with_suffix(".log.csv").open("w", newline="", encoding="utf-8") as log:
         writer = csv.DictWriter(log, COLUMNS)
         writer.writeheader()
-        while run.tokens < args.tokens and run.seconds < 3600 * args.hours:
-            progress = max(run.tokens / args.tokens, run.seconds / 3600 / args.hours)
+        while run.tokens < args.tokens:
+            progress = run.tokens / args.tokens
             row = run.train_step(progress)
             writer.writerow(row)
             if run.step % 20 == 0:

@@ -1,108 +1,93 @@
-"""Functions compiled by numba; where there is none, or it is switched off, they stay as they are.
+"""Functions that numba compiles at their first call and keeps on disk.
 
-Compiled code is kept beside the source, or in the user's cache.
+Plain `numba.njit(cache=True)` does not notice that a function of another file changed which was
+compiled into this one, and fails where the cache cannot be written or was cut off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, wraps
+from functools import partial
 from hashlib import sha256
-from pathlib import Path
-from pickle import UnpicklingError
-from time import perf_counter
+from types import FunctionType
 from typing import Any, TypeVar
 
-try:
-    import numba
-
-    COMPILED = not numba.config.DISABLE_JIT
-except ImportError:
-    COMPILED = False
+import numba
+from numba.core import event
+from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPTIONS = {"nogil": True, "error_model": "numpy"}
 
-_TOOK: list[float] = []
-"""Seconds of every first call."""
-_NATIVE: list[Any] = []
-"""What must not go, since somebody has its address."""
+_timer = event.TimingListener()
+event.register("numba:compiler_lock", _timer)
 
 
 def compiled(function: Function) -> Function:
-    """Compiled at its first call, or taken from the cache; the interpreter's lock is released."""
-    if not COMPILED:
-        return function
-    # The cache looks at the function's own file only, so its name there tells what it calls, too.
-    function.__qualname__ += f"-{_stamp(Path(function.__code__.co_filename).parent)}"
-    try:
-        made = numba.njit(cache=True, **OPTIONS)(function)
-    except RuntimeError:  # no folder that the cache could be in
-        made = numba.njit(**OPTIONS)(function)
-
-    @wraps(function)
-    def call(*args: Any) -> Any:
-        nonlocal made
-        known, begin = _versions(made), perf_counter()
-        try:
-            result = made(*args)
-        except (OSError, EOFError, UnpicklingError) as error:
-            # The cache's, before anything ran: a full disk shows when it is written, a file that
-            # was cut off when it is read. The index of such a one is emptied, for the next run.
-            if not isinstance(error, OSError):
-                with suppress(AttributeError, OSError):  # the cache is no public part
-                    made._cache.flush()
-            made, known = numba.njit(**OPTIONS)(function), 0
-            result = made(*args)
-        if _versions(made) > known:
-            _TOOK.append(perf_counter() - begin)
-        return result
-
-    return call  # type: ignore[return-value]
-
-
-def native(function: Callable[..., None], signature: Any) -> Callable[..., None]:
-    """A C function of numba's signature, compiled or taken from the cache; it costs no microsecond
-    to call, and takes addresses."""
-    begin = perf_counter()
-    function.__qualname__ += f"-{_stamp(Path(function.__code__.co_filename).parent)}"
-    try:
-        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    except (RuntimeError, OSError, EOFError, UnpicklingError):
-        # There is no folder for the cache, or its disk is full, or its file was cut off.
-        made = numba.cfunc(signature, error_model="numpy")(function)
-    _TOOK.append(perf_counter() - begin)
-    _NATIVE.append(made)
-    return made.ctypes  # type: ignore[no-any-return]
-
-
-def _versions(made: Any) -> int:
-    """For how many types of arguments a function was compiled."""
-    return len(getattr(made, "overloads", ()))
-
-
-def compiling() -> float:
-    """Seconds that this process has spent in compiling, or in loading what it had compiled."""
-    return sum(_TOOK)
+    """Compile at the first call, or load from the cache. Calls release the interpreter's lock."""
+    made = numba.njit(**OPTIONS)(function)
+    with suppress(RuntimeError):  # no folder can be written: each process compiles
+        made._cache = _Cache(function)
+    return made  # type: ignore[no-any-return]
 
 
 def inner(function: Function, **options: Any) -> Function:
-    """Compiled into its callers, which are compiled, too."""
-    if not COMPILED:
-        return function
+    """Compile a function that only compiled functions call."""
     alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(**alone, **OPTIONS, **options)(function)  # type: ignore[no-any-return]
 
 
-def fused(function: Function) -> Function:
-    """The same; a product and the sum that it goes into are rounded once."""
-    return inner(function, fastmath={"contract"})
+inlined = partial(inner, forceinline=True)
+"""The same, inlined wherever it is called: no arguments are passed at run time."""
+fused = partial(inner, fastmath={"contract"})
+"""The same; a product and the sum that it is added to are rounded once."""
 
 
-@cache
-def _stamp(folder: Path) -> str:
-    """Names the state of all files of a folder, and of this one."""
-    sources = [Path(__file__), *sorted(folder.glob("*.py"))]
-    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+def compiling() -> float:
+    """Seconds that this process has spent compiling, or loading compiled code."""
+    return _timer.duration if _timer.done else 0.0
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """Compiled code on disk, by all functions that it was compiled from.
+
+    Code that cannot be read or written is compiled again: a full disk, a file that was cut off.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:
+            with suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(Exception):
+            super().save_overload(sig, data)
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return *super()._index_key(sig, codegen), digest(self._py_func)
+
+
+def digest(function: FunctionType) -> str:
+    """Digest of the bytecode and constants of a function and of the compiled ones that it calls."""
+    found: dict[FunctionType, list[Any]] = {}
+
+    def visit(one: FunctionType) -> None:
+        if one in found:
+            return
+        code = one.__code__
+        found[one] = [code.co_code, code.co_consts, code.co_names, code.co_varnames]
+        for name in code.co_names:
+            value = one.__globals__.get(name)
+            if isinstance(value, Dispatcher):
+                visit(value.py_func)
+            elif isinstance(value, int | float | str | tuple):
+                found[one].append(value)
+
+    visit(function)
+    return sha256(repr([*found.values()]).encode()).hexdigest()

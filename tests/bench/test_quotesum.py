@@ -5,21 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.quotesum import (
-    Item,
-    Score,
-    averages,
-    forced,
-    items,
-    of_file,
-    of_model,
-    replayed,
-    score,
-    total,
-    unquote,
-)  # fmt: skip
+from benchmarks.quotes import Item, copied, items, unquote
+from benchmarks.quotesum import cell, forced, score
+from tokenizers import Tokenizer
 
 import tiny
+from draftsmith.bench.replay import replay
+from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError
 
@@ -32,7 +24,7 @@ def item() -> Item:
         encode(TEXT)["input_ids"],
         encode("a quick brown fox over the dog")["input_ids"],
     )
-    return Item(prompt, answer, [i > 0 for i in range(len(answer))])
+    return Item(prompt, answer, set(range(1, len(answer))))
 
 
 def test_quotes_are_found_in_the_text_without_brackets() -> None:
@@ -47,7 +39,7 @@ def test_forcing_a_model_equals_replaying(drafter: str) -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
     one = item()
     origins = forced(one, drafter, engine)
-    assert origins == replayed(one, drafter, len(tiny.tokenizer()))
+    assert origins == replay(one.prompt, one.answer, parse(drafter), len(tiny.tokenizer())).origins
     ids = one.prompt + one.answer
     copied = {i: origin for i, origin in enumerate(origins) if origin is not None}
     assert copied
@@ -64,35 +56,36 @@ def test_a_forced_model_shows_its_states() -> None:
 
 
 def test_scores_count_tokens() -> None:
-    one = Item([5, 6, 7, 8], [9, 5, 6, 7, 9], [False, True, True, True, True])
+    one = Item([5, 6, 7, 8], [9, 5, 6, 7, 9], {1, 2, 3, 4})
     origins = [None, None, 1, 2, None]
-    assert score(one, origins, 2, bare=True) == Score(2, 2, 4)
-    assert score(one, origins, 2, bare=False) == Score(3, 3, 4)
-    assert score(one, origins, 5, bare=False) == Score(0, 0, 4)
-    whole = total([Score(3, 3, 4), Score(1, 2, 1)])
-    assert (whole.precision, whole.recall, whole.f1) == (0.8, 0.8, 0.8)
-    assert averages([Score(0, 0, 4), Score(1, 2, 1)]) == (0.5, 0.5, pytest.approx(1 / 3))
+    assert copied(one, origins, 2, bare=True) == {2, 3}
+    assert copied(one, origins, 2, bare=False) == {1, 2, 3}
+    assert copied(one, origins, 5, bare=False) == set()
+    assert score({1, 2, 3}, one.quoted) == (1.0, 0.75, 6 / 7)
+    assert score(set(), one.quoted) == (None, 0.0, 0.0)
+    assert cell([score(set(), {1}), score({1, 2}, {1})]) == "0.50 / 0.50 / 0.33"
 
 
 def test_quoted_tokens_of_a_tokenizer(shared_data: Path) -> None:
     path = shared_data / "prompts" / "quotesum_dev.jsonl"
-    bare, _ = of_file(shared_data / "tokenizers" / "gpt2" / "tokenizer.json")
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    for encode in (bare, of_model(engine)):
-        first, second = list(items(path, encode, 2))
-        assert first.quoted[0]  # "Denitrification is the process that …"
-        assert not first.quoted[-1]
-        assert second.quoted[-1]  # "… It can lead to a condition called …"
-        assert len(second.quoted) == len(second.answer)
+    bare = Tokenizer.from_file(str(shared_data / "tokenizers" / "gpt2" / "tokenizer.json"))
+    for tokenizer in (bare, tiny.tokenizer().backend_tokenizer):
+        first, second = items(path, tokenizer, 2)
+        assert 0 in first.quoted  # "Denitrification is the process that …"
+        assert len(first.answer) - 1 not in first.quoted
+        assert len(second.answer) - 1 in second.quoted  # "… It can lead to a condition called …"
 
 
 @pytest.mark.slow
 def test_figures_of_the_paper(shared_data: Path) -> None:
     """Table 10 of PLD+, with a drafter that looks at ids only and copies one place at a time."""
-    path = shared_data / "prompts" / "quotesum_dev.jsonl"
-    encode, vocab_size = of_file(shared_data / "tokenizers" / "llama2" / "tokenizer.json")
-    data = list(items(path, encode, None))
-    origins = [replayed(one, "longest_match", vocab_size) for one in data]
+    file = shared_data / "tokenizers" / "llama2" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    path, made = shared_data / "prompts" / "quotesum_dev.jsonl", parse("longest_match")
+    data = list(items(path, tokenizer, 265))
+    size = tokenizer.get_vocab_size()
+    origins = [replay(one.prompt, one.answer, made, size).origins for one in data]
     for length, theirs in ((2, 0.96), (5, 0.90), (8, 0.79)):
-        scores = [score(*pair, length, False) for pair in zip(data, origins, strict=True)]
-        assert averages(scores)[2] == pytest.approx(theirs, abs=0.03)
+        pairs = zip(data, origins, strict=True)
+        f1 = [score(copied(*pair, length, False), pair[0].quoted)[2] for pair in pairs]
+        assert sum(f1) / len(f1) == pytest.approx(theirs, abs=0.03)

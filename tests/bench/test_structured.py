@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.structured import Unfit, bounded, parts
+from benchmarks.schemas import Unfit, bounded, parts
 
 ROOT = {
     "definitions": {

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.named_suites import NAMED, prompts, recorded
+from benchmarks.shared import recorded
 
 from draftsmith.bench.records import Record
 from draftsmith.bench.run import filled
 from draftsmith.bench.suites import TASKS, evenly, parts, read, sample, task
-from draftsmith.errors import LoadError, UnknownName
+from draftsmith.errors import LoadError
 
 
 def write(path: Path, *items: Any) -> Path:
@@ -279,43 +279,30 @@ def test_earlier_answers_are_put_in_their_places() -> None:
 
 
 COUNTS = {
-    "mt-bench": (160, 2), "mt-redundant": (160, 2), "spec-bench": (560, 2), "humaneval": (164, 1),
-    "mbpp": (500, 1), "gsm8k": (3957, 3), "gsm8k-json": (250, 1), "commit-edits": (200, 1),
-    "quotesum": (265, 1), "spec-bench/mt_bench": (160, 2),
-    "spec-bench/rag": (80, 1),
+    "mt_bench.jsonl": (160, 2), "mt_redundant.jsonl": (160, 2), "spec_bench.jsonl": (560, 2),
+    "humaneval.jsonl.gz": (164, 1), "mbpp_test.jsonl": (500, 1), "gsm8k_test.jsonl": (3957, 3),
+    "quotesum_dev.jsonl": (265, 1),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_named_suites(shared_data: Path, name: str) -> None:
-    records = prompts(name, shared_data)
+def test_the_publishers_files(shared_data: Path, name: str) -> None:
+    records = read(shared_data / "prompts" / name).records
     assert (len(records), max(r.turn for r in records)) == COUNTS[name]
     assert len({r.id for r in records}) == len(records)
-    assert {r.suite for r in records} == {name.split("/")[0].replace("-", "_")}
+    assert {r.suite for r in records} == {name.partition(".")[0]}
     assert all(r.messages and not r.answered for r in records)
     later = [r for r in records if r.turn > 1]
     assert all(r.messages[1]["content"] is None for r in later)
 
 
-def test_all_named_suites_are_counted() -> None:
-    assert {name.split("/")[0] for name in COUNTS} == set(NAMED)
-
-
 def test_recorded_suites_match_their_questions(shared_data: Path) -> None:
-    for name in ("mt-bench", "mt-redundant", "spec-bench", "humaneval"):
-        answers = {(r.conversation, r.turn): r for r in recorded(name, shared_data)}
-        questions = {(r.conversation, r.turn): r for r in prompts(name, shared_data)}
+    for name in ("mt_bench.jsonl", "mt_redundant.jsonl", "spec_bench.jsonl", "humaneval.jsonl.gz"):
+        asked = read(shared_data / "prompts" / name).records
+        answers = {(r.conversation, r.turn): r for r in recorded(shared_data, asked[0].suite)}
+        questions = {(r.conversation, r.turn): r for r in asked}
         assert answers.keys() == questions.keys()
         for place, question in questions.items():
-            asked = answers[place].messages[-1]["content"]
-            assert asked.split() == question.messages[-1]["content"].split()
-    assert len(recorded("spec-bench/qa", shared_data)) == 80
-
-
-def test_unknown_suites(shared_data: Path) -> None:
-    for name in ("mt-bnch", "humaneval/rag", "spec-bench/writing"):
-        with pytest.raises(UnknownName, match="suite"):
-            prompts(name, shared_data)
-    with pytest.raises(LoadError, match="no recorded answers of mbpp"):
-        recorded("mbpp", shared_data)
+            said = answers[place].messages[-1]["content"]
+            assert said.split() == question.messages[-1]["content"].split()
     assert len(TASKS) == 6

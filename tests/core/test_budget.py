@@ -12,18 +12,14 @@ from typing import Any
 import pytest
 
 from draftsmith.core.budget import (
-    GUESSED,
-    LADDER,
     RETRY_WIDTH,
-    SHORT,
     AutoBudget,
-    CostCurve,
     FixedBudget,
     OpenBudget,
-    RecordedCost,
-    likeliest,
+    pick,
     share,
 )
+from draftsmith.core.cost import GUESSED, LADDER, SHORT, CostCurve, RecordedCost
 
 
 class Named(str):
@@ -435,24 +431,24 @@ def test_what_is_fixed_stays_fixed() -> None:
     assert share([FixedBudget(7), taught(cost, 8)])[0] == 7
 
 
-def test_the_likeliest_nodes_of_all_drafts_stay() -> None:
+def test_the_likeliest_nodes_of_all_drafts_are_picked() -> None:
     """The best of all prefixes, found by trying every set of nodes that keeps parents."""
     rng = random.Random(3)
     for _ in range(40):
         cost = curve(rng.choice([0.02, 0.1, 0.3]))
-        reaches = {
-            i: sorted((rng.random() for _ in range(rng.randrange(1, 5))), reverse=True)
-            for i in range(3)
-        }
-        kept = likeliest(reaches, cost, 3.0, 2)
-        assert all(nodes == list(range(len(nodes))) for nodes in kept.values())
+        probs = [
+            sorted((rng.random() for _ in range(rng.randrange(1, 5))), reverse=True)
+            for _ in range(3)
+        ]
 
-        def rate(counts: Sequence[int], cost: CostCurve = cost, own: Any = reaches) -> float:
+        def rate(counts: Sequence[int], cost: CostCurve = cost, own: Any = probs) -> float:
             tokens = 3 + sum(sum(own[i][:n]) for i, n in enumerate(counts))
             return tokens / cost.relative(2 + sum(counts))
 
-        best = max(map(rate, itertools.product(*(range(len(own) + 1) for own in reaches.values()))))
-        assert rate([len(kept[i]) for i in range(3)]) == pytest.approx(best)
+        offers = [[(prob, 1) for prob in own] for own in probs]
+        picked = pick(offers, 3.0, 2, lambda nodes, _, cost=cost: cost.relative(nodes))
+        best = max(map(rate, itertools.product(*(range(len(own) + 1) for own in probs))))
+        assert rate(picked) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("node", [0.072, 0.109, 0.15, 0.5])

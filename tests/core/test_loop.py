@@ -11,7 +11,8 @@ import torch
 
 import draftsmith.testing
 from draftsmith.core import loop
-from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget
+from draftsmith.core.budget import AutoBudget, FixedBudget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import propose, start, step

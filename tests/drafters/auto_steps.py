@@ -1,6 +1,6 @@
-"""Random steps of `auto`, printed as JSON: python auto_steps.py COUNT [plain]
+"""Random steps of `auto`, printed as JSON: python auto_steps.py COUNT
 
-`plain` runs it as where numba is missing. Compared between processes by test_auto.py.
+Compared with another process, and with what was recorded, by test_auto.py.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-if "plain" in sys.argv:
-    sys.modules["numba"] = None  # type: ignore[assignment]
-
 import torch
 
-from draftsmith.compiled import COMPILED
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import Verdict, verify_greedy
-from draftsmith.drafters.auto import Mixture
-from draftsmith.drafters.mixture.prior import prior
+from draftsmith.drafters.auto import AutoState
+from draftsmith.drafters.mixer_prior import prior
 from draftsmith.text.grammar import GrammarState, Scout
 
 
@@ -41,24 +37,27 @@ def context(ids: list[int], prediction: tuple[int, ...] = (), vocab_size: int = 
 
 
 def verified(draft: Draft, truth: list[int]) -> Verdict:
-    """What a target that says `truth` accepts."""
+    """What a target that emits `truth` accepts."""
     depths = (0, *draft.node_depths())
     return verify_greedy(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
 
 
-def told(draft: Draft, verdict: Verdict, logits: bool = False) -> Outcome:
-    """What a target says that knows 60 tokens, with or without its logits."""
-    rows, source = 1 + len(draft) if logits else 0, torch.Generator().manual_seed(len(draft))
-    return Outcome(draft, verdict, RowOutput(3 * torch.randn(rows, 60, generator=source)))
+def outcome(draft: Draft, verdict: Verdict, logits: bool = False) -> Outcome:
+    """Of a target that knows 60 tokens, with or without its logits."""
+    if not logits:
+        return Outcome(draft, verdict, RowOutput(torch.empty((0, 0))))
+    source = random.Random(len(draft))
+    rows = [[6 * source.random() for _ in range(60)] for _ in range(1 + len(draft))]
+    return Outcome(draft, verdict, RowOutput(torch.tensor(rows)))
 
 
-def step(state: Mixture, ctx: Context, truth: list[int], logits: bool = False) -> Draft:
+def step(state: AutoState, ctx: Context, truth: list[int], logits: bool = False) -> Draft:
     """One step on a sequence that goes on with `truth`."""
     draft = state.draft(ctx)
     draft.check(ctx.vocab_size, ctx.budget, len(ctx.ids))
     verdict = verified(draft, truth)
     ctx.ids = [*ctx.ids, *verdict.tokens]
-    state.observe(ctx, told(draft, verdict, logits))
+    state.observe(ctx, outcome(draft, verdict, logits))
     return draft
 
 
@@ -94,14 +93,15 @@ class Odd(GrammarState, Scout):
 
 
 def steps(count: int, seed: int = 0) -> list[Any]:
-    """[tokens, parents, chances] of `count` drafts; some with what a drafter may be given."""
+    """[tokens, parents, sources, origins, chances] of `count` drafts, with all that a drafter may
+    be given."""
     source, found = random.Random(seed), []
     while len(found) < count:
         text = texts(source)
         begin = source.randrange(1, 300)
         prediction = tuple(text[begin : begin + 100]) if source.random() < 0.3 else ()
         ctx = context(text[:begin], prediction)
-        state = Mixture(prior(1), chain=source.random() < 0.2)
+        state = AutoState(prior(1), chain=source.random() < 0.2)
         logits = source.random() < 0.5
         if source.random() < 0.3:
             ctx.grammar = Odd()
@@ -110,7 +110,9 @@ def steps(count: int, seed: int = 0) -> list[Any]:
             if at > len(text) - 70:
                 break
             draft = step(state, ctx, text[at : at + 70], logits)
-            found.append([draft.tokens, draft.parents, draft.chances or ()])
+            found.append(
+                [draft.tokens, draft.parents, draft.source, draft.origins, draft.chances or ()]
+            )
             if source.random() < 0.03:
                 kept = source.randrange(1, len(ctx.ids))
                 ctx.ids = ctx.ids[:kept]
@@ -119,5 +121,4 @@ def steps(count: int, seed: int = 0) -> list[Any]:
 
 
 if __name__ == "__main__":
-    assert ("plain" in sys.argv) != COMPILED
     json.dump(steps(int(sys.argv[1])), sys.stdout)

@@ -7,7 +7,8 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, FixedBudget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step

@@ -11,10 +11,9 @@ import pytest
 from auto_steps import context
 
 from draftsmith import storage
+from draftsmith.drafters import bigrams
 from draftsmith.drafters.auto import Auto
-from draftsmith.drafters.mixture import bigrams
-from draftsmith.drafters.mixture.compiled import filled
-from draftsmith.drafters.mixture.rows import BEST, KEPT, LIKELY, WHOLE, WIDTH
+from draftsmith.drafters.logit_rows import ROW, ROWS, TOP, WHOLE, WIDTH
 from draftsmith.errors import LoadError, WriteError
 from draftsmith.integrations.hosted import Host
 from draftsmith.testing import ToyTarget
@@ -22,26 +21,25 @@ from draftsmith.testing import ToyTarget
 FACTS = replace(ToyTarget(11).facts, name="toy", vocab_size=300)
 
 
-def rows(tokens: list[int]) -> list[list[int]]:
+def rows(tokens: list[int]) -> Any:
     """After token t comes t + 1 at best, then t + 2, and so on."""
-    parts = [WHOLE // 2 >> i for i in range(BEST)]
-    return [[t + 1, *((t + 1 + i) % 300 for i in range(BEST)), *parts] for t in tokens]
+    parts = [WHOLE // 2 >> i for i in range(TOP)]
+    return np.array([(t + 1, [(t + 1 + i) % 300 for i in range(TOP)], parts) for t in tokens], ROW)
 
 
 def test_what_is_kept_comes_back_in_its_place(kept: Path) -> None:
-    facts = replace(FACTS, vocab_size=2 * KEPT)
+    facts = replace(FACTS, vocab_size=2 * ROWS)
     assert bigrams.load(facts) is None
     path = bigrams.path_of(facts)
     assert bigrams.load(facts) is None
-    bigrams.save(path, rows([7, KEPT + 7, KEPT + 9]))
+    bigrams.save(path, rows([7, ROWS + 7, ROWS + 9]))
     assert [*(kept / "auto").iterdir()] == [path]
     table = bigrams.load(facts)
     assert table is not None
-    found = np.array(table).reshape(KEPT, WIDTH)
-    assert {place: int(found[place, 0]) for place in (7, 8, 9)} == {7: -8, 8: 0, 9: -(KEPT + 10)}
-    assert found[7, 1] == 8
+    assert table["after"][[7, 8, 9]].tolist() == [-8, 0, -(ROWS + 10)]
+    assert table["tokens"][7, 0] == 8
     # A model made in memory, another one, and one whose vocabulary has grown since have none.
-    for other in ({"name": ""}, {"name": "tyo"}, {"vocab_size": 2 * KEPT + 1}):
+    for other in ({"name": ""}, {"name": "tyo"}, {"vocab_size": 2 * ROWS + 1}):
         assert bigrams.load(replace(facts, **other)) is None
 
 
@@ -73,8 +71,8 @@ def test_where_nobody_may_look_nothing_is_known(
         ([(0, 1, 300)], "token ids"),
         ([(0, 0, 0)], "token ids"),
         ([(0, 3, 4)], "a token twice"),
-        ([(1, LIKELY, WHOLE + 1)], "probabilities"),
-        ([(1, LIKELY + 3, WHOLE)], "probabilities"),
+        ([(1, 1 + TOP, WHOLE + 1)], "probabilities"),
+        ([(1, 1 + TOP + 3, WHOLE)], "probabilities"),
         ([(1, WIDTH - 1, -1)], "probabilities"),
         (np.float32, "float32"),
         ("end", "no bigrams"),
@@ -83,14 +81,14 @@ def test_where_nobody_may_look_nothing_is_known(
 )
 @pytest.mark.usefixtures("kept")
 def test_a_damaged_file_is_refused(change: Any, said: str) -> None:
-    array = np.array(rows([3, 4]), np.int32)
+    array = rows([3, 4]).view(np.int32).reshape(-1, WIDTH)
     for row, column, value in change if isinstance(change, list) else ():
         array[row, column] = value
     if change is np.float32:
         array = array.astype(np.float32)
     header = {"format": "x" if change == "header" else bigrams.FORMAT}
     whole = bigrams.serialize({"rows": array}, header)
-    whole = whole[:-9] if change == "end" else whole + b" " * (change == "size") * bigrams.LARGEST
+    whole = whole[:-9] if change == "end" else whole + b" " * (change == "size") * bigrams.MAX_BYTES
     bigrams.path_of(FACTS).write_bytes(whole)
     with pytest.raises(LoadError, match=f"{said}.*delete it, or run `draftsmith tune auto` again"):
         Auto().bind(FACTS)
@@ -107,19 +105,17 @@ def test_an_answer_begins_with_them_and_the_targets_own_rows_take_their_place() 
         state = tuned.open(ctx)
         assert (101 in state.draft(ctx).tokens) == drafted
     ctx = context([1, 2, 3, 4, 100], vocab_size=300)
-    state = getattr(bound.open(ctx), "state", None) or bound.open(ctx)  # without numba it is inside
-    said = [101, *(200 + i for i in range(BEST)), *(WHOLE // 2 >> i for i in range(BEST))]
-    state.work = state.work._replace(new=filled(said))
+    state = bound.open(ctx)
+    own = (101, [200 + i for i in range(TOP)], [WHOLE // 2 >> i for i in range(TOP)])
+    state.new_rows = np.array([own], ROW)
     state.read()
-    table = np.array(state.work.rows).reshape(KEPT, WIDTH)
-    assert table[100, 0] == 101, "the target's own"
-    assert {200, 101} <= set(table[100, 1:LIKELY].tolist()), "its mean with what was there"
-    assert table[99, 0] == -100
-    assert np.array(bound.bigrams).reshape(KEPT, WIDTH)[100, 0] == -101, "of this answer only"
+    assert state.rows["after"][[100, 99]].tolist() == [101, -100], "its own, and the model's"
+    assert {200, 101} <= {*state.rows["tokens"][100].tolist()}, "its mean with what was there"
+    assert bound.bigrams["after"][100] == -101, "of this answer only"
     state.truncate(2)
     ctx.ids = [1, 2, 100]
     state.draft(ctx)
-    assert np.array(state.work.rows).reshape(KEPT, WIDTH)[100, 0] == -101
+    assert state.rows["after"][100] == -101
 
 
 @pytest.mark.usefixtures("kept")

@@ -11,7 +11,8 @@ import torch
 from transformers import LlamaConfig
 
 import tiny
-from draftsmith.core.budget import LADDER, CostCurve, FixedBudget, OpenBudget
+from draftsmith.core.budget import FixedBudget, OpenBudget
+from draftsmith.core.cost import LADDER, CostCurve
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.loop import propose, start, step

@@ -279,13 +279,19 @@ def test_a_host_with_nothing_but_ids_can_drive_a_state() -> None:
 @pytest.mark.slow
 def test_copied_share_of_the_paper(shared_data: Path) -> None:
     """Table 1 of the paper, by replaying the recorded 72B answers."""
-    from benchmarks.papers import Replays, find
+    from draftsmith.bench.encoding import Encoding
+    from draftsmith.bench.rows import ReplaySum, summarize
+    from draftsmith.bench.suites import read
+    from draftsmith.bench.sweep import Replayer, sweep
 
-    from draftsmith.bench.rows import summarize
+    def replayed(name: str) -> dict[object, ReplaySum]:
+        records = read(shared_data / "recorded" / f"{name}.qwen2.5-72b.jsonl").records
+        replayer = Replayer(Encoding((shared_data / "tokenizers",)))
+        done = sweep(records, [parse("copyspec(gamma=3, block=10)")], replayer).done
+        return {(row.category, row.turn): row for row in summarize(done)}
 
-    replays = Replays(shared_data, limit=None)
-    redundant = summarize(replays("mt-redundant", "copyspec(gamma=3, block=10)"))
-    assert 0.31 <= find(redundant, None, None).stats.accepted_share <= 0.335
-    assert find(redundant, None, 2).stats.tokens_per_pass == pytest.approx(2.0, abs=0.05)
-    bench = summarize(replays("mt-bench", "copyspec(gamma=3, block=10)"))
-    assert 0.19 <= find(bench, None, None).stats.accepted_share <= 0.215
+    redundant = replayed("mt_redundant")
+    assert 0.31 <= redundant[None, None].stats.accepted_share <= 0.335
+    assert redundant[None, 2].stats.tokens_per_pass == pytest.approx(2.0, abs=0.05)
+    bench = replayed("mt_bench")
+    assert 0.19 <= bench[None, None].stats.accepted_share <= 0.215

@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from benchmarks.sampled_distributions import (
+from benchmarks.sampled_distributions import drafters
+from benchmarks.toys import (
     chi_square,
     distance,
-    drafters,
     drawn,
     exact_distribution,
     model,

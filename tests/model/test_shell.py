@@ -17,7 +17,6 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor
 
 from architectures import ALL, build, prompt
-from draftsmith.compiled import COMPILED
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import Needs
 from draftsmith.engine.engine import Engine
@@ -403,7 +402,6 @@ def test_a_norm_that_is_written_out_runs_as_torchs(
     assert quick_calls == [dtype]
 
 
-@pytest.mark.skipif(not COMPILED, reason="there is no compiled norm")
 @pytest.mark.parametrize("dtype", norms.DTYPES)
 @pytest.mark.parametrize("width", [64, 100, 576, 1000, 4096, 5000])
 def test_compiled_norms_have_torchs_bits(dtype: torch.dtype, width: int) -> None:

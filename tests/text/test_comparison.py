@@ -5,18 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.vocabularies import (
-    LARGEST,
-    NAMES,
-    PAPER,
-    Named,
-    articles,
-    injectivity,
-    overlaps,
-)
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import tiny
+from draftsmith.bench.suites import read
 from draftsmith.drafters.draft_model.slem import beyond
 from draftsmith.text.comparison import PIECE, Comparison, Usage, count
 from draftsmith.text.vocab import Vocabulary, intersect
@@ -98,52 +90,65 @@ def test_what_a_tokenizer_changes_is_told() -> None:
     assert back == "the end" + "." * 93
 
 
-@pytest.fixture(scope="module")
-def every(shared_data: Path) -> list[Named]:
-    return [Named(name, shared_data) for name in NAMES]
+NAMES = ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon", "t5-small")
 
 
 @pytest.fixture(scope="module")
-def named(every: list[Named]) -> dict[str, Named]:
-    return {one.name: one for one in every}
+def named(shared_data: Path) -> dict[str, Vocabulary]:
+    files = {name: shared_data / "tokenizers" / name / "tokenizer.json" for name in NAMES}
+    return {name: Vocabulary.of(Tokenizer.from_file(str(file))) for name, file in files.items()}
 
 
-def test_the_papers_overlaps(named: dict[str, Named]) -> None:
-    llama3, qwen2, gpt2 = (named[name].vocabulary for name in ("llama3", "qwen2", "gpt2"))
-    assert intersect(llama3, qwen2).size == 109_566
-    assert 109_566 / count(llama3) == pytest.approx(0.856, abs=5e-4)  # of 128,256 it is 0.854
-    assert intersect(gpt2, qwen2).size == 42_257
+def test_the_papers_overlaps(named: dict[str, Vocabulary]) -> None:
+    assert intersect(named["llama3"], named["qwen2"]).size == 109_566
+    assert 109_566 / count(named["llama3"]) == pytest.approx(0.856, abs=5e-4)  # the paper: 0.854
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_papers_injectivity(name: str, named: dict[str, Named], shared_data: Path) -> None:
-    """Llama-2 is injective here: what the paper sees in vicuna is the `<s>` before the text."""
-    one, prefixes = named[name], [text[:PIECE] for text in articles(shared_data)]
-    assert len(prefixes) == 80
-    assert all(map(one.returns, prefixes)) == (name != "t5-small")
-    if PAPER.get(name) == "yes":
-        assert all(map(one.returns_shown, prefixes))
-    if PAPER.get(name, "").startswith("no"):
-        assert not any(map(one.returns_shown, prefixes))
+def test_what_comes_back_of_real_texts(
+    name: str, named: dict[str, Vocabulary], shared_data: Path
+) -> None:
+    """The beginnings of articles, as in the paper's appendix F, and the middle of a text."""
+    records = read(shared_data / "prompts" / "spec_bench.jsonl").records
+    asked = (str(r.messages[0]["content"]) for r in records if r.category == "summarization")
+    texts = [text.removeprefix("Summarize:").lstrip()[:PIECE] for text in asked]
+    whole, middle = named[name].tokenizer, named[name]
+    back = [whole.decode(whole.encode(text, add_special_tokens=False).ids) for text in texts]
+    assert (back == texts) == (name != "t5-small")
+    inside = [middle.bytes_of(middle.encode(text)) for text in texts]
+    assert (inside == [text.encode() for text in texts]) == (name != "t5-small")
 
 
-def test_where_llama_2_really_is_not_injective(named: dict[str, Named]) -> None:
+def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(
+    named: dict[str, Vocabulary],
+) -> None:
     llama2 = named["llama2"]
-    assert not llama2.returns(" a")
-    assert llama2.returns_inside(" a")
-    assert not llama2.returns("a▁b")
-    assert not llama2.returns_inside("a▁b")
+    ids = llama2.tokenizer.encode(" a", add_special_tokens=False).ids
+    assert llama2.tokenizer.decode(ids) == "a"
+    assert llama2.bytes_of(llama2.encode(" a")) == b" a"
+    assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
 
 
 def test_the_largest_pair_takes_a_dozen_calls_per_token(shared_data: Path) -> None:
     """About two seconds; counted, not timed, since other work may run beside this."""
-    one, other = (Named(name, shared_data) for name in LARGEST)
-    work = calls(lambda: intersect(one.vocabulary, other.vocabulary))
-    assert work <= 15 * (count(one.vocabulary) + count(other.vocabulary))
+    files = [shared_data / "tokenizers" / n / "tokenizer.json" for n in ("qwen2", "llama3")]
+    one, other = (Tokenizer.from_file(str(file)) for file in files)
+    made: list[Vocabulary] = []
+
+    def work() -> None:
+        made.extend(map(Vocabulary.of, (one, other)))
+        intersect(*made)
+
+    assert calls(work) <= 15 * sum(map(count, made))
 
 
 @pytest.mark.slow
-def test_the_page_has_these_tables(every: list[Named], shared_data: Path) -> None:
+def test_the_page_has_the_overlaps(named: dict[str, Vocabulary]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "vocabularies.md").read_text(encoding="utf-8")
-    for line in (*injectivity(every, articles(shared_data)), *overlaps(every)):
-        assert line + "\n" in page
+    for target in NAMES:
+        cells = [target]
+        for drafter in NAMES:
+            shared = intersect(named[target], named[drafter]).size
+            share = shared / count(named[target])
+            cells.append(f"{shared:,} ({share:.2f})" if drafter != target else "")
+        assert f"| {' | '.join(cells)} |\n" in page

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import tiny
 from architectures import build, prompt
 from draftsmith.cli import app
-from draftsmith.drafters.mixture.rows import BEST, LIKELY
+from draftsmith.drafters.logit_rows import TOP
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
@@ -35,8 +35,9 @@ def test_rows_are_what_the_model_says_behind_a_line_break(
     before = model.tokenizer("\n")["input_ids"]
     with torch.inference_mode():
         for row in found[::37]:
-            logits = model.model(torch.tensor([[*before, row[0] - 1]])).logits[0, -1]
-            assert torch.allclose(logits[row[1:LIKELY]], logits.topk(BEST).values, atol=1e-5)
+            logits = model.model(torch.tensor([[*before, row["after"] - 1]])).logits[0, -1]
+            chosen = logits[torch.tensor(row["tokens"]).long()]
+            assert torch.allclose(chosen, logits.topk(TOP).values, atol=1e-5)
 
 
 def test_the_command_keeps_what_auto_then_begins_with(folder: Path, kept: Path) -> None:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from draftsmith.bench import peers
 from draftsmith.bench.answer import Answer, Ask
-from draftsmith.core.budget import CostCurve, RecordedCost
+from draftsmith.core.cost import CostCurve, RecordedCost
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters import registry
 from draftsmith.engine.engine import Engine

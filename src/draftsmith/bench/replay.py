@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import Budget, FixedBudget, RecordedCost
+from draftsmith.core.budget import Budget, FixedBudget
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
@@ -138,6 +139,8 @@ class Replay:
     stats: Stats
     passes: Passes
     """The histogram of passes by context and width, from which their cost follows."""
+    origins: Sequence[int | None] = ()
+    """Position that each token of the answer was copied from, if any; `as_dict` leaves it out."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -205,4 +208,5 @@ def replay(
         raise session.drafter_error
     if session.ids[session.prompt_length :] != list(answer):
         raise AssertionError("the replay did not reproduce the recording")
-    return Replay(session.stats, target.passes)
+    places = range(session.prompt_length, len(session.ids))
+    return Replay(session.stats, target.passes, [session.origins.get(i) for i in places])

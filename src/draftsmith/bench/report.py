@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from statistics import median
 
@@ -149,12 +149,12 @@ def markdown(sections: Sequence[Section], comparison: Comparison | None = None) 
         parts.append("\n".join(f"- {name}: {_cell(value)}" for name, value in facts(section)))
         for suite, summaries in section.tables.items():
             parts.append(f"### {_cell(suite)}" if suite is not None else "")
-            parts.append(_table(HEADS, [cells(s, section.baseline) for s in summaries]))
+            parts.append(table(HEADS, [cells(s, section.baseline) for s in summaries]))
         parts.append(_cell(NOTE.format(baseline=section.baseline)) + ".")
     if comparison is not None:
         parts.append(_cell(f"## B ({comparison.b}) over A ({comparison.a})"))
         parts.append(_cell(differing(comparison)))
-        parts.append(_table(VERSUS_HEADS, versus_cells(comparison)))
+        parts.append(table(VERSUS_HEADS, versus_cells(comparison)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -166,7 +166,8 @@ def differing(found: Comparison) -> str:
     return f"Measured with other settings: {changed}."
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the columns after the first are aligned to the right."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from draftsmith.bench.run import RunPlan
-from draftsmith.drafters.mixture import bigrams
+from draftsmith.drafters import bigrams
 from draftsmith.model.devices import name_of
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import last_part

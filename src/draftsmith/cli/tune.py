@@ -132,7 +132,7 @@ def auto(chosen: ExamineOptions) -> None:
     draftsmith tune auto Qwen/Qwen2.5-0.5B-Instruct
     """
     loaded = chosen.load()
-    from draftsmith.drafters.mixture.bigrams import path_of, save
+    from draftsmith.drafters.bigrams import path_of, save
     from draftsmith.tune.auto import bigrams, check, size
 
     check(loaded)

@@ -158,8 +158,8 @@ class Draft:
             keep.append(child)
             node = child
 
-    def reaches(self) -> list[float]:
-        """(n+m,) how probable it is that each node is accepted, from `chances`."""
+    def path_probs(self) -> list[float]:
+        """Return (n+m,) how probable it is that each node is accepted, from `chances`."""
         found: list[float] = []
         for chance, parent in zip(self.chances or (), self.parents, strict=True):
             found.append(chance if parent == ROOT else chance * found[parent])

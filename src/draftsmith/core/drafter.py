@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from draftsmith.core.budget import AutoBudget, Budget, CostCurve
+from draftsmith.core.budget import AutoBudget, Budget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput, Weights

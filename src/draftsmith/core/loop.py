@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from draftsmith.compiled import compiling
-from draftsmith.core.budget import AutoBudget, CostCurve, FixedBudget, likeliest, share
+from draftsmith.core.budget import AutoBudget, FixedBudget, pick, share
+from draftsmith.core.cost import PRIOR_SLOPE, CostCurve, on_curve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.session import PUT_ASIDE, TOGETHER, Session
@@ -166,21 +167,26 @@ def trim(drafts: dict[Session, Draft], rows: int) -> None:
 
     Never sampled ones: whether a token stays must not depend on what was drawn.
     """
-    told, fixed, tokens = dict[int, Session](), 0, float(rows)
-    for i, (session, draft) in enumerate(drafts.items()):
+    budgets, fixed, tokens = dict[Session, AutoBudget](), 0, float(rows)
+    for session, draft in drafts.items():
         if not isinstance(session.budget, AutoBudget) or not draft.size:
             fixed += len(draft)
         elif draft.chances is None or draft.proposals or draft.probes:
             fixed += len(draft)
             tokens += session.budget.expected(draft.depth)
         else:
-            told[i] = session
-    if not told:
+            budgets[session] = session.budget
+    if not budgets:
         return
-    budgets = [s.budget for s in told.values() if isinstance(s.budget, AutoBudget)]
-    reaches = {i: drafts[session].reaches() for i, session in told.items()}
-    for i, nodes in likeliest(reaches, budgets[0].cost, tokens, fixed).items():
-        drafts[told[i]] = drafts[told[i]].select(nodes)
+    points = next(iter(budgets.values())).cost.points()
+    orders, offers = [], []
+    for session in budgets:
+        probs = drafts[session].path_probs()
+        orders.append(sorted(range(len(probs)), key=probs.__getitem__, reverse=True))
+        offers.append([(probs[node], 1) for node in orders[-1]])
+    best = pick(offers, tokens, fixed, lambda nodes, _: on_curve(points, nodes, PRIOR_SLOPE))
+    for session, order, kept in zip(budgets, orders, best, strict=True):
+        drafts[session] = drafts[session].select(sorted(order[:kept]))
 
 
 def ask(drafter: Drafter, members: Sequence[Session], target: Target[Any]) -> dict[Session, Draft]:

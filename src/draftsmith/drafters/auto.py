@@ -1,7 +1,12 @@
-"""auto: one tree from a learnt mixture of what followed contexts of several lengths.
+"""auto: one tree, grown by a mixture that learns what follows contexts of several lengths.
 
 Ours: no paper. Prediction as in context-mixing compressors (PAQ, CMIX), growth as in best-first
 search; docs/algorithms/auto.md has the algorithm and its ancestors.
+
+    context_index.py   what followed each context, and how often
+    logit_rows.py      what the target's logits named after each token
+    mixer.py           how likely each candidate is to come next
+    tree_search.py     which nodes are worth their cost
 """
 
 from __future__ import annotations
@@ -10,100 +15,92 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numba
 import numpy as np
 from torch import Tensor
 
-from draftsmith.compiled import COMPILED
-from draftsmith.core.budget import LADDER, Budget, CostCurve, OpenBudget
-from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.budget import Budget, OpenBudget
+from draftsmith.core.cost import CostCurve
+from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.longest_match import LongestMatch
-from draftsmith.drafters.mixture import bigrams
-from draftsmith.drafters.mixture.belief import Belief, banks_of
-from draftsmith.drafters.mixture.candidates import (
-    CHANCE,
-    ELSEWHERE,
-    FIELDS,
-    FORCED,
-    LABEL,
-    LARGEST,
-    PARENT,
-    SOURCE,
-    TREE,
-    WAITING,
-    new_work,
-)
-from draftsmith.drafters.mixture.compiled import Ints, filled, floats, ints, values
-from draftsmith.drafters.mixture.contexts import REACH, Bank, new_bank, put
-from draftsmith.drafters.mixture.grow import (
-    ALLOWED,
-    FORBIDDEN,
-    NOTHING,
-    Wanted,
-    advance,
-    proceed,
-)
-from draftsmith.drafters.mixture.memory import MEMORY, Answers
-from draftsmith.drafters.mixture.prior import copied, prior
-from draftsmith.drafters.mixture.rows import BEST, KEPT, WIDTH, best
+from draftsmith.drafters import bigrams
+from draftsmith.drafters.answer_cache import Answers
+from draftsmith.drafters.context_index import LONGEST, ContextIndex, copied, new_index, with_ids
+from draftsmith.drafters.logit_rows import ROW, ROWS, TOP, best
+from draftsmith.drafters.mixer import ELSEWHERE, FORCED, MAX_COUNT, Mixer
+from draftsmith.drafters.mixer_prior import prior
 from draftsmith.drafters.ngrams import find
 from draftsmith.drafters.options import switches
+from draftsmith.drafters.tree_search import (
+    ALLOWED,
+    ASK,
+    FORBIDDEN,
+    LARGEST,
+    NO_ANSWERS,
+    NO_DRAFT,
+    NO_ROWS,
+    NO_TOKENS,
+    START,
+    Limits,
+    advance,
+    new_search,
+)
+from draftsmith.errors import UnsupportedError
 from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
-"""The source of nodes that only earlier answers led to."""
+"""Source of nodes that only earlier answers led to."""
 GRAMMAR = "grammar"
-"""The source of nodes that only the answer's grammar led to."""
-_ELSEWHERE = {ELSEWHERE: EARLIER, FORCED: GRAMMAR}
+"""Source of nodes that only the answer's grammar led to."""
 NODE_COST = 0.013
-"""What a node is taken to make a pass dearer where no curve says it, in plain passes."""
+"""What a node adds to the cost of a pass, in plain passes, where no cost curve is given."""
 
 RATE = 0.007
-"""Of the weights' learning while decoding."""
-KEPT_RATE = 0.003
-"""The same where what is learnt is kept from answer to answer."""
+"""Learning rate of the weights."""
+CACHED_RATE = 0.003
+"""The same where what is learned is kept from answer to answer."""
 PACE = 0.05
-"""Weight of the last pass in what passes bring and cost at present."""
+"""Weight of the last pass in the running means of its tokens and its cost."""
 CURVE_KEPT = 8
 """Drafts that read the cost curve each; later ones read it once in so many, or when it changes."""
-FIXED = 330_000 if COMPILED else 1 << 22
-"""Bytes of a state beside its bank at most: rows, belief, work; plain lists take more."""
-TOO_DEAR = 0.1
-"""Plain passes that growing a tree may take: about what it brings over `longest_match`."""
+STATE_BYTES = 330_000
+"""Most bytes of a state beside its index: mixer, search, rows."""
 
 
 @dataclass(frozen=True, repr=False)
 class Auto(Drafter):
-    """A tree of what most likely follows, by a mixture that learns while it decodes.
+    """A tree of the most probable continuations, by a mixture that learns while it decodes.
 
-    Contexts of the last 0, 1, 2, 8 and 32 tokens say what followed them in prompt, prediction and
-    answer, and the target's logits what it held possible after the last token before; a logistic
-    mixture makes probabilities of it; the tree grows by the likeliest node, as long as that brings
-    more than it costs.
+    Contexts of the last 0, 1, 2, 8 and 32 tokens tell what followed them in prompt, prediction and
+    answer. The target's earlier logits tell what it held possible after the last token. A logistic
+    mixture turns this into probabilities. The tree grows by the most probable node, as long as that
+    brings more than it costs.
     """
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "the default: a tree of what followed like contexts, by learnt odds"
     width: ClassVar[int] = LARGEST
     chain: ClassVar[bool] = False
-    bigrams: ClassVar[Ints | None] = None
+    bigrams: ClassVar[Any | None] = None
     logits: bool = True
-    """Whether it also drafts what the target's logits said; without, token ids alone decide, and a
-    replay of a recording makes the very drafts of the live run."""
+    """Whether it also drafts what the target's logits named. Without, token ids alone decide, and a
+    replay of a recording makes exactly the drafts of the live run."""
     grammar: bool = True
-    """Whether it drafts what the answer's grammar leaves hardly a choice about, and nothing that it
-    forbids."""
+    """Whether it drafts the tokens that the answer's grammar leaves hardly a choice about, and
+    nothing that the grammar forbids."""
     tuned: bool = True
-    """Whether the target's logits begin with what `draftsmith tune auto` kept of this model, if
-    that was ever run."""
+    """Whether answers begin with the rows that `draftsmith tune auto` saved of this model, if it
+    was ever run."""
 
     def __post_init__(self) -> None:
         switches(self)
 
     def bind(self, model: ModelFacts) -> Drafter:
-        """It drafts the best chain for a model that verifies nothing else."""
+        """Bind to a model; for one that verifies only chains, the best chain is drafted."""
+        if numba.config.DISABLE_JIT:
+            raise UnsupportedError(f"{self.name} is compiled by numba; unset NUMBA_DISABLE_JIT")
         bound = replace(self)
         object.__setattr__(bound, "chain", model.shape != "tree")
         if self.logits and self.tuned:
@@ -115,8 +112,8 @@ class Auto(Drafter):
         return OpenBudget(cost, self.preferred_width(), self)
 
     def bytes_for(self, positions: int) -> int:
-        """Of banks, and what a state takes however short the text is."""
-        return FIXED + super().bytes_for(positions)
+        """Return the most bytes of a state: its index, and what does not grow with the text."""
+        return STATE_BYTES + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
         kind: dict[str, Any] = {
@@ -124,247 +121,217 @@ class Auto(Drafter):
             "bigrams": self.bigrams,
         }  # fmt: skip
         if isinstance(ctx.earlier, Answers):
-            state: Mixture = Remembering(ctx.earlier, **kind)
+            state: AutoState = CachingState(ctx.earlier, **kind)
         else:
-            state = Mixture(prior(1), **kind)
+            state = AutoState(prior(1), **kind)
         state.take(ctx)
         state.read()
-        return state if COMPILED else Affordable(self, state)
+        return state
 
 
-class Affordable(DrafterState):
-    """Where numba is missing: `longest_match` as soon as trees have cost more than they bring."""
-
-    def __init__(self, config: Auto, state: DrafterState) -> None:
-        self.config, self.state = config, state
-        self.budget: Budget | None = None
-        """Of `longest_match`."""
-
-    def draft(self, ctx: Context) -> Draft:
-        if ctx.cost is None:
-            return self.state.draft(ctx)
-        if self.budget is None and ctx.cost.drafting(self.config, ctx.budget) > TOO_DEAR:
-            matcher = LongestMatch()
-            self.state, self.budget = matcher.open(ctx), matcher.auto_budget(ctx.cost)
-        if self.budget is not None:
-            width = self.budget.next(ctx.cost.rows, ctx.cost.context)
-            ctx = replace(ctx, budget=min(ctx.budget, width))
-        return self.state.draft(ctx) if ctx.budget else EMPTY
-
-    def observe(self, ctx: Context, outcome: Outcome) -> None:
-        if self.budget is not None and len(outcome.draft):
-            self.budget.record(outcome.draft.depth, len(outcome.verdict.path))
-        self.state.observe(ctx, outcome)
-
-    def end(self, ctx: Context) -> None:
-        self.state.end(ctx)
-
-    def truncate(self, length: int) -> None:
-        self.state.truncate(length)
-
-
-class Mixture(DrafterState):
-    """One sequence's contexts, and what was learnt of them."""
+class AutoState(DrafterState):
+    """One sequence's index, and what was learned of it."""
 
     def __init__(
         self,
-        belief: Belief,
+        mixer: Mixer,
         *,
         chain: bool = False,
         logits: bool = True,
         grammar: bool = True,
-        bigrams: Ints | None = None,
-        earlier: Bank | None = None,
+        bigrams: Any | None = None,
+        answers: ContextIndex | None = None,
     ) -> None:
-        """`belief` learns from now on; `bigrams`: rows to begin with; `earlier`: a second bank, of
-        earlier answers."""
-        self.belief, self.chain, self.logits, self.grammar = belief, chain, logits, grammar
-        self.bigrams = bigrams
-        self.earlier = earlier or new_bank()
-        self.rate = RATE if earlier is None else KEPT_RATE
-        self.work = new_work(banks_of(belief))
+        """`mixer` learns from now on. `bigrams`: the first rows. `answers`: a second index."""
+        self.mixer, self.chain, self.logits, self.grammar = mixer, chain, logits, grammar
+        self.bigrams = NO_ROWS if bigrams is None else bigrams
+        self.answers = answers or NO_ANSWERS
+        self.rate = RATE if answers is None else CACHED_RATE
+        self.search = new_search()
         self.tokens, self.cost = 1.6, 1.0
-        """What a pass brings and costs at present."""
-        self.widths = floats([0.0, LARGEST])
+        """Running means: tokens that a pass emits, its cost in plain passes."""
+        self.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + NODE_COST * LARGEST]])
+        """(P, 2) nodes that each sequence of a pass drafts, cost of the pass in plain passes."""
         self.curve = 0, 0
         """The rows and doublings of the cost curve that was read last."""
-        self.costs = floats([1.0, 1.0 + NODE_COST * LARGEST])
-        """Of a pass: nodes that each of its sequences drafts, and cost in plain passes."""
         self.drafts = 0
         self.begin()
 
     def begin(self) -> None:
-        """Forget all text, and nothing that was learnt."""
-        self.own = new_bank()
+        """Forget all text, and nothing that was learned from it."""
+        self.text = new_index()
         self.offset = 0
-        """Ids of the bank before the context's own: the prediction, and what leads to it."""
+        """Ids in the index before those of the context: the prediction, and what leads to it."""
         self.length = 0
-        """Ids of the bank that were put there; from `told` on they are the target's words."""
-        self.told: int | None = None
-        self.said: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
-        """Tokens of the last pass, the logits behind each, and which of them come last."""
-        rows = ints(0) if self.bigrams is None else filled(self.bigrams)
-        self.work = self.work._replace(rows=rows, new=ints(0))
-        self.twin = range(0)
+        """Ids in the index, indexed or not."""
+        self.emitted: int | None = None
+        """Where in these the target's tokens begin that are not learned from yet."""
+        self.passed: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
+        """Tokens of the last pass, the logits that followed each, and which rows come last."""
+        self.rows, self.new_rows = copied(self.bigrams), NO_ROWS
+        self.predicted = range(0)
         """Where in the context the prediction stands, too."""
 
     def truncate(self, length: int) -> None:
-        # Counts cannot be taken back one by one: nobody knows which followers had been dropped.
+        # Counts cannot be taken back one by one: dropped followers are not known any more.
         if length < self.length - self.offset:
             self.begin()
 
     def take(self, ctx: Context) -> None:
-        """Put what is new of the context into the bank."""
+        """Put what is new of the context into the index."""
         if not self.length and ctx.prediction:
-            # As if it were the answer; where the answer leaves it, shorter contexts find it again.
-            head = ctx.ids[max(0, ctx.prompt_length - REACH) : ctx.prompt_length]
+            # As if it were the answer. Where the answer leaves it, shorter contexts find it again.
+            head = ctx.ids[max(0, ctx.prompt_length - LONGEST) : ctx.prompt_length]
             self._put([*head, *ctx.prediction])
             self.offset = self.length
-            self._advance(NOTHING, len(head), 0)
-            twin = find(ctx.prediction, ctx.ids)
-            self.twin = range(0) if twin is None else range(twin, twin + len(ctx.prediction))
+            self._advance(NO_DRAFT, len(head), 0)
+            start = find(ctx.prediction, ctx.ids)
+            if start is not None:
+                self.predicted = range(start, start + len(ctx.prediction))
         self._put(ctx.ids[self.length - self.offset :])
 
     def read(self) -> None:
-        """Index, and learn, what was put."""
-        self._advance(NOTHING, 0, self.offset)
+        """Index what was put, and learn from it."""
+        self._advance(NO_DRAFT, 0, self.offset)
 
     def _put(self, ids: Sequence[int]) -> None:
         if ids or not self.length:  # else there is room for a path already
-            self.own = put(self.own, self.length, ids, LARGEST)
+            self.text = with_ids(self.text, self.length, ids, LARGEST)
             self.length += len(ids)
 
-    def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
-        """Read what was put, draft what is wanted and the grammar allows; how many nodes."""
-        told, self.told = self.length if self.told is None else self.told, None
-        count = advance(
-            self.own, self.length, quiet, floor, told, self.earlier, self.belief, self.work,
-            self.rate, MEMORY, 1.0, wanted,
-        )  # fmt: skip
-        if len(self.work.new):  # they are remembered
-            self.work = self.work._replace(new=ints(0))
-        while count < 0 and scout is not None:
-            verdict = ALLOWED if scout.go(self._first_waiting()) else FORBIDDEN
-            forced, few = scout.onward() if verdict == ALLOWED else ([], [])
-            wanted = wanted._replace(forced=filled(forced), few=filled(few))
-            count = proceed(self.own, floor, self.earlier, self.belief, self.work, wanted, verdict)
-        return count
-
-    def _first_waiting(self) -> list[int]:
-        """The path from the root to what may become a node next."""
-        path, at = list[int](), WAITING
+    def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
+        """Index what was put, then draft within `limits` what the grammar allows; return how many
+        nodes."""
+        emitted, self.emitted = self.length if self.emitted is None else self.emitted, None
+        verdict = START
         while True:
-            label, parent = values(self.work.ints, at, PARENT + 1)
-            path.append(label)
-            if parent < 0:
-                return path[::-1]
-            at = TREE + parent * FIELDS
+            count = advance(
+                self.text, self.length, quiet, floor, emitted, self.answers, self.rows,
+                self.new_rows, self.mixer, self.search, self.rate, MAX_COUNT, 1.0, limits, verdict,
+            )  # fmt: skip
+            self.new_rows = NO_ROWS  # they are in the table now
+            if count != ASK or scout is None:
+                return int(count)
+            verdict = ALLOWED if scout.go(self._first_path()) else FORBIDDEN
+            forced, few = scout.onward() if verdict == ALLOWED else ([], [])
+            limits = limits._replace(forced=_tokens(forced), few=_tokens(few))
 
-    def keep(self) -> None:
-        """Let what the target's logits said be remembered."""
-        if self.said is None:
+    def _first_path(self) -> list[int]:
+        """Return the tokens from the root to the first node of the queue."""
+        node, path = self.search.queue[0], []
+        while True:
+            path.append(int(node["token"]))
+            if node["parent"] == ROOT:
+                return path[::-1]
+            node = self.search.nodes[node["parent"]]
+
+    def keep_logits(self) -> None:
+        """Make rows of the last pass's logits, for the table."""
+        if self.passed is None:
             return
-        tokens, logits, path = self.said
-        rows = best(tokens, logits)
+        tokens, logits, path = self.passed
         # Of a token the last row weighs most: that of what was accepted.
-        order = [*(row for row in range(len(rows)) if row not in path), *path]
-        new = [number for row in order for number in rows[row]]
-        if new:
-            kept = self.work.rows if len(self.work.rows) else ints(KEPT * WIDTH)
-            self.work = self.work._replace(rows=kept, new=filled(new))
-        self.said = None
+        order = [*(row for row in range(len(tokens)) if row not in path), *path]
+        rows = best(tokens, logits)[order]
+        self.new_rows = rows[rows["after"] > 0]
+        if len(self.new_rows) and not len(self.rows):
+            self.rows = np.zeros(ROWS, ROW)
+        self.passed = None
 
     def draft(self, ctx: Context) -> Draft:
         self.take(ctx)
-        self.keep()
+        self.keep_logits()
         if ctx.cost is not None and (
             self.drafts < CURVE_KEPT
             or self.drafts % CURVE_KEPT == 0
             or (ctx.cost.rows, ctx.cost.doublings) != self.curve
         ):
             self.curve = ctx.cost.rows, ctx.cost.doublings
-            # The sequences of a pass are thought to draft alike.
-            widths = (0, *LADDER)
-            self.widths = floats(widths)
-            self.costs = floats(ctx.cost.relatives([ctx.cost.rows * width for width in widths]))
+            self.line = np.array(ctx.cost.line())
         self.drafts += 1
         scout = None
         if self.grammar and isinstance(ctx.grammar, GrammarState):
             scout = ctx.grammar.scout(ctx.ids)
         forced, few = ([], []) if scout is None else scout.onward()
-        wanted = Wanted(
-            min(ctx.budget, LARGEST), ctx.depth, self.chain, self.widths, self.costs,
-            self.tokens / self.cost, scout is not None, filled(forced), filled(few),
+        limits = Limits(
+            min(ctx.budget, LARGEST), ctx.depth, self.chain, self.line, self.tokens / self.cost,
+            scout is not None, _tokens(forced), _tokens(few),
         )  # fmt: skip
-        n = self._advance(wanted, 0, self.offset, scout)
+        n = self._advance(limits, 0, self.offset, scout)
         if not n:
             return EMPTY
-        nodes = values(self.work.ints, TREE, n * FIELDS)
-        places = nodes[SOURCE::FIELDS]
+        nodes = self.search.nodes[:n]
+        positions = nodes["position"].tolist()
         return Draft(
-            tuple(nodes[LABEL::FIELDS]),
-            tuple(nodes[PARENT::FIELDS]),
-            tuple(map(self._source, places)),
-            origins=tuple(map(self._origin, places)),
-            chances=tuple(values(self.work.floats, CHANCE, n)),
+            tuple(nodes["token"].tolist()),
+            tuple(nodes["parent"].tolist()),
+            tuple(map(self._source, positions)),
+            origins=tuple(map(self._origin, positions)),
+            chances=tuple(nodes["prob"].tolist()),
         )
 
-    def _origin(self, place: int) -> int:
-        """Where in the context's ids a place of the bank's is; -1: nowhere."""
-        if place >= self.offset:
-            return place - self.offset
-        # The prediction is the last before the context's own: -1 of both is one token.
-        return self.twin[place - self.offset] if place >= 0 and self.twin else -1
+    def _origin(self, position: int) -> int:
+        """Return where in the context's ids a position of the index is, or -1."""
+        if position >= self.offset:
+            return position - self.offset
+        # The prediction is directly before the context: -1 is its last token in both.
+        return self.predicted[position - self.offset] if position >= 0 and self.predicted else -1
 
-    def _source(self, place: int) -> str:
-        """Who guessed what was copied from a place of the bank's."""
-        if place in _ELSEWHERE:
-            return _ELSEWHERE[place]
-        predicted = 0 <= place < self.offset or place - self.offset in self.twin
+    def _source(self, position: int) -> str:
+        """Return the source of a node that was copied from a position of the index."""
+        if position == ELSEWHERE:
+            return EARLIER
+        if position == FORCED:
+            return GRAMMAR
+        predicted = 0 <= position < self.offset or position - self.offset in self.predicted
         return PREDICTION if predicted else Auto.name
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         count, drafted = len(outcome.verdict.tokens), outcome.draft.size
-        if self.told is None:
-            self.told = self.offset + len(ctx.ids) - count
+        if self.emitted is None:
+            self.emitted = self.offset + len(ctx.ids) - count
         self.take(ctx)
         logits, tokens = outcome.output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
-        if self.logits and logits.shape[0] > drafted and logits.shape[1] >= BEST:
+        if self.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
             path = [0, *(1 + node for node in outcome.verdict.path)]
-            self.said = tokens[: 1 + drafted], logits[: 1 + drafted], path
-        spent = float(np.interp(drafted, self.widths, self.costs)) if drafted else 1.0
+            self.passed = tokens[: 1 + drafted], logits[: 1 + drafted], path
+        spent = float(np.interp(drafted, *self.line.T)) if drafted else 1.0
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)
 
     def end(self, ctx: Context) -> None:  # noqa: ARG002
-        self.said = None  # a view of all the pass's logits: an idle chat would keep them
+        self.passed = None  # a view of all the pass's logits, which an idle chat would keep
 
 
-class Remembering(Mixture):
-    """The same, that also drafts from earlier answers and learns for later ones."""
+class CachingState(AutoState):
+    """A state that also drafts from earlier answers, and adds its own to them."""
 
-    def __init__(self, answers: Answers, **options: Any) -> None:
-        self.answers, self.start = answers, answers.belief
-        super().__init__(copied(self.start), earlier=answers.bank, **options)
+    def __init__(self, earlier: Answers, **options: Any) -> None:
+        self.earlier, self.start = earlier, earlier.mixer
+        super().__init__(self.start.copy(), answers=earlier.index, **options)
 
-    def _advance(self, wanted: Wanted, quiet: int, floor: int, scout: Scout | None = None) -> int:
-        with self.answers.memory.lock:
-            # Asked for anew each time: nothing stays here that is deleted there.
-            if self.answers.forgotten and self.start is not self.answers.belief:
+    def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
+        with self.earlier.cache.lock:
+            # Asked for anew each time, so that nothing stays here that is deleted there.
+            if self.earlier.forgotten and self.start is not self.earlier.mixer:
                 self._adopt()
-            self.earlier = self.answers.bank
-            nodes = super()._advance(wanted, quiet, floor, scout)
-            self.earlier = self.own
+            self.answers = self.earlier.index
+            nodes = super()._advance(limits, quiet, floor, scout)
+            self.answers = NO_ANSWERS
         return nodes
 
     def end(self, ctx: Context) -> None:
         super().end(ctx)
         self.take(ctx)
         self.read()
-        self.answers.join(ctx.ids, ctx.prompt_length, self.start, self.belief)
+        self.earlier.add(ctx.ids, ctx.prompt_length, self.start, self.mixer)
         self._adopt()
 
     def _adopt(self) -> None:
-        """Believe what requests begin with now."""
-        self.start = self.answers.belief
-        self.belief = copied(self.start)
+        """Go on with what requests begin with now."""
+        self.start = self.earlier.mixer
+        self.mixer = self.start.copy()
+
+
+def _tokens(ids: Sequence[int]) -> Any:
+    return np.array(ids, np.int32) if ids else NO_TOKENS

@@ -12,7 +12,8 @@ from functools import reduce
 from time import perf_counter
 from typing import ClassVar
 
-from draftsmith.core.budget import Budget, CostCurve, OpenBudget
+from draftsmith.core.budget import Budget, OpenBudget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from weakref import ref
 
 from draftsmith.core.drafter import sync
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.call import Call, Stream
 from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import Options, Request
@@ -43,7 +43,7 @@ class Chat:
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._resources, self._prepare = resources, prepare
-        self._answers = Memory(REMEMBERED, resources.model.facts)
+        self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
         self._last: Job | None = None

@@ -13,9 +13,9 @@ from weakref import finalize
 
 import torch
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.call import Call, Stream
@@ -151,7 +151,7 @@ class Engine:
         self.model: LoadedModel = model
         self.cost = cost or CostCurve()
         path = None if answers_file is None else Path(answers_file)
-        self.answers = Memory(answers, model.facts, path) if answers else None
+        self.answers = AnswerCache(answers, model.facts, path) if answers else None
         """What is remembered of earlier answers; None: nothing."""
         own = self._bound(chosen)
         self.drafter = own.drafter

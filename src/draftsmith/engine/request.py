@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftsmith.core.budget import Budget, CostCurve, FixedBudget
+from draftsmith.core.budget import Budget, FixedBudget
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
 from draftsmith.core.session import EndTokens, Session, Stalls
 from draftsmith.core.target import Needs
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.jobs import Job
 from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.model import generation_config
@@ -105,7 +106,7 @@ class Drafting:
     needs: Needs
     budget: BudgetSpec
     cost: CostCurve
-    answers: Memory | None = None
+    answers: AnswerCache | None = None
     """Of earlier answers, where they are remembered."""
     stalls: Stalls = field(default_factory=Stalls)
     """When the drafter is asked again that held up a pass."""

@@ -11,7 +11,7 @@ from math import inf
 from time import sleep
 from typing import TypeVar
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.engine.autocast import autocast_mode
 from draftsmith.engine.jobs import Job
 from draftsmith.engine.memory import need

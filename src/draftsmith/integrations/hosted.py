@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import FixedBudget, RecordedCost
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, sync
 from draftsmith.core.loop import learn, propose
@@ -22,10 +23,10 @@ from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, RowOutput, Shape
 from draftsmith.core.verify import verify_greedy
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.slrs import StringRejection
-from draftsmith.drafters.mixture.memory import Memory
 from draftsmith.drafters.spectra import Spectra
 from draftsmith.errors import UnsupportedError, first_line
 
@@ -108,7 +109,7 @@ class Host:
         length: int,
         *,
         cost: RecordedCost | None = None,
-        answers: Memory | None = None,
+        answers: AnswerCache | None = None,
         warn: Callable[[str], None] = lambda _message: None,
     ) -> None:
         """`tokens`: most of a draft. `length`: most of a text, prompt included.

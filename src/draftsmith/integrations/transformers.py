@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftsmith.core.budget import CostCurve
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import (
     Distribution,
@@ -178,29 +178,28 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+        self._drafting: Drafting | None = None
+        self._resources: Resources | None = None
         self._binding = RLock()
         """Held while the drafter is bound, which may load a model: two first calls share one."""
 
+    # No `functools.cached_property`: before Python 3.12 all instances of a class share its lock.
     @property
     def drafting(self) -> Drafting:
         """Who drafts, bound to this model."""
         with self._binding:
+            if self._drafting is None:
+                assert self._loaded is not None  # no call gets here then
+                self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
             return self._drafting
-
-    @functools.cached_property
-    def _drafting(self) -> Drafting:
-        assert self._loaded is not None  # no call gets here then
-        return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
 
     @property
     def resources(self) -> Resources:
         """What all calls of this model share, from whatever thread; no rows are kept."""
         with self._binding:
+            if self._resources is None:
+                self._resources = Resources(self.drafting.model, self.drafting.cost)
             return self._resources
-
-    @functools.cached_property
-    def _resources(self) -> Resources:
-        return Resources(self.drafting.model, self.drafting.cost)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
@@ -208,7 +207,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes={}, _binding=RLock())
+        vars(self).update(state, _drafting=None, _resources=None, _passes={}, _binding=RLock())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()

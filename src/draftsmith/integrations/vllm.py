@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from draftsmith.core.budget import RecordedCost
+from draftsmith.core.cost import RecordedCost
 from draftsmith.core.stats import SourceStats
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters import registry
-from draftsmith.drafters.mixture.memory import Memory
+from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, first_line
 from draftsmith.integrations.hosted import Asked, Host, Row
 from draftsmith.model.load import read_tokenizer
@@ -123,7 +123,7 @@ class Proposer:
             vllm_config.speculative_config.num_speculative_tokens,
             self.length,
             cost=options.curve(),
-            answers=Memory(options.answers, facts) if options.answers else None,
+            answers=AnswerCache(options.answers, facts) if options.answers else None,
             warn=self.log.warning,
         )
         self.step: tuple[Any, Mapping[str, Sequence[int]]] | None = None

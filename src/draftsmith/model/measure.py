@@ -1,6 +1,6 @@
 """What a pass costs on this machine by its width: measured, saved, and interpolated.
 
-What a running engine learns from its own passes is `core/budget.py:CostCurve`.
+What a running engine learns from its own passes is `core/cost.py:CostCurve`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftsmith.core.budget import LADDER, FixedBudget, RecordedCost
+from draftsmith.core.budget import FixedBudget
+from draftsmith.core.cost import LADDER, RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step

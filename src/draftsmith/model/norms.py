@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
+from numba import carray, cfunc, types
 from torch import Tensor
 
-from draftsmith import compiled
 from draftsmith.compiled import inner
-
-if compiled.COMPILED:
-    from numba import carray, types
 
 MOST = 1 << 14
 """Numbers up to which one thread is quicker than torch's operations."""
@@ -32,6 +30,9 @@ _STEPS = 16
 """Groups that are added before a level passes its sums on; torch takes more in wider rows only."""
 _TRIED = 32
 """Rows of which every norm must be torch's, which in float32 no other sum would give."""
+
+_KEPT: list[Any] = []
+"""Compiled code whose address is in use."""
 
 _F, _U = np.float32, np.uint32
 _ZERO, _ONE = _F(0), _F(1)
@@ -50,7 +51,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 @cache
 def alike(width: int) -> bool:
     """Whether torch sums rows so wide as is known here."""
-    if not compiled.COMPILED or not 0 < width <= MOST:
+    if not 0 < width <= MOST:
         return False
     usual: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever somebody made the default
     x = torch.randn((_TRIED, width), generator=torch.Generator().manual_seed(0), **usual)
@@ -63,7 +64,14 @@ def alike(width: int) -> bool:
 def _kernel() -> Any:
     address, integer = types.voidptr, types.int64
     given = address, address, address, integer, integer, types.float32, types.boolean
-    return compiled.native(_rms_norm, types.void(*given))
+    signature, options = types.void(*given), {"error_model": "numpy"}
+    try:
+        made = cfunc(signature, cache=True, **options)(_rms_norm)
+    except (RuntimeError, OSError, EOFError, UnpicklingError):
+        # There is no folder for the cache, or its disk is full, or its file was cut off.
+        made = cfunc(signature, **options)(_rms_norm)
+    _KEPT.append(made)
+    return made.ctypes
 
 
 def _rms_norm(

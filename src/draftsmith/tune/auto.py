@@ -6,11 +6,13 @@ After Stewart et al. 2024, "The N-Grammys", arXiv 2411.03786: n-grams of the mod
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
 from draftsmith.core.draft import ROOT, Draft
-from draftsmith.drafters.mixture.rows import BEST, KEPT, best
+from draftsmith.drafters.logit_rows import ROWS, TOP, best
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -32,30 +34,31 @@ def check(model: LoadedModel) -> None:
     if model.capabilities.shape != "tree":
         why = "; ".join(model.capabilities.reasons)
         raise UnsupportedError(f"this model cannot verify trees, which bigrams take: {why}")
-    if model.vocab_size < BEST:
-        raise UnsupportedError(f"a row has {BEST} tokens, this model {model.vocab_size}")
+    if model.vocab_size < TOP:
+        raise UnsupportedError(f"a row has {TOP} tokens, this model {model.vocab_size}")
 
 
 def size(model: LoadedModel) -> int:
     """Tokens that are asked about."""
-    return min(KEPT, model.vocab_size)
+    return min(ROWS, model.vocab_size)
 
 
 @torch.inference_mode()
-def bigrams(model: LoadedModel, advance: Callable[[int], None] = lambda _: None) -> list[list[int]]:
-    """A row for each of the lowest ids, in most vocabularies the most frequent tokens."""
+def bigrams(model: LoadedModel, advance: Callable[[int], None] = lambda _: None) -> Any:
+    """Return rows, (n,) ROW, of the lowest ids, in most vocabularies the most frequent tokens."""
     runner, before = Runner(model), encode(model.tokenizer, BEFORE, special=True)
     # Tokenizers of T5's kind drop line breaks; some token has to come first.
     before = before or [getattr(model.tokenizer, "eos_token_id", None) or 0]
-    rows, end = list[list[int]](), size(model)
+    rows, end = [], size(model)
     for start in range(0, end, CHUNK):
         tokens = tuple(range(start, min(start + CHUNK, end)))
         row = runner.open(before)
         try:
             draft = Draft(tokens, (ROOT,) * len(tokens), ("auto",) * len(tokens))
             [output] = runner.forward([row], [draft])
-            rows += [found for found in best(tokens, output.logits[1:]) if found]
+            rows.append(best(tokens, output.logits[1:]))
         finally:
             runner.close(row)
         advance(len(tokens))
-    return rows
+    found = np.concatenate(rows)
+    return found[found["after"] > 0]

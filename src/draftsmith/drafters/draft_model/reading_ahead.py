@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftsmith.core.budget import LADDER, CostCurve
+from draftsmith.core.cost import LADDER, CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, Outcome, sync
 from draftsmith.core.sampling import SamplingParams, TorchSampler

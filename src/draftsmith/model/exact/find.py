@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.compiled import COMPILED
 from draftsmith.core.draft import Draft
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.exact.memory import DTYPES
@@ -62,8 +61,6 @@ def _refusal(loaded: LoadedModel) -> str | None:
     if loaded.dtype not in DTYPES:
         known = ", ".join(sorted(str(one).removeprefix("torch.") for one in DTYPES))
         return f"{loaded.name} is in {loaded.dtype_name}; its attention computes {known}"
-    if not COMPILED:
-        return "its attention is compiled by numba, which is missing or switched off"
     return None
 
 

@@ -1,0 +1,314 @@
+"""Rounds of requests that several arms answer side by side: what under_load and server_load share.
+
+In a round so many callers each ask a few prompts, the next one when the last is answered. Every arm
+is a process with a model; all of them answer the same round side by side (`turns.side_by_side`).
+Every engine and every server learns as it goes, so an arm answers some prompts beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle, islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from benchmarks.shared import held_out, live, ratio, table
+from benchmarks.turns import AWAKE, Clock, Sleeper, side_by_side
+from draftsmith import builtin
+from draftsmith.bench.suites import evenly
+from draftsmith.bench.summary import Interval
+from draftsmith.storage import digest
+from draftsmith.text.tokenizer import render_chat
+
+T = TypeVar("T")
+PLAIN, AUTO = "none", "auto"
+LONGEST = 640
+"""Most tokens of a prompt."""
+LEAST, LEAST_LOW = 0.98, 0.95
+"""Promise: tokens per second of `auto` over plain's, and the lower end of the interval."""
+SMALL, MORE = 8, 3
+"""A round of fewer requests tells little, so there are up to three times as many rounds."""
+WARM = 1000
+"""Number of the round from which an arm answers some prompts beforehand."""
+Chat = list[dict[str, str]]
+Found = dict[str, Any]
+"""What an arm made of a round: `tokens`, `passes`, `seconds`; by request milliseconds to the
+`first` token and for `each` later one, and a digest of its `answers`."""
+Rounds = list[dict[str, Found]]
+
+
+class Refused(Exception):
+    """An arm cannot be started or did not answer; the message says why."""
+
+
+class Said(NamedTuple):
+    """One answer, the passes it took, and when it was asked for, began and ended."""
+
+    answer: object
+    tokens: int
+    passes: int
+    asked: float
+    first: float
+    last: float
+
+
+class Arm(Protocol):
+    """A process that answers prompts."""
+
+    sleeper: Sleeper
+
+    def ask(self, prompts: Sequence[Any], at_once: int, tokens: int) -> list[Said]:
+        """Answer prompts for so many callers with at most `tokens` each; raise Refused."""
+
+    def end(self) -> None:
+        """End the process."""
+
+
+Answer = tuple[list[int], int]
+"""Token ids, and the passes they took."""
+Answerer = Callable[[list[Any], int, int], list[Answer]]
+"""Answers prompts for so many callers with at most so many tokens each."""
+
+
+class Worker:
+    """An arm that is a function in a process of its own."""
+
+    def __init__(self, make: Callable[..., Answerer], *how: Any) -> None:
+        """`make(*how)` is called in the new process."""
+        self._pipe, theirs = multiprocessing.Pipe()
+        spawned = multiprocessing.get_context("spawn")
+        self._process = spawned.Process(target=work, args=(theirs, make, how), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.sleeper = Sleeper(self._process.pid or 0)
+        self._pipe.recv()  # it is ready
+        self.sleeper.sleep()
+
+    def ask(self, prompts: Sequence[Any], at_once: int, tokens: int) -> list[Said]:
+        """Answer all prompts of a round, which end together."""
+        begin = perf_counter()
+        self._pipe.send((prompts, at_once, tokens))
+        answers = self._pipe.recv()
+        if isinstance(answers, str):
+            raise Refused(answers)
+        times = begin, begin, perf_counter()
+        return [Said(ids, len(ids), passes, *times) for ids, passes in answers]
+
+    def end(self) -> None:
+        """End the process."""
+        self.sleeper.end()
+        self._process.join()
+
+
+def work(pipe: Connection, make: Callable[..., Answerer], how: Sequence[Any]) -> None:
+    """Answer what comes through the pipe, until that is closed."""
+    answer = make(*how)
+    pipe.send("ready")
+    while True:
+        try:
+            pipe.send(answer(*pipe.recv()))
+        except (EOFError, KeyboardInterrupt):
+            return
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+
+
+def chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat]:
+    """Return `count` chats for a model, shuffled.
+
+    Without a folder those of the demo, told apart by numbers; else a built-in model is asked for
+    held-out edits, any other one for what `live` has.
+    """
+    found = _chats(name, tokenizer, data, count)
+    return random.Random(0).sample(found, len(found))
+
+
+def _chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat]:
+    ours = builtin.is_ours(builtin.resolve(name))
+    if data is None:
+        file, what = builtin.demo()
+        turns = cycle(talk[0][1] for talk in builtin.talks())
+        asked = ([{"role": "user", "content": f"{n}. {turn}"}] for n, turn in enumerate(turns))
+        edits = (builtin.edit_messages(f"shop{n}.py", what, file) for n in range(count))
+        return list(islice(edits if ours else asked, count))
+    if ours:
+        short = (e for e in held_out(data, tokenizer, 2 * LONGEST) if len(e["prompt"]) <= LONGEST)
+        return [edit["messages"] for edit in islice(short, count)]
+    records = live(data, max(1, count // 4))
+    found = [[dict(message) for message in r.messages] for r in records if r.turn == 1]
+    found = [chat for chat in found if len(render_chat(tokenizer, chat)) <= LONGEST]
+    return [found[i] for i in evenly(len(found), count)]
+
+
+def compare(
+    args: argparse.Namespace,
+    title: str,
+    arms: Mapping[str, Callable[[], Arm]],
+    prompts: Sequence[T],
+    marked: Callable[[str, T], T] = lambda _, prompt: prompt,
+) -> dict[int, Rounds]:
+    """Return the rounds of every number of callers (`args.at_once`), answered by every arm.
+
+    `arms`: what starts each. Plain and `auto` answer every round, the others `args.peer_rounds` of
+    them. A caller asks `args.requests` prompts a round. `marked` puts a mark into a prompt that
+    nobody else's has.
+    """
+    found, load = dict[int, Rounds](), Load(args, title, arms, prompts, marked)
+    try:
+        for at_once in args.at_once:
+            found[at_once] = load.rounds(at_once)
+            speed = over_plain(found[at_once])
+            print(f"{title}, {at_once} at once: auto / plain {speed.shown('', 3)}", flush=True)
+    finally:
+        load.end()
+    return found
+
+
+class Load:
+    """One model, answered for by every arm; the arguments are those of `compare`."""
+
+    def __init__(self, args: Any, title: str, arms: Any, prompts: Any, marked: Any) -> None:
+        self.args, self.title = args, title
+        self._start, self._prompts, self._marked = arms, prompts, marked
+        self._arms: dict[str, Arm] = {}
+        self._refused: dict[str, str] = {}
+
+    def end(self) -> None:
+        """End all arms that were started."""
+        for arm in self._arms.values():
+            arm.end()
+
+    def _round(self, at_once: int, number: int) -> list[Any]:
+        """Return the prompts of a round."""
+        count, every = at_once * self.args.requests, self._prompts
+        places = range(number * count, (number + 1) * count)
+        return [self._marked(f"{at_once}.{n}", every[n % len(every)]) for n in places]
+
+    def rounds(self, at_once: int) -> Rounds:
+        """Return what every arm made of each round."""
+        args, found, warm = self.args, Rounds(), set[str]()
+        times = max(1, min(MORE, SMALL // (at_once * args.requests)))
+        for number in range(times * args.rounds):
+            names = [*self._start] if number < times * args.peer_rounds else [PLAIN, AUTO]
+            prompts = self._round(at_once, number)
+            key = [self.title, at_once, number, args.tokens, AWAKE, digest(prompts)]
+            made = {name: args.results.known(name, key) for name in names}
+            missing = [name for name in names[:: 1 if number % 2 else -1] if not made[name]]
+            cold = [name for name in missing if name not in warm]
+            warm |= self._ask(cold, self._round(at_once, WARM)[:at_once], at_once).keys()
+            for name, one in self._ask(missing, prompts, at_once).items():
+                made[name] = one
+                if "refused" not in one:  # perhaps not the next time
+                    args.results.add(name, key, one)
+            found.append(made)
+        return found
+
+    def _ask(self, names: Sequence[str], prompts: list[Any], at_once: int) -> dict[str, Found]:
+        """Ask arms for the same answers, side by side."""
+        arms = {name: arm for name in names if (arm := self._arm(name)) is not None}
+        tokens = self.args.tokens
+        said = side_by_side(
+            {arm.sleeper: partial(answered, arm, prompts, at_once, tokens) for arm in arms.values()}
+        )
+        found = {}
+        for name in names:
+            if name in arms:
+                answers, clock = said[arms[name].sleeper]
+                if isinstance(answers, str):
+                    self._refused[name] = answers
+                else:
+                    found[name] = summed(answers, clock)
+            if name in self._refused:
+                if name in (PLAIN, AUTO):
+                    raise Refused(f"{name}: {self._refused[name]}")
+                found[name] = {"refused": self._refused[name]}
+        return found
+
+    def _arm(self, name: str) -> Arm | None:
+        """Return an arm, which is started once, or None if it was refused."""
+        if name not in self._arms and name not in self._refused:
+            print(f"{self.title}: starting {name}", flush=True)
+            try:
+                self._arms[name] = self._start[name]()
+            except Refused as refused:
+                self._refused[name] = str(refused)
+        return None if name in self._refused else self._arms[name]
+
+
+def answered(arm: Arm, prompts: list[Any], at_once: int, tokens: int) -> list[Said] | str:
+    """Return the answers, or why there are none."""
+    try:
+        return arm.ask(prompts, at_once, tokens)
+    except (Refused, OSError, EOFError) as error:
+        return f"{type(error).__name__}: {error}".removeprefix("Refused: ")
+
+
+def summed(said: Sequence[Said], clock: Clock) -> Found:
+    """Return the figures of a round, by the clock of the process that answered."""
+    answers, tokens, passes, *times = zip(*said, strict=True)
+    asked, first, last = ([clock(at) for at in moments] for moments in times)
+    each = ((b - a) / max(1, n - 1) for a, b, n in zip(first, last, tokens, strict=True))
+    return {
+        "tokens": sum(tokens), "passes": sum(passes), "seconds": max(last) - min(asked),
+        "first": [1e3 * (b - a) for a, b in zip(asked, first, strict=True)],
+        "each": [1e3 * seconds for seconds in each], "answers": [digest(one) for one in answers],
+    }  # fmt: skip
+
+
+def over_plain(rounds: Rounds, arm: str = AUTO) -> Interval:
+    """Return an arm's tokens per second over plain's, round by round."""
+    both = [(one[arm], one[PLAIN]) for one in rounds if arm in one]
+    a, b = zip(*([one["tokens"] / one["seconds"] for one in pair] for pair in both), strict=True)
+    return ratio(a, b)
+
+
+def slower(found: Mapping[int, Rounds]) -> bool:
+    """Return whether `auto` breaks the promise that it is not slower than plain decoding."""
+    speeds = [over_plain(rounds) for rounds in found.values()]
+    return any(speed.value < LEAST or speed.low < LEAST_LOW for speed in speeds)
+
+
+def latencies(own: Sequence[Found]) -> list[str]:
+    """Format milliseconds to the first token and for a later one: median, 95th percentile."""
+    times = [[ms for one in own for ms in one[name]] for name in ("first", "each")]
+    return [f"{np.percentile(ms, share):.1f}" for ms in times for share in (50, 95)]
+
+
+def per_pass(own: Sequence[Found]) -> list[str]:
+    """Format tokens per pass."""
+    return [f"{sum(one['tokens'] for one in own) / sum(one['passes'] for one in own):.2f}"]
+
+
+HEADS = ("at once", "arm", "tokens/s", "over plain, by round", "rounds", "plain's answers")
+
+
+def block(
+    title: str,
+    found: Mapping[int, Rounds],
+    heads: Sequence[str],
+    more: Callable[[Sequence[Found]], list[str]],
+) -> str:
+    """Return a model's table: under `HEADS` and what `more` gives under `heads`, by arm."""
+    rows = []
+    for at_once, rounds in found.items():
+        for arm in rounds[0]:
+            own = [one[arm] for one in rounds if arm in one]
+            if refused := next((one["refused"] for one in own if "refused" in one), None):
+                blank = [""] * (len(HEADS) - 3 + len(heads))
+                rows.append([str(at_once), f"`{arm}`", f"cannot run: {refused}", *blank])
+                continue
+            tokens, seconds = (sum(one[name] for one in own) for name in ("tokens", "seconds"))
+            both = ((one[arm]["answers"], one[PLAIN]["answers"]) for one in rounds if arm in one)
+            same = [a == b for pair in both for a, b in zip(*pair, strict=True)]
+            speed = "1" if arm == PLAIN else over_plain(rounds, arm).shown("", 3)
+            rows.append([str(at_once), f"`{arm}`", f"{tokens / seconds:.1f}", speed, str(len(own)),
+                         f"{sum(same)} of {len(same)}", *more(own)])  # fmt: skip
+    return f"## {title}\n\n{table((*HEADS, *heads), rows)}"

@@ -1,0 +1,38 @@
+"""The setting of transformers' prompt lookup that is fastest on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.shared import draftsmith
+from draftsmith.bench.encoding import Encoding
+from draftsmith.bench.estimate import predict
+from draftsmith.bench.suites import read
+from draftsmith.bench.sweep import Replayer, sweep
+from draftsmith.drafters.registry import parse
+from draftsmith.model.measure import CostTable
+
+GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
+"""Settings that are tried: tokens of a draft, and the longest n-gram that is looked for."""
+
+
+def fastest(answers: Path, cost: CostTable) -> str:
+    """Return the setting that is fastest under `cost`, replayed on plain answers."""
+    drafters = [parse(f"prompt_lookup(tokens={tokens}, max={ngram})") for tokens, ngram in GRID]
+    done = sweep(read(answers).records, drafters, Replayer(Encoding())).done
+    found = {}
+    for drafter, setting in zip(drafters, GRID, strict=True):
+        name = str(drafter)
+        one = predict([each.replay for each in done if each.drafter == name], cost, None, name)
+        # By passes alone: what drafting takes is another time for another implementation.
+        found[setting] = one.tokens_per_pass / one.pass_cost
+    return "tokens={},ngram={}".format(*max(found, key=lambda setting: found[setting]))
+
+
+def measured_cost(model: str, dtype: str, threads: int, file: Path, quick: bool) -> CostTable:
+    """Return what passes cost, measured by `draftsmith bench cost` unless the file is there."""
+    if not file.is_file():
+        words = ["bench", "cost", model, "--dtype", dtype, "--threads", threads, "--batches", "1"]
+        how = ["--contexts", "64", "--repeats", "1"] if quick else ["--contexts", "128,512,1024"]
+        draftsmith(*words, *how, "-o", file)
+    return CostTable.load(file)

@@ -1,0 +1,88 @@
+"""What a newcomer costs its neighbours: steps of seven rows while a long prompt is read.
+
+    python -m benchmarks.newcomer           # three minutes on two quiet cores
+
+Seven requests decode plainly, then one with a prompt of 2,000 tokens arrives, again and again.
+Counted is, of each newcomer, the 95th percentile of the steps while its prompt is read over the
+median of those before. The exit code is 1 if the upper end of the interval is above 2.5.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.shared import Blocks, Options, Promise, promised, random_ids, run
+from draftsmith import Engine
+from draftsmith.engine.scheduler import Scheduler
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+
+USUAL = 30
+"""Steps of the rows before each newcomer."""
+
+
+def parser() -> Options:
+    made = Options("newcomer", __doc__)
+    made.add_argument("--models", nargs="+", default=["edit-7m", "smollm2"])
+    made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    made.add_size("--context", 256, 32, "cached tokens of a row")
+    made.add_size("--prompt", 2000, 100, "tokens of the newcomer's prompt")
+    made.add_size("--runs", 8, 2, "newcomers")
+    return made
+
+
+def newcomers(model: LoadedModel, args: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Return seconds of slow and of usual steps, one of each for a newcomer."""
+    engine = Engine(model, drafter="none", prefixes=0)
+    scheduler = Scheduler(engine.resources, engine.max_batch)
+
+    def seconds() -> float:
+        begin = perf_counter()
+        scheduler.step()
+        return perf_counter() - begin
+
+    def added(length: int, limit: int, seed: int) -> Any:
+        given = {"max_new_tokens": limit, "min_new_tokens": limit, "temperature": 0}
+        job = engine.prepare(given).job(random_ids(length, seed))
+        scheduler.add(job)
+        return job
+
+    limit = (1 + args.runs) * (USUAL + args.prompt // 8)
+    rows = [added(args.context, limit, seed) for seed in range(7)]
+    while not all(row.session.generated for row in rows):
+        scheduler.step()
+    slow, usual = [], []
+    for number in range(args.runs):
+        usual.append(median(seconds() for _ in range(USUAL)))
+        late, found = added(args.prompt, 2, 100 + number), []
+        while not late.session.generated:
+            found.append(seconds())
+        slow.append(float(np.percentile(found, 95)))
+        scheduler.abort(late)
+    if any(row.session.finished for row in rows):
+        raise SystemExit("an answer ended before the last newcomer's prompt was read")
+    scheduler.close()
+    return slow, usual
+
+
+def measure(args: argparse.Namespace) -> Blocks:
+    def promises() -> Iterator[Promise]:
+        for name, dtype in product(args.models, args.dtypes):
+            model = load(name, dtype=dtype, prepack=True)
+            yield f"{name}, {dtype}: slow / usual", 2.5, partial(newcomers, model, args)
+
+    told, broken = promised(args.results, [args.context, args.prompt], promises(), runs=args.runs)
+    yield told
+    return broken
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(parser(), measure))

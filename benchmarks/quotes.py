@@ -1,0 +1,59 @@
+"""QuoteSum's answers without the brackets around their quotes; tokens quoted, tokens copied."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from draftsmith.bench.formats import QUOTE
+from draftsmith.engine.attribution import find_copies, runs
+
+Origins = Sequence[int | None]
+"""Of each token of an answer, the position that it was copied from."""
+
+
+class Item(NamedTuple):
+    """A question with its sources, and an answer of which we know which tokens are quoted."""
+
+    prompt: list[int]
+    answer: list[int]
+    quoted: set[int]
+
+
+def unquote(summary: str) -> tuple[str, list[tuple[int, int]]]:
+    """`A [ 2 b c ] d` → `A b c d`, and where the quotes are in it."""
+    text, quotes, at = "", [], 0
+    for match in re.finditer(r"\[\s*\d+\s+(.*?)\s*\]", summary, re.DOTALL):
+        text += summary[at : match.start()]
+        quotes.append((len(text), len(text) + len(match[1])))
+        text, at = text + match[1], match.end()
+    return text + summary[at:], quotes
+
+
+def items(path: Path, tokenizer: Tokenizer, limit: int) -> Iterator[Item]:
+    """Yield the dev set in ids."""
+    for line in path.read_text(encoding="utf-8").splitlines()[:limit]:
+        record = json.loads(line)
+        sources = "\n\n".join(f"[{i}] {record[f'title{i}']}\n{record[f'source{i}']}"
+                              for i in range(1, 9) if record[f"source{i}"])  # fmt: skip
+        text, quotes = unquote(record["summary"])
+        question = f"{QUOTE.format(sources=sources, question=record['question'])}\nAnswer: "
+        asked, said = (tokenizer.encode(one, add_special_tokens=False) for one in (question, text))
+        places = enumerate(said.offsets)
+        quoted = {i for i, (a, b) in places if any(a < y and b > x for x, y in quotes)}
+        yield Item(asked.ids, said.ids, quoted)
+
+
+def copied(item: Item, origins: Origins, length: int, bare: bool) -> set[int]:
+    """Return the tokens of an answer in copies of at least `length`.
+
+    `bare`: only those that drafts had copied, without the neighbours that copies reach over.
+    """
+    first = len(item.prompt)
+    copies = runs(origins, first, length) if bare else find_copies(*item[:2], origins, length)
+    return {position - first for copy in copies for position in range(*copy.output)}

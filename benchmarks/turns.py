@@ -1,0 +1,99 @@
+"""Processes that take turns, so that all meet the same machine however it drifts.
+
+Arms that answer for minutes cannot be compared one after the other: within two minutes a shared
+machine gets faster or slower by a tenth. So each arm is a process, all are asked at the same time,
+and only one is awake, for a second; the others are stopped (SIGSTOP).
+
+A stopped process cannot notice that the benchmark is gone. So each has a guard: a process that ends
+it when the benchmark ends, whatever ended that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from time import perf_counter
+from typing import TypeVar
+
+T = TypeVar("T")
+Clock = Callable[[float], float]
+"""A moment of `perf_counter` → seconds that a process had been awake until then."""
+
+AWAKE = 1.0
+"""Seconds of a turn; the sleep of one of four processes is then no stall of a drafter."""
+GUARD = """
+import os, signal, sys
+sys.stdin.buffer.read()  # until the benchmark has ended, or kills this process
+for end in (os.killpg, os.kill):
+    try:
+        end(int(sys.argv[1]), signal.SIGKILL)
+        break
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Sleeper:
+    """A process of the benchmark; it sleeps but for its turns, and ends with the benchmark."""
+
+    def __init__(self, process: int) -> None:
+        """Guard a child process, by its id; it is awake until `sleep` is called."""
+        self.process = process
+        self._guard = subprocess.Popen(
+            [sys.executable, "-S", "-c", GUARD, str(process)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is the benchmark's affair
+        )
+
+    def sleep(self) -> None:
+        """Stop the process until it is woken."""
+        self._tell(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let the process go on."""
+        self._tell(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill the process, stopped or not; the caller waits for it."""
+        self._tell(signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it leads no group
+            os.killpg(self.process, signal.SIGKILL)
+        self._guard.kill()
+        self._guard.communicate()
+
+    def _tell(self, what: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended, which its answers will show
+            os.kill(self.process, what)
+
+
+def side_by_side(tasks: Mapping[Sleeper, Callable[[], T]]) -> dict[Sleeper, tuple[T, Clock]]:
+    """Return what each task gave, on which a sleeping process works, and the process's clock.
+
+    The processes sleep before and after. If this is interrupted, all of them are ended.
+    """
+    awake: dict[Sleeper, list[tuple[float, float]]] = {sleeper: [] for sleeper in tasks}
+    with ThreadPoolExecutor(max(1, len(tasks))) as threads:
+        working = {sleeper: threads.submit(task) for sleeper, task in tasks.items()}
+        try:
+            while not all(task.done() for task in working.values()):
+                for sleeper, task in working.items():
+                    if not task.done():
+                        begin = perf_counter()
+                        sleeper.wake()
+                        wait([task], AWAKE)
+                        sleeper.sleep()
+                        awake[sleeper].append((begin, perf_counter()))
+        except BaseException:
+            for sleeper in tasks:  # else the threads would wait for ever
+                sleeper.end()
+            raise
+
+    def clock(sleeper: Sleeper) -> Clock:
+        return lambda at: sum(min(at, end) - begin for begin, end in awake[sleeper] if at > begin)
+
+    return {sleeper: (task.result(), clock(sleeper)) for sleeper, task in working.items()}

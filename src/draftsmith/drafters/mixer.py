@@ -1,0 +1,416 @@
+"""Mixer: how likely each candidate is to come next, learned from what the target emits.
+
+Logistic mixing as in context-mixing compressors (PAQ, CMIX). Each input sorts a candidate into one
+of a few cells: how often the token followed this context, of how many times; or, where it never
+did, how often and how variously the context went on. A table turns the cell into a probability.
+The logits of these probabilities are added up with weights, which are chosen by the longest
+contexts that know the candidate and by what followed the last token.
+
+Inputs: one for every context order of every index, then one for the row of the target's logits. A
+further source of probabilities, a trained head for example, is one more row: see `find_row`,
+`add_row` and `sort_row`.
+
+`I`: inputs, `K`: indexes.
+"""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftsmith.compiled import inlined
+from draftsmith.drafters.context_index import (
+    LENGTHS,
+    ORDERS,
+    ContextIndex,
+    copied,
+    find,
+    hash_of,
+)
+from draftsmith.drafters.logit_rows import ROWS, TOP
+
+NEWEST = 8
+"""Newest followers of a context that become candidates. So do the last two tokens of an index and
+its most frequent ones."""
+
+SIZES, AGES, KINDS = 7, 7, 4
+"""Classes of counts, of ages and of how many different tokens followed."""
+PRESENT = 2 * SIZES * AGES
+"""Cells of a follower: whether it is the newest, times it followed, times the context occurred. Of
+order 0: times the token occurred, its age. Of a row: rank of the token, class of its probability.
+"""
+CELLS = PRESENT + SIZES * KINDS
+"""And of any other candidate: times the context occurred, how many different tokens followed it. Of
+a row: class of its best probability."""
+AFTER = 1 + SIZES * KINDS
+"""Classes of what followed the last token: it is new; or times it occurred, how many different
+tokens followed it."""
+NAMED = 2
+"""Whether the row names the candidate."""
+
+PROB_STEPS = (58982, 39322, 19661, 6554, 1966, 655)
+"""Bounds of the classes of probability in a row: 0.9, 0.6, 0.3, 0.1, 0.03, 0.01 of WHOLE."""
+PROBS, RANKS = 1 + len(PROB_STEPS), 6
+"""Classes of probability and of rank in a row. Bigrams have cells of their own after these."""
+
+MAX_CANDIDATES = 160
+"""Two indexes name at most 84, a row 8, a grammar 64."""
+SLOTS = 256
+"""Slots in which a candidate is found by its token."""
+MAX_INPUTS = 16
+ELSEWHERE, FORCED = -2, -3
+"""Position of a candidate that only longer contexts of the second index know; that only the
+answer's grammar names. -1: that no context of the first index knows."""
+
+MAX_COUNT = 255.0
+"""Most cases that a cell counts while decoding."""
+MIN_PROB = 0.0005
+"""A cell's probability, and its complement, is never lower."""
+MAX_WEIGHT = 16.0
+MAX_LOGIT = 20.0
+MAX_SUM = 0.995
+"""Sum of all candidates' probabilities at most: only one of them can come next."""
+
+CELL = np.dtype([("prob", np.float64), ("count", np.float64), ("logit", np.float64)], align=True)
+"""Probability that a candidate in this cell comes next, cases that it was learned from, its logit.
+"""
+CANDIDATE = np.dtype(
+    [
+        ("token", np.int32),
+        ("weights", np.int32),  # its set of `Mixer.weights`, counted from AFTER
+        ("position", np.int32),  # where the first index's longest context saw it last, or negative
+        ("slot", np.int32),
+        ("cells", np.int32, MAX_INPUTS),  # its cell for each input; -1: the input knows nothing
+        ("alone", np.float64),  # probability before all are made to sum to at most MAX_SUM
+        ("prob", np.float64),
+    ],
+    align=True,
+)
+
+
+LOOKUP = np.dtype(
+    [
+        ("inputs", np.int32),
+        # By input: place of the context in its index, or of the row in its table, or -1.
+        ("found", np.int32, MAX_INPUTS),
+        # By input: cell of a candidate that is none of its followers, or -1.
+        ("absent", np.int32, MAX_INPUTS),
+        ("slots", np.int32, SLOTS),  # hash table of candidates: 1 + place in the array, or 0
+    ]
+)
+
+
+class Mixer(NamedTuple):
+    """All that is learned."""
+
+    cells: Any
+    """(I, CELLS) CELL."""
+    weights: Any
+    """(AFTER + ORDERS^K * NAMED, I + 1) sets of weights and a bias, of which two are added: one by
+    what followed the last token, and one by the longest context of each index that knows the
+    candidate and by whether the row names it."""
+
+    def copy(self) -> Mixer:
+        """Return a mixer with arrays of its own."""
+        return Mixer(copied(self.cells), self.weights.copy())
+
+    @property
+    def indexes(self) -> int:
+        """K: how many indexes it is about."""
+        return len(self.cells) // ORDERS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(int(array.nbytes) for array in self)
+
+
+def new_mixer(indexes: int) -> Mixer:
+    """Return a mixer over so many indexes whose numbers are all 0."""
+    inputs = indexes * ORDERS + 1
+    weights = np.zeros((AFTER + ORDERS**indexes * NAMED, inputs + 1))
+    return Mixer(np.zeros((inputs, CELLS), CELL), weights)
+
+
+@inlined
+def predict(
+    text: ContextIndex, answers: ContextIndex, rows: Any, mixer: Mixer, candidates: Any,
+    lookup: Any, end: int,
+) -> int:  # fmt: skip
+    """Fill `candidates` with what may follow the first `end` ids of `text`; return how many.
+
+    `answers`: a second index, if the mixer is about two. `rows`: (ROWS,) ROW of the target's
+    logits, or empty.
+    """
+    indexes, row = (text, answers), len(mixer.cells) - 1
+    lookup.inputs = row + 1
+    for k in range(row // ORDERS):
+        find_contexts(indexes[k], k * ORDERS, text, end, lookup)
+    find_row(rows, row, text.ids[end - 1] if end else -1, lookup)
+    count = add_row(rows, row, candidates, lookup, 0 * end)
+    for k in range(row // ORDERS):
+        count = add_followers(indexes[k], k * ORDERS, candidates, lookup, count)
+    for k in range(row // ORDERS):
+        sort_followers(indexes[k], k * ORDERS, candidates, lookup, count)
+    sort_row(rows, row, candidates, lookup, count)
+    for i in range(count):
+        lookup.slots[candidates[i].slot] = 0
+    mix(mixer, candidates, lookup, count)
+    return count
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+
+@inlined
+def find_contexts(
+    index: ContextIndex, first: int, text: ContextIndex, end: int, lookup: Any
+) -> None:
+    """Find the contexts of `index` that the first `end` ids of `text` end with.
+
+    `first`: the first of the index's inputs.
+    """
+    totals, found, absent = index.totals[0], lookup.found, lookup.absent
+    for i in range(first, first + ORDERS):
+        found[i] = absent[i] = -1
+    if totals.length:
+        absent[first] = absent_cell(totals.length, totals.distinct)
+    for order in range(1, ORDERS):
+        if LENGTHS[order] > end:
+            break
+        place = find(index, order, hash_of(text, order, end), text.ids, end)
+        if place < 0:
+            break
+        context = index.contexts[place]
+        found[first + order] = place
+        absent[first + order] = absent_cell(context.count, context.followers)
+
+
+@inlined
+def find_row(rows: Any, row: int, token: int, lookup: Any) -> None:
+    """Find the row that followed `token`; `row`: its input."""
+    place = token % ROWS
+    lookup.found[row] = lookup.absent[row] = -1
+    if token >= 0 and len(rows) and abs(rows[place].after) == token + 1:
+        bigram = rows[place].after < 0
+        lookup.found[row] = place
+        lookup.absent[row] = PRESENT + prob_class(rows[place].probs[0]) + PROBS * bigram
+
+
+@inlined
+def slot_of(candidates: Any, lookup: Any, token: int) -> int:
+    """Return the slot of the candidate, or the free one that it would have."""
+    slots, slot = lookup.slots, token % SLOTS
+    while slots[slot] and candidates[slots[slot] - 1].token != token:
+        slot = (slot + 1) % SLOTS
+    return slot
+
+
+@inlined
+def add(candidates: Any, lookup: Any, count: int, token: int) -> int:
+    """Make the token a candidate, unless it is one; return how many there are."""
+    slot = slot_of(candidates, lookup, token)
+    if lookup.slots[slot] or count == MAX_CANDIDATES:
+        return count
+    new = candidates[count]
+    new.token, new.weights, new.position, new.slot = token, 0, -1, slot
+    for i in range(lookup.inputs):
+        new.cells[i] = lookup.absent[i]
+    lookup.slots[slot] = count + 1
+    return count + 1
+
+
+@inlined
+def add_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> int:
+    """Add the tokens of the row that was found; return how many candidates there are."""
+    place = lookup.found[row]
+    if place >= 0:
+        for i in range(TOP):
+            count = add(candidates, lookup, count, rows[place].tokens[i])
+    return count
+
+
+@inlined
+def add_followers(index: ContextIndex, first: int, candidates: Any, lookup: Any, count: int) -> int:
+    """Add the followers of the contexts that were found, the longest first, then the last two
+    tokens, then the most frequent ones; return how many candidates there are."""
+    totals = index.totals[0]
+    # One loop with one call of `add`, which is inlined.
+    for order in range(ORDERS - 1, -2, -1):
+        at, left = order, NEWEST
+        if order > 0:
+            place = lookup.found[first + order]
+            at = index.contexts[place].newest if place >= 0 else -1
+        elif order == 0:
+            left = 2 if totals.previous >= 0 else 1 if totals.latest >= 0 else 0
+        else:
+            left = totals.listed
+        for i in range(left):
+            if order > 0:
+                if at < 0:
+                    break
+                token = index.followers[at].token
+                at = index.followers[at].older
+            elif order == 0:
+                token = totals.previous if i else totals.latest
+            else:
+                token = totals.frequent[i]
+            count = add(candidates, lookup, count, token)
+    return count
+
+
+# --- cells ---------------------------------------------------------------------------------------
+
+
+@inlined
+def size_class(n: int) -> int:
+    """Return the class of a count: 0; 1; 2; to 4; to 8; to 16; more."""
+    # Branch-free: these branches mispredict, and what they wait for misses the cache.
+    return min(n, 2) + (n > 2) + (n > 4) + (n > 8) + (n > 16)
+
+
+@inlined
+def age_class(n: int) -> int:
+    """Return the class of a distance in tokens: to 4, and so on fourfold to 4096; more."""
+    return (n > 4) + (n > 16) + (n > 64) + (n > 256) + (n > 1024) + (n > 4096)
+
+
+@inlined
+def prob_class(prob: int) -> int:
+    """Return the class of a probability in a row, the highest first."""
+    found = 0
+    for step in PROB_STEPS:
+        found += prob < step
+    return found
+
+
+@inlined
+def absent_cell(count: int, kinds: int) -> int:
+    """Return the cell of a candidate that never followed a context which occurred `count` times."""
+    return PRESENT + size_class(count) * KINDS + (kinds > 1) + (kinds > 2) + (kinds > 4)
+
+
+@inlined
+def sort_followers(
+    index: ContextIndex, first: int, candidates: Any, lookup: Any, count: int
+) -> None:
+    """Sort each candidate into the cells of the index's contexts; note the longest that knows it.
+
+    Of the first index also note where that context saw it last.
+    """
+    followers = index.followers
+    for i in range(count):
+        one = candidates[i]
+        one.weights *= ORDERS
+        place = find(index, 0 * first, one.token + 1, index.ids, 0 * first)
+        if place >= 0:
+            context = index.contexts[place]
+            age = age_class(index.totals[0].length - context.end + 1)
+            one.cells[first] = size_class(context.count) * AGES + age
+    for order in range(1, ORDERS):
+        place = lookup.found[first + order]
+        if place < 0:
+            break
+        occurred, newest = size_class(index.contexts[place].count), index.contexts[place].newest
+        at = newest
+        while at >= 0:
+            candidate = lookup.slots[slot_of(candidates, lookup, followers[at].token)]
+            if candidate:
+                one = candidates[candidate - 1]
+                older = 0 if at == newest else SIZES
+                times = size_class(followers[at].count)
+                one.cells[first + order] = (older + times) * SIZES + occurred
+                one.weights += order - one.weights % ORDERS
+                if not first:
+                    one.position = followers[at].position
+                elif one.position < 0:
+                    one.position = ELSEWHERE
+            at = followers[at].older
+
+
+@inlined
+def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> None:
+    """Sort each candidate into the cells of the row; note whether the row names it."""
+    for i in range(count):
+        candidates[i].weights *= NAMED
+    place = lookup.found[row]
+    if place < 0:
+        return
+    first = RANKS * (rows[place].after < 0)
+    for i in range(TOP):
+        candidate = lookup.slots[slot_of(candidates, lookup, rows[place].tokens[i])]
+        if candidate:
+            one = candidates[candidate - 1]
+            rank = first + (i if i < 4 else 4 if i < 6 else 5)
+            one.cells[row] = rank * PROBS + prob_class(rows[place].probs[i])
+            one.weights += 1
+
+
+# --- probabilities -------------------------------------------------------------------------------
+
+
+@inlined
+def squash(logit: float) -> float:
+    """Return the probability of a logit."""
+    return 1.0 / (1.0 + exp(-min(MAX_LOGIT, max(-MAX_LOGIT, logit))))
+
+
+@inlined
+def after_class(lookup: Any) -> int:
+    """Return the set of `Mixer.weights` for what followed the last token."""
+    cell = lookup.absent[1]
+    return 0 if cell < 0 else 1 + cell - PRESENT
+
+
+@inlined
+def mix(mixer: Mixer, candidates: Any, lookup: Any, count: int) -> None:
+    """Give each candidate its probability."""
+    inputs = len(mixer.cells)
+    after = mixer.weights[after_class(lookup)]
+    total = 0.0
+    for n in range(count):
+        one = candidates[n]
+        weights = mixer.weights[AFTER + one.weights]
+        logit = weights[inputs] + after[inputs]
+        for i in range(inputs):
+            if one.cells[i] >= 0:
+                logit += (weights[i] + after[i]) * mixer.cells[i, one.cells[i]].logit
+        one.alone = one.prob = squash(logit)
+        total += one.prob
+    if total > MAX_SUM:
+        for n in range(count):
+            candidates[n].prob *= MAX_SUM / total
+
+
+@inlined
+def learn(
+    mixer: Mixer, candidates: Any, lookup: Any, count: int, token: int, rate: float,
+    max_count: float, weight: float,
+) -> None:  # fmt: skip
+    """Learn that `token` came where `predict` gave these candidates.
+
+    `rate` of the weights; `max_count`: most cases that a cell counts; `weight` of this case.
+    """
+    inputs = len(mixer.cells)
+    after = mixer.weights[after_class(lookup)]
+    for n in range(count):
+        one = candidates[n]
+        weights = mixer.weights[AFTER + one.weights]
+        right = 1.0 if one.token == token else 0.0
+        step = (right - one.alone) * rate * weight
+        for i in range(inputs + 1):
+            change = step
+            if i < inputs:
+                if one.cells[i] < 0:
+                    continue
+                cell = mixer.cells[i, one.cells[i]]
+                change *= cell.logit
+                cases, p = min(cell.count + weight, max_count), cell.prob
+                p = min(1.0 - MIN_PROB, max(MIN_PROB, p + (right - p) * weight / (cases + 1.5)))
+                cell.count = cases
+                if p != cell.prob:  # the logarithm is not computed again at a bound
+                    cell.prob, cell.logit = p, log(p / (1.0 - p))
+            weights[i] = min(MAX_WEIGHT, max(-MAX_WEIGHT, weights[i] + change))
+            after[i] = min(MAX_WEIGHT, max(-MAX_WEIGHT, after[i] + change))

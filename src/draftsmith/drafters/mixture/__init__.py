@@ -1,1 +1,0 @@
-"""What `auto` is made of: contexts, belief, growth; functions on arrays."""

@@ -1,0 +1,307 @@
+"""The benchmarks: what they share, that each runs at toy size, and what is left of a killed one."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import lzma
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import shared, turns
+from benchmarks.half_precision import difference
+from benchmarks.shared import Options, Results
+
+import tiny
+
+FOLDER = Path(shared.__file__).parent
+BENCHMARKS = sorted(
+    path.stem for path in FOLDER.glob("*.py") if "def parser(" in path.read_text(encoding="utf-8")
+)
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be stopped there")
+
+
+# ---------------------------------------------------------------------------- what they share
+
+
+def test_sizes_are_smaller_with_quick_unless_they_are_given() -> None:
+    options = Options("x", "What.\n\nMore.")
+    options.add_size("--runs", 48, 6, "pairs")
+    options.add_size("--at-once", [1, 2], [1], "callers", nargs="+")
+    assert vars(options.parse_args([]))["runs"] == 48
+    found = options.parse_args(["--quick", "--at-once", "3", "4"])
+    assert (found.runs, found.at_once) == (6, [3, 4])
+    assert options.description == "What."
+
+
+def test_results_are_known_by_arm_prompt_and_settings(tmp_path: Path) -> None:
+    computed = []
+
+    def compute() -> list[int]:
+        computed.append(1)
+        return [len(computed)]
+
+    results = Results(tmp_path / "x.jsonl", threads=2)
+    assert results.recall("a", "prompt", compute, runs=3) == [1]
+    for arm, prompt, runs in (("b", "prompt", 3), ("a", "other", 3), ("a", "prompt", 4)):
+        assert results.known(arm, prompt, runs=runs) is None
+    again = Results(tmp_path / "x.jsonl", threads=2)
+    assert again.recall("a", "prompt", compute, runs=3) == [1]
+    assert Results(tmp_path / "x.jsonl", threads=1).known("a", "prompt", runs=3) is None
+    assert computed == [1]
+
+
+def test_a_ratio_is_the_median_of_pairs() -> None:
+    assert shared.shown([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == "2.000 [2.000, 3.000]"
+    assert shared.ratio([3.0], [2.0]).value == 1.5
+
+
+def test_a_promise_is_broken_by_the_upper_end_of_its_interval(tmp_path: Path) -> None:
+    results = Results(tmp_path / "x.jsonl")
+    slow, fast = ("slow", 1.2, lambda: [[1.0, 1.5], [1.0, 1.0]]), ("fast", 1.2, lambda: [[1], [2]])
+    told, broken = shared.promised(results, "", [slow, fast, ("free", None, lambda: [[9], [1]])])
+    assert broken
+    assert re.findall(r"\| (slow|fast|free) .*\| (.*) \|\n?", told) == [
+        ("slow", "**broken**"), ("fast", "kept"), ("free", ""),
+    ]  # fmt: skip
+    assert not shared.promised(results, "", [fast])[1]
+
+
+def test_arms_take_turns() -> None:
+    order = list[str]()
+    seconds = shared.timed([partial(order.append, name) for name in "ab"], 2, warmup=1, before=1)
+    assert order == [*"ab", *"aabb", *"bbaa"]
+    assert [len(own) for own in seconds] == [2, 2]
+
+
+def test_answers_that_differ_are_counted() -> None:
+    found = {"a": [[1], [2], [3, 4]], "b": [[1], [5], [3, 6]]}
+    assert difference(found, "a", "b") == ["a", "b", "3", "2 (67%)", "2"]
+    assert difference(found, "a", "a") == ["a", "a", "3", "0 (0%)", ""]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_is_short_and_says_how_it_is_run(name: str) -> None:
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert text.count("\n") <= 100
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert f"    python -m benchmarks.{name}" in module.__doc__
+    assert module.parser().name == name
+
+
+# ------------------------------------------------------------------------- processes in turn
+
+Echo = subprocess.Popen[str]
+
+
+@pytest.fixture
+def echoes() -> Iterator[dict[turns.Sleeper, Echo]]:
+    """Two processes that say what they hear, asleep."""
+    pipe, found = subprocess.PIPE, dict[turns.Sleeper, Echo]()
+    try:
+        for _ in range(2):
+            echo = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, text=True)
+            found[turns.Sleeper(echo.pid)] = echo
+        for sleeper in found:
+            sleeper.sleep()
+        yield found
+    finally:
+        for sleeper, echo in found.items():
+            sleeper.end()
+            echo.communicate()
+
+
+def heard(echo: Echo, said: str) -> str:
+    assert echo.stdin is not None
+    assert echo.stdout is not None
+    echo.stdin.write(said + "\n")
+    echo.stdin.flush()
+    return echo.stdout.readline().strip()
+
+
+def falls_asleep(echo: Echo) -> bool:
+    """Wait: a signal takes its time to come."""
+    return os.WIFSTOPPED(os.waitpid(echo.pid, os.WUNTRACED)[1])
+
+
+@POSIX
+def test_processes_take_turns(echoes: dict[turns.Sleeper, Echo]) -> None:
+    tasks = {one: partial(heard, echo, f"it is {echo.pid}") for one, echo in echoes.items()}
+    found = turns.side_by_side(tasks)
+    assert [said for said, _ in found.values()] == [f"it is {echo.pid}" for echo in echoes.values()]
+    for _, clock in found.values():
+        assert clock(0.0) == 0 < clock(inf)
+    assert all(map(falls_asleep, echoes.values()))
+    assert turns.side_by_side({}) == {}
+
+
+@POSIX
+def test_an_interrupt_ends_the_processes(
+    echoes: dict[turns.Sleeper, Echo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turns, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        turns.side_by_side({one: partial(heard, echo, "x") for one, echo in echoes.items()})
+    assert [echo.wait() for echo in echoes.values()] == [-signal.SIGKILL] * 2
+
+
+KILLED = textwrap.dedent("""
+    import subprocess, sys, time
+    from benchmarks.turns import Sleeper
+
+    own = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
+    sleepers = [Sleeper(one.pid) for one in own]
+    for one in sleepers:
+        one.sleep()
+    print(*(one.pid for one in own), flush=True)
+    time.sleep(1000)
+""")
+
+
+@POSIX
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_benchmark_leaves_no_stopped_process(how: signal.Signals) -> None:
+    """The guard of each process sees that the benchmark has ended, whatever ended it."""
+    root = str(FOLDER.parent)
+    benchmark = subprocess.Popen(
+        [sys.executable, "-c", KILLED],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert benchmark.stdout is not None
+    left = list(map(int, benchmark.stdout.readline().split()))
+    assert len(left) == 2
+    assert all(map(there, left))
+    benchmark.send_signal(how)
+    benchmark.communicate()
+    while any(map(there, left)):  # the test's own limit ends it
+        time.sleep(0.05)
+
+
+def there(process: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{process}/stat")
+    try:
+        return not status.parent.parent.is_dir() or status.read_text().rpartition(")")[2][1] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# ------------------------------------------------------------------------------ all of them
+
+TURNS = ["the quick brown fox jumps over the quick brown", "once more"]
+
+
+def jsonl(*items: Any) -> bytes:
+    return "".join(json.dumps(item) + "\n" for item in items).encode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in `model`, and texts like the public ones in `data`."""
+    made = tmp_path_factory.mktemp("toys")
+    tiny.model(1, 2048).save_pretrained(made / "model")
+    tiny.tokenizer().save_pretrained(made / "model")
+    asked = [
+        {"question_id": n, "category": category, "turns": TURNS[:count]}
+        for n, (category, count) in enumerate([("coding", 2), ("rag", 1)])
+    ]
+    for name in ("prompts", "recorded"):
+        (made / "data" / name).mkdir(parents=True)
+    prompts = made / "data" / "prompts"
+    (prompts / "spec_bench.jsonl").write_bytes(jsonl(*asked))
+    (prompts / "mt_redundant.jsonl").write_bytes(jsonl(asked[0]))
+    task = {"task_id": "HumanEval/0", "prompt": "def foo(x):", "entry_point": "foo"}
+    (prompts / "humaneval.jsonl.gz").write_bytes(gzip.compress(jsonl(task)))
+    edit = {"suite": "commit_edits", "messages": [{"role": "user", "content": TURNS[0]}]}
+    file = made / "data" / "recorded" / "commit_edits.jsonl.xz"
+    file.write_bytes(lzma.compress(jsonl(edit)))
+    (made / "prompts.jsonl").write_bytes(jsonl(edit))
+    return made
+
+
+TOYS: dict[str, tuple[str, list[str]]] = {
+    "batch_cost": ("--models MODEL --dtypes float32", ["| 1 plain row, packed / unpacked |"]),
+    "newcomer": ("--models MODEL --dtypes float32", ["MODEL, float32: slow / usual |"]),
+    "prefix_reuse": ("-m MODEL", ["| second of two that share 100 | 132 | 32 | 32 | 132 |",
+                                  "| turn 10 |"]),
+    "passes": ("-m MODEL --dtypes float32", ["| model.generate |", "| 32 |"]),
+    "half_precision": ("PROMPTS -m MODEL",
+                       ["| copyspec@drafter, float32 | none, float32 | 1 | 0 (0%)"]),
+    "under_load": ("--models MODEL",
+                   ["| 2 | `none` |", "| 2 | `auto` |", "| 2 | `generate_batch` |"]),
+    "server_load": ("--models MODEL --transformers /nowhere",
+                    ["| 2 | `auto` |", "`transformers serve` | cannot run: there is no /nowhere",
+                     "`llama-server` | cannot run: it takes GGUF files only"]),
+    "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
+                     ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
+}  # fmt: skip
+"""Benchmarks that a tiny model can run: what is typed, and what the table then has."""
+
+
+def run(name: str, words: list[str]) -> None:
+    """Run a benchmark at toy size; what a clock finds may break a promise."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    shared.run(module.parser(), module.measure, [*words, "--quick", "--threads", "1"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("name", TOYS)
+def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -> None:
+    typed, wanted = TOYS[name]
+    places = {"MODEL": str(folder / "model"), "DATA": str(folder / "data"),
+              "PROMPTS": str(folder / "prompts.jsonl")}  # fmt: skip
+    words = [places.get(word, word) for word in typed.split()] + ["-o", str(tmp_path)]
+    run(name, words)
+    said = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
+    for line in wanted:
+        assert line.replace("MODEL", places["MODEL"]) in said
+    assert "refused" not in said
+    files: Callable[[], dict[str, bytes]] = lambda: {  # noqa: E731
+        str(file): file.read_bytes() for file in tmp_path.rglob("*.jsonl")
+    }
+    before = files()
+    run(name, words)  # nothing is left to do
+    assert files() == before
+
+
+SHARED = {
+    "edits": "DATA --answers commit --dtype float32",
+    "predicted": "DATA",
+    "papers": "DATA",
+    "quotesum": "DATA",
+    "vllm_drafters": "cost DATA",
+    "sampled_distributions": "--draws 50",
+}
+"""Benchmarks that need the recorded data, or a model that ships."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED)
+def test_a_benchmark_of_recorded_data_runs(name: str, shared_data: Path, tmp_path: Path) -> None:
+    words = [str(shared_data) if word == "DATA" else word for word in SHARED[name].split()]
+    run(name, [*words, "-o", str(tmp_path)])
+    [page] = tmp_path.glob(f"{name}*.md")
+    assert re.search(r"^\| ---", page.read_text(encoding="utf-8"), re.MULTILINE)
