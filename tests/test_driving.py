@@ -23,7 +23,7 @@ sys.path.insert(0, {tests!r})
 import tiny
 from draftsmith import Engine, accelerate
 
-engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="copyspec")
 prompts = [[5 + n, 6, 7, 8] * 5 for n in range(3)]
 options = {{"max_new_tokens": 40, "min_new_tokens": 40}}
 begin = time.perf_counter()
