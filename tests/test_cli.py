@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import io
 import json
@@ -16,6 +17,7 @@ import threading
 import time
 import types
 from dataclasses import MISSING, fields, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -23,10 +25,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import typer
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import HfApi, constants
 from rich.console import Console
+from transformers import LlamaForCausalLM
 
 import draftsmith
 import gguf_files
@@ -43,10 +47,12 @@ from draftsmith.cli.render import say_end
 from draftsmith.cli.report import note, showing
 from draftsmith.drafters import registry
 from draftsmith.drafters.registry import lookup
+from draftsmith.engine.call import Stream
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Stream
 from draftsmith.errors import LoadError
+from draftsmith.model import dtype as dtype_rule
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.server import run as server_run
 from draftsmith.text.repetition import looping, lost_lines, repeated_lines, surroundings
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
@@ -775,6 +781,47 @@ def test_drafters_lists_all() -> None:
     result = call("drafters")
     for words in ("auto", "copyspec", "gamma=3, block=10", "none", "prompt_lookup"):
         assert words in result.stdout
+
+
+COMPUTING = {
+    "run": "run hello -m MODEL --max-new-tokens 2",
+    "chat": "chat -m MODEL --max-new-tokens 2",
+    "serve": "serve -m MODEL",
+    "bench run": "bench run PROMPTS -m MODEL -a none -a hf:generate --max-new-tokens 2 -o OUT",
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("command", COMPUTING)
+def test_first_hour_7_every_command_computes_in_one_dtype_on_the_same_threads(
+    command: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of programs: the checkpoint's dtype where the CPU has it, and torch's threads."""
+    copy.deepcopy(tiny.model()).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts").write_text('{"prompt": "hello world"}\n')
+    monkeypatch.setattr(dtype_rule, "computes_in", lambda dtype: native or dtype == torch.float32)
+
+    def asked(api: Any) -> Any:
+        """A server whose one answer is made in its own way: in another thread."""
+        served = threading.Thread(target=partial(api.engine.generate, [5, 6], max_new_tokens=2))
+        return types.SimpleNamespace(run=lambda: (served.start(), served.join()))
+
+    monkeypatch.setattr(server_run, "server", asked)
+    seen = set[tuple[torch.dtype, int]]()
+
+    def note_pass(module: Any, _args: Any) -> None:
+        own = isinstance(module, LlamaForCausalLM)  # not the small copy that is examined
+        if own and module.config.vocab_size == len(tiny.tokenizer()):
+            seen.add((module.dtype, torch.get_num_threads()))
+
+    words = COMPUTING[command].replace("MODEL", str(tmp_path / "model"))
+    words = words.replace("PROMPTS", str(tmp_path / "prompts"))
+    with torch.nn.modules.module.register_module_forward_pre_hook(note_pass):
+        ran = call(*words.replace("OUT", str(tmp_path / "out")).split(), stdin="hello\n")
+    assert ran.exit_code == 0, ran.output
+    dtype = torch.bfloat16 if native else torch.float32
+    assert seen == {(dtype, torch.get_num_threads())}
 
 
 def test_tables_in_a_pipe_are_not_padded() -> None:

@@ -161,9 +161,10 @@ def test_an_interrupt_ends_the_processes(
 
 
 KILLED = textwrap.dedent("""
-    import subprocess, sys, time
+    import signal, subprocess, sys, time
     from benchmarks.turns import Sleeper
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     own = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
     sleepers = [Sleeper(one.pid) for one in own]
     for one in sleepers:

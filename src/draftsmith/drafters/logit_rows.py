@@ -40,7 +40,7 @@ def best(tokens: Sequence[int], logits: Tensor) -> Any:
     Where the best logits are not finite, the row is empty: its `after` is 0.
     """
     highest, ids = _highest(logits)
-    values = highest.double().numpy(force=True)
+    values = highest.cpu().double().numpy()  # some devices have no float64
     finite = np.isfinite(values).all(-1)
     values[~finite] = 0.0
     probs = np.exp(values - values[:, :1])
