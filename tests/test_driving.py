@@ -56,7 +56,7 @@ threads = [threading.Thread(target=one) for one in (strike, other)]
 for thread in threads:
     thread.start()
 partial, interrupted = 0, 0
-while interrupted < 12 or not partial:
+while interrupted < 8 or not partial:
     try:
         try:
             armed = True

@@ -67,7 +67,9 @@ class Call(AbstractContextManager["Call"]):
         if self._scheduler is None:
             self._scheduler = Scheduler(self._resources, self._max_batch)
             if self._on_start is not None:
-                self._resources.turns.run(self._on_start)
+                turns = self._resources.turns
+                with turns.line(), turns.lock, turns.owner():
+                    self._on_start()
             for job in self.jobs:
                 self._scheduler.add(job)
         for job in self._scheduler.step():

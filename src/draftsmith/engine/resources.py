@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from time import sleep
-from typing import TypeVar
 
 from draftsmith.core.cost import CostCurve
 from draftsmith.engine.autocast import autocast_mode
@@ -21,8 +20,6 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.runner import Runner
 
-T = TypeVar("T")
-
 _POLL = 1e-4
 """Seconds between two looks at whether another thread has had its turn."""
 _POLLS = 100
@@ -31,54 +28,60 @@ gone."""
 
 
 class Turns:
-    """Lets one thread at a time make a pass; threads that wait get the next ones."""
+    """Lets one thread at a time make a pass; threads that wait get the next ones.
+
+    A pass is made in `with turns.line(), turns.lock, turns.owner():`. The lock is a plain one, so
+    no interrupt can come between taking it and entering the block.
+    """
 
     def __init__(self) -> None:
-        # A plain lock in a `with`: no interrupt can come between taking it and entering the block.
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._owner: int | None = None
-        self._present: list[int] = []
-        """Threads that make a pass or wait for one."""
-        self._count = 0
+        self._passes = 0
+        self._present: dict[int, int] = {}
+        """Thread in line → the number of the pass that it makes; 0 while it waits."""
         self._afterwards: deque[Callable[[], None]] = deque()
         """Work to do between passes."""
 
-    @property
-    def mine(self) -> bool:
-        """Whether the calling thread is making a pass."""
-        return self._owner == threading.get_ident() and self._lock.locked()
-
     def check(self) -> None:
         """Raise OptionError in a pass: a callback cannot wait for a pass of its own engine."""
-        if self.mine:
+        if self._owner == threading.get_ident() and self.lock.locked():
             raise OptionError(
                 "a callback cannot generate on the engine, or the accelerated model, whose pass "
                 "has called it; use another engine, or generate before or after"
             )
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Return `work()`, which no other thread's work overlaps; raises what `check` raises."""
+    @contextmanager
+    def line(self) -> Iterator[None]:
+        """Wait among those that want to make a pass, and let another one have the next.
+
+        Raises what `check` raises.
+        """
         self.check()
-        me, count = threading.get_ident(), -1
+        me = threading.get_ident()
         try:
-            self._present.append(me)
-            if self._lock.locked():
+            self._present[me] = 0
+            if self.lock.locked():
                 end_team()
-            with self._lock:
-                self._owner, self._count = me, self._count + 1
-                count = self._count
-                try:
-                    self._tidy()
-                    return work()
-                finally:
-                    self._owner = None
-                    if len(self._present) > 1:
-                        end_team()  # the next pass computes in another thread
+            yield
         finally:
-            with suppress(ValueError):
-                self._present.remove(me)
-            self._give_way(count)
+            if number := self._present.pop(me, 0):
+                self._give_way(number)
             self._sweep()
+
+    @contextmanager
+    def owner(self) -> Iterator[None]:
+        """Be the thread that makes a pass."""
+        me = threading.get_ident()
+        self._passes += 1
+        self._present[me], self._owner = self._passes, me
+        try:
+            self._tidy()
+            yield
+        finally:
+            self._owner = None
+            if len(self._present) > 1:
+                end_team()  # the next pass computes in another thread
 
     def between(self, work: Callable[[], None]) -> None:
         """Call `work` between two passes: now, or after the one that runs. Waits for no pass.
@@ -90,18 +93,18 @@ class Turns:
 
     def _sweep(self) -> None:
         # A thread that makes a pass does this after it, so one of both finds what is left.
-        while self._afterwards and not self._lock.locked():
-            with self._lock:
+        while self._afterwards and not self.lock.locked():
+            with self.lock:
                 self._tidy()
 
     def _tidy(self) -> None:
         while self._afterwards:
             self._afterwards.popleft()()
 
-    def _give_way(self, count: int) -> None:
-        """Let a thread that waits make the next pass after pass number `count`."""
+    def _give_way(self, number: int) -> None:
+        """Let a thread that waits make the next pass after this one."""
         for _ in range(_POLLS):
-            if not self._present or self._count != count:
+            if not self._present or self._passes != number:
                 return
             sleep(_POLL)
         self._present.clear()

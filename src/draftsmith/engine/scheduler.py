@@ -53,7 +53,9 @@ class Scheduler:
         """
         if not self.unfinished:
             return []
-        served = self.resources.turns.run(self._step)
+        turns = self.resources.turns
+        with turns.line(), turns.lock, turns.owner():
+            served = self._step()
         if not served and not self.running:
             self.resources.wait_for_memory()
         return served
