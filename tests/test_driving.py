@@ -21,6 +21,7 @@ INTERRUPTED = """
 import os, random, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 import tiny
+import torch
 from draftsmith import Engine, accelerate
 
 engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="copyspec")
@@ -50,17 +51,23 @@ def read():
         for _ in stream:
             pass
 
-calls = [lambda: engine.generate(prompts[:2], **options), read]
+model = tiny.model.__wrapped__()
+accelerated = accelerate(model, "copyspec")
+given = torch.tensor(prompts[:1])
+whole = model.generate(given, **options)
+calls = [
+    lambda: engine.generate(prompts[:2], **options), read, lambda: model.generate(given, **options)
+]
 signal.signal(signal.SIGINT, handler)
 threads = [threading.Thread(target=one) for one in (strike, other)]
 for thread in threads:
     thread.start()
 partial, interrupted = 0, 0
-while interrupted < 8 or not partial:
+while interrupted < 9 or not partial:
     try:
         try:
             armed = True
-            calls[interrupted % 2]()
+            calls[interrupted % 3]()
         finally:
             armed = False
     except KeyboardInterrupt as stop:
@@ -74,7 +81,8 @@ for thread in threads:
 assert others and all(others)
 assert partial
 assert [one.tokens for one in engine.generate(prompts, **options)] == alone
-assert not engine.resources.admitted
+assert torch.equal(model.generate(given, **options), whole)
+assert not (engine.resources.admitted or accelerated.resources.admitted)
 kept = engine.resources.prefixes
 assert len(kept.runner._memory._rows) == len(kept)
 """
