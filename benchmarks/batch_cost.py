@@ -81,9 +81,9 @@ def measure(args: argparse.Namespace) -> Blocks:
     broken = False
     for name, dtype in product(args.models, args.dtypes):
         model, how = load(name, dtype=dtype, prepack=True), {"dtype": dtype, "runs": args.runs}
-        told, bad = promised(args.results, [name, args.context], promises(model, args), **how)
+        ratios, bad = promised(args.results, [name, args.context], promises(model, args), **how)
         broken |= bad
-        yield f"## {name}, {dtype}, {args.context} cached tokens a row\n\n{told}"
+        yield f"## {name}, {dtype}, {args.context} cached tokens a row\n\n{ratios}"
     return broken
 
 

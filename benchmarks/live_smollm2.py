@@ -58,7 +58,7 @@ def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]
     return build(model, [parse_arm(name) for name in names])
 
 
-def told(section: Section) -> str:
+def by_kind(section: Section) -> str:
     """Return what was measured on what, and a table with a line for each kind of prompt."""
     names = section.settings["arms"]
     heads = ["", "prompts", f"`{names[0]}`, tokens/s", *(f"`{name}`" for name in names[1:]),
@@ -93,7 +93,7 @@ def measure(args: argparse.Namespace) -> Blocks:
         if dtype != "float32":
             plan = replace(plan, records=read(plain).records, dictate=True)
         [section] = sections([shared.answers(args.output, f"{args.name}.{dtype}", plan).rows])
-        yield told(section)
+        yield by_kind(section)
 
 
 if __name__ == "__main__":

@@ -124,8 +124,8 @@ def work(pipe: Connection, make: Callable[..., Answerer], how: Sequence[Any]) ->
 def chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat]:
     """Return `count` chats for a model, shuffled.
 
-    Without a folder those of the demo, told apart by numbers; else a built-in model is asked for
-    held-out edits, any other one for what `live` has.
+    Without a folder those of the demo, each with a number of its own; else a built-in model is
+    asked for held-out edits, any other one for what `live` has.
     """
     found = _chats(name, tokenizer, data, count)
     return random.Random(0).sample(found, len(found))
@@ -158,8 +158,8 @@ def compare(
     """Return the rounds of every number of callers (`args.at_once`), answered by every arm.
 
     `arms`: what starts each. Plain and `auto` answer every round, the others `args.peer_rounds` of
-    them. A caller asks `args.requests` prompts a round. `marked` puts a mark into a prompt that
-    nobody else's has.
+    them. A caller asks `args.requests` prompts a round. `marked` puts a mark of its own into each
+    prompt.
     """
     found, load = dict[int, Rounds](), Load(args, title, arms, prompts, marked)
     try:

@@ -79,8 +79,8 @@ def measure(args: argparse.Namespace) -> Blocks:
             model = load(name, dtype=dtype, prepack=True)
             yield f"{name}, {dtype}: slow / usual", 2.5, partial(newcomers, model, args)
 
-    told, broken = promised(args.results, [args.context, args.prompt], promises(), runs=args.runs)
-    yield told
+    ratios, broken = promised(args.results, [args.context, args.prompt], promises(), runs=args.runs)
+    yield ratios
     return broken
 
 

@@ -72,8 +72,8 @@ class Options(argparse.ArgumentParser):
 
     def add_size(self, flag: str, full: Any, quick: Any, about: str, **more: Any) -> None:
         """Add a number (or several, with `nargs`) that is smaller with --quick."""
-        told = f"{about} (default {full}, with --quick {quick})"
-        action = self.add_argument(flag, type=more.pop("type", int), help=told, **more)
+        text = f"{about} (default {full}, with --quick {quick})"
+        action = self.add_argument(flag, type=more.pop("type", int), help=text, **more)
         self._sizes[action.dest] = full, quick
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -167,11 +167,11 @@ class Answers(NamedTuple):
     rows: list[Generation]
 
 
-def answers(folder: Path, name: str, plan: RunPlan, **told: Any) -> Answers:
+def answers(folder: Path, name: str, plan: RunPlan, **more: Any) -> Answers:
     """Answer every prompt by every arm; what `folder`/answers/NAME.jsonl has is not asked again."""
     path = folder / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = ResultFile(path, settings(plan, **told))
+    file = ResultFile(path, settings(plan, **more))
     for left_out in measure(plan, file, lambda _: print(".", end="", flush=True)):
         print(f"\n{left_out}")
     print()

@@ -90,8 +90,8 @@ def measure(args: argparse.Namespace) -> Blocks:
         ("always wrong, budget auto / plain", 1.1, partial(wrong_and_plain, exact, "auto", args)),
         ("always wrong, fixed 10 / plain", None, partial(wrong_and_plain, exact, 10, args)),
     ]  # fmt: skip
-    told, broken = shared.promised(args.results, args.tokens, promises, runs=args.runs)
-    yield told
+    ratios, broken = shared.promised(args.results, args.tokens, promises, runs=args.runs)
+    yield ratios
     return broken
 
 

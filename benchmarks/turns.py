@@ -38,17 +38,32 @@ for end in (os.killpg, os.kill):
 """
 
 
+class Guard:
+    """A process that kills another one when this one ends, whatever ended it."""
+
+    def __init__(self, process: int) -> None:
+        """`process`: its id. If it leads a group, the whole group is killed."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", GUARD, str(process)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C must not end it
+        )
+
+    def close(self) -> None:
+        """End the guard, once its process has ended; may be called again."""
+        self._process.kill()
+        self._process.communicate()
+
+
 class Sleeper:
     """A process of the benchmark; it sleeps but for its turns, and ends with the benchmark."""
 
     def __init__(self, process: int) -> None:
         """Guard a child process, by its id; it is awake until `sleep` is called."""
         self.process = process
-        self._guard = subprocess.Popen(
-            [sys.executable, "-S", "-c", GUARD, str(process)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the benchmark's affair
-        )
+        self._guard = Guard(process)
 
     def sleep(self) -> None:
         """Stop the process until it is woken."""
@@ -63,8 +78,7 @@ class Sleeper:
         self._tell(signal.SIGKILL)
         with suppress(ProcessLookupError):  # it leads no group
             os.killpg(self.process, signal.SIGKILL)
-        self._guard.kill()
-        self._guard.communicate()
+        self._guard.close()
 
     def _tell(self, what: signal.Signals) -> None:
         with suppress(ProcessLookupError):  # it has ended, which its answers will show

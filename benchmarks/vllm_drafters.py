@@ -5,7 +5,7 @@
 The very proposers on recorded answers, as if the target had just written them; no model is run
 (`benchmarks/vllm_rows.py`). `replay`: tokens per pass at equal drafted tokens; `auto` is drawn as a
 curve over what a drafted token is said to cost, and read where the other one drafts. `cost`:
-processor time of drafting behind 8,192 tokens. Without vLLM only ours run.
+processor time of drafting after 8,192 tokens. Without vLLM only ours run.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Ours:
             patch.dict(sys.modules, {} if find_spec("vllm") else {"vllm.logger": LOGGER}),
         ):
             self.proposer = Proposer(config(tokens, vocab, **options))
-        self.proposer.samples_wrongly = False  # nobody samples here
+        self.proposer.samples_wrongly = False  # no request samples here
 
     def __call__(self, batch: Batch, fresh: Any, scheduled: dict[str, list[int]]) -> Any:
         self.proposer.step = SimpleNamespace(input_batch=batch, requests=batch.requests), scheduled

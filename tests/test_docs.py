@@ -52,15 +52,20 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("recipes/*/*.md"))]
 
 
+def commands(page: Path, begins: str) -> list[list[str]]:
+    """The words of the commands of a page that begin so, up to where something is left out."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(rf"`({begins} [^`]+)`", text)
+    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S):
+        found += re.findall(rf"^({begins} .*)$", block, re.M)
+    return [shlex.split(re.split(r" [|>…] ?", line)[0], comments=True) for line in found]
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
 def test_every_command_on_a_page_can_be_given(page: Path) -> None:
     """Names of commands and options, and how many arguments there are; none is run."""
-    text = page.read_text(encoding="utf-8")
-    told = re.findall(r"`(draftsmith [a-z][^`\n]*)`", text)
-    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S):
-        told += re.findall(r"^(draftsmith [a-z].*)$", block, re.M)
-    for line in told:
-        _, *words = shlex.split(re.split(r" [|>…] ?", line)[0], comments=True)
+    for _, *words in commands(page, "draftsmith(?= [a-z])"):
+        line = shlex.join(words)
         command: Any = typer.main.get_command(app)
         while words and hasattr(command, "commands"):
             assert words[0] in command.commands, line
@@ -72,17 +77,8 @@ def test_every_command_on_a_page_can_be_given(page: Path) -> None:
         except typer.Exit:  # of --help and --version
             pass
         except Exception as error:  # what is only quoted may lack its arguments
-            told_wrong = getattr(error, "format_message", error.__str__)()
-            assert "Missing" in told_wrong, f"{line}: {told_wrong}"
-
-
-def commands(page: Path, begins: str) -> list[list[str]]:
-    """The words of the commands of a page that begin so, up to where something is left out."""
-    text = page.read_text(encoding="utf-8")
-    told = re.findall(rf"`({begins} [^`]+)`", text)
-    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.S):
-        told += re.findall(rf"^({begins} .*)$", block, re.M)
-    return [shlex.split(re.split(r" [|>…] ?", line)[0], comments=True) for line in told]
+            wrong = getattr(error, "format_message", error.__str__)()
+            assert "Missing" in wrong, f"{line}: {wrong}"
 
 
 PAGES = [page for page in pages() if page.name != "lab-notes.md"]  # those have what there was
@@ -95,12 +91,11 @@ def test_every_benchmark_on_a_page_can_be_given(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for name in re.findall(r"benchmarks[./](\w+)(?:\.py)?", text):
         assert list((DOCS.parent / "benchmarks").glob(f"{name}*")), f"{page.name} names {name}"
-    for line in (shlex.join(words) for words in commands(page, BENCHMARKS)):
-        _, _, module, *words = shlex.split(line)
+    for _, _, module, *words in commands(page, BENCHMARKS):
         try:
             importlib.import_module(module).parser().parse_args(words)
         except SystemExit as error:
-            pytest.fail(f"{page.name}: {line} cannot be given ({error})")
+            pytest.fail(f"{page.name}: {module} cannot be given {shlex.join(words)} ({error})")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

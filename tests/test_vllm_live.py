@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.turns import Guard
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests import tiny
@@ -33,7 +34,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftsmith.core.stats import total
 from draftsmith.integrations.vllm import check
 from draftsmith.model.load import folder_of, read_tokenizer
-from guard import Guard
 
 pytestmark = pytest.mark.external
 

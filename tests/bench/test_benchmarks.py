@@ -71,9 +71,9 @@ def test_a_ratio_is_the_median_of_pairs() -> None:
 def test_a_promise_is_broken_by_the_upper_end_of_its_interval(tmp_path: Path) -> None:
     results = Results(tmp_path / "x.jsonl")
     slow, fast = ("slow", 1.2, lambda: [[1.0, 1.5], [1.0, 1.0]]), ("fast", 1.2, lambda: [[1], [2]])
-    told, broken = shared.promised(results, "", [slow, fast, ("free", None, lambda: [[9], [1]])])
+    ratios, broken = shared.promised(results, "", [slow, fast, ("free", None, lambda: [[9], [1]])])
     assert broken
-    assert re.findall(r"\| (slow|fast|free) .*\| (.*) \|\n?", told) == [
+    assert re.findall(r"\| (slow|fast|free) .*\| (.*) \|\n?", ratios) == [
         ("slow", "**broken**"), ("fast", "kept"), ("free", ""),
     ]  # fmt: skip
     assert not shared.promised(results, "", [fast])[1]

@@ -41,7 +41,7 @@ def state(
 
 
 def test_trees_are_those_that_were_recorded() -> None:
-    """Whoever changes them changes what `auto` is: fit the prior again, and judge it."""
+    """A change of these changes what `auto` is: fit the prior again, and judge it."""
     found = steps(400)
     trees = json.dumps([draft[:4] for draft in found])
     assert sha256(trees.encode()).hexdigest()[:16] == "770328f234ce52db"

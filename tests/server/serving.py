@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import httpx2
+from benchmarks.turns import Guard
 from starlette.testclient import TestClient
 
 import tiny
@@ -28,7 +29,6 @@ from draftsmith.server.app import create_app
 from draftsmith.server.keys import Keys
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
-from guard import Guard
 
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""

@@ -1,6 +1,6 @@
 """What a pass costs, by the nodes that are drafted: learned from the passes themselves.
 
-Costs are in plain passes: 1 is a pass of the same rows, behind the same context, without drafts.
+Costs are in plain passes: 1 is a pass of the same rows, after the same context, without drafts.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class CostCurve:
     """Costs of one model's passes, for all its sequences.
 
     Each number of rows, and for each of these every doubling of the context, has a curve of its
-    own: behind a long context a pass costs more, and a draft relatively more or less, as attention
-    is computed. A width that was not measured there costs what it did behind the nearest context,
+    own: after a long context a pass costs more, and a draft relatively more or less, as attention
+    is computed. A width that was not measured there costs what it did after the nearest context,
     else the curve is extrapolated. Before anything was measured a cheap pass is assumed (as on a
     GPU, or a CPU in bfloat16).
     """
 
     def __init__(self, ladder: Sequence[int] = LADDER) -> None:
-        """`ladder`: the widths that are told apart; between two of them their mean width counts."""
+        """`ladder`: widths with costs of their own; between two of them their mean width counts."""
         self.ladder = ladder
         self.rows = 1
         """Sequences of a pass: see `at`."""
@@ -56,7 +56,7 @@ class CostCurve:
         """By rows, doublings and rung: mean width, seconds, how many."""
         self._plainly: dict[int, set[int]] = {}
         """Rows → doublings at which a plain pass was measured."""
-        # Weakly: a draft model that nobody uses any more must not stay for what it took.
+        # Weak keys: the times of a draft model must not keep it alive once it is unused.
         self._drafting: WeakKeyDictionary[Any, dict[int, dict[int, tuple[float, int]]]]
         self._drafting = WeakKeyDictionary()
         """Drafter → rows → nodes that were allowed → seconds, how many."""
@@ -100,7 +100,7 @@ class CostCurve:
         return (self.rows, self.doublings, 0) in self._passes
 
     def _plain(self, doublings: int) -> float:
-        """Seconds of a pass without a draft behind such a context: no more than any other took."""
+        """Seconds of a pass without a draft after such a context: no more than any other took."""
         keys = ((self.rows, doublings, rung) for rung in (0, *self.ladder))
         return min(self._passes[key][1] for key in keys if key in self._passes)
 

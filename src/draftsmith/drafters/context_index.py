@@ -5,7 +5,7 @@ index lists the tokens that followed it, the newest first, with their counts and
 each token it holds how often it occurred, and where last.
 
 A context is found by a hash of its tokens, which are then compared with the text. Hashes differ
-from process to process, so nobody can write a text whose contexts collide. No result depends on
+from process to process, so no text can be written whose contexts collide. No result depends on
 them.
 """
 

@@ -34,7 +34,7 @@ LEAST_SLOPE = 0.002
 """A node is never taken to cost less, in plain passes: the search takes time, too."""
 
 START, ALLOWED, FORBIDDEN = range(3)
-"""What a search is told: to begin, or that the first node of its queue may, or may not, join."""
+"""Arguments of a search: begin, or let the first node of its queue join, or drop that node."""
 ASK = -1
 """What a search returns that waits for such a verdict."""
 
