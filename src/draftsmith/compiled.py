@@ -27,8 +27,6 @@ OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 _TOOK: list[float] = []
 """Seconds of every first call."""
-_NATIVE: list[Any] = []
-"""What must not go, since somebody has its address."""
 
 
 def compiled(function: Function) -> Function:
@@ -61,21 +59,6 @@ def compiled(function: Function) -> Function:
         return result
 
     return call  # type: ignore[return-value]
-
-
-def native(function: Callable[..., None], signature: Any) -> Callable[..., None]:
-    """A C function of numba's signature, compiled or taken from the cache; it costs no microsecond
-    to call, and takes addresses."""
-    begin = perf_counter()
-    function.__qualname__ += f"-{_stamp(Path(function.__code__.co_filename).parent)}"
-    try:
-        made = numba.cfunc(signature, cache=True, error_model="numpy")(function)
-    except (RuntimeError, OSError, EOFError, UnpicklingError):
-        # There is no folder for the cache, or its disk is full, or its file was cut off.
-        made = numba.cfunc(signature, error_model="numpy")(function)
-    _TOOK.append(perf_counter() - begin)
-    _NATIVE.append(made)
-    return made.ctypes  # type: ignore[no-any-return]
 
 
 def _versions(made: Any) -> int:

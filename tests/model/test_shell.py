@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,12 +16,10 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor
 
 from architectures import ALL, build, prompt
-from draftsmith.compiled import COMPILED
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import Needs
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import UnsupportedError
-from draftsmith.model import norms
 from draftsmith.model.attention import NAME
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
@@ -365,7 +362,7 @@ class MovedWeight(WeightInside):
 
 @pytest.fixture
 def quick_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Types in which torch's norm was called, or ours that stands for it."""
+    """Types in which torch's norm was called."""
     calls: list[torch.dtype] = []
 
     def counting(honest: Any) -> Any:
@@ -376,7 +373,6 @@ def quick_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         return counted
 
     monkeypatch.setattr(torch, "rms_norm", counting(torch.rms_norm))
-    monkeypatch.setattr(norms, "rms_norm", counting(norms.rms_norm))
     return calls
 
 
@@ -401,62 +397,6 @@ def test_a_norm_that_is_written_out_runs_as_torchs(
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(norm(x), model.model.norm(x))
     assert quick_calls == [dtype]
-
-
-@pytest.mark.skipif(not COMPILED, reason="there is no compiled norm")
-@pytest.mark.parametrize("dtype", norms.DTYPES)
-@pytest.mark.parametrize("width", [64, 100, 576, 1000, 4096, 5000])
-def test_compiled_norms_have_torchs_bits(dtype: torch.dtype, width: int) -> None:
-    """Or are not taken: where torch sums in another way than on x86."""
-    if not norms.alike(width):
-        assert platform.machine() not in ("x86_64", "AMD64")
-        pytest.skip("torch sums in another way here")
-    weight = torch.randn(width).to(dtype)
-    sizes = torch.logspace(-6, 6, 16)[:, None]
-    x = (torch.randn(16, width) * sizes).to(dtype)
-    x[3, 5], x[4, 6], x[5], x[6, 7] = torch.inf, -torch.inf, 0, torch.nan
-    for rows in (x, x[:1], x[None, 2:7]):
-        theirs = weight * torch.rms_norm(rows, weight.shape, None, 1e-5)
-        ours = norms.rms_norm(rows, weight, 1e-5)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
-
-
-def test_few_rows_take_the_compiled_norm_where_nobody_wants_gradients(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = build("llama")
-    norm = OtherAttention(model, NAME)._fitting().root.model.norm
-    if not norms.alike(64):
-        pytest.skip("torch sums in another way here")
-    assert not norms.alike(norms.MOST + 1)
-    calls: list[int] = []
-    honest = norms.rms_norm
-    monkeypatch.setattr(
-        norms, "rms_norm", lambda x, *rest: (calls.append(x.numel()), honest(x, *rest))[1]
-    )
-    with torch.inference_mode():
-        for rows in (1, 8, 1000):
-            x = torch.randn(1, rows, 64)
-            assert torch.equal(norm(x), model.model.norm(x))
-        apart = torch.randn(1, 64, 8).transpose(1, 2)
-        assert torch.equal(norm(apart), model.model.norm(apart))
-    assert calls == [64, 512]
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="shape"):
-        norm(torch.randn(1, 128))
-    x = torch.randn(1, 8, 64, requires_grad=True)
-    norm(x).sum().backward()
-    assert x.grad is not None
-    assert calls == [64, 512]
-
-
-def test_whatever_is_the_default_type_norms_are_tried_in_their_own() -> None:
-    before, wanted = torch.get_default_dtype(), norms.alike(64)
-    norms.alike.cache_clear()
-    torch.set_default_dtype(torch.float16)
-    try:
-        assert norms.alike(64) == wanted
-    finally:
-        torch.set_default_dtype(before)
 
 
 def test_a_norm_without_a_number_under_its_root_runs_as_torchs() -> None:

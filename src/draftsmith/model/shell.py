@@ -6,8 +6,7 @@ the modules and configurations (the very same `__dict__`, hence the same weights
 now and later) that hide a few of them behind slots: the setting, and what lies below.
 
 Being there, they also take what a small model's pass spends in Python: children are found in slots,
-and an RMS norm that is written out in eight operations runs as torch's, or as ours where there are
-few rows (`norms.py`), if not a bit changes.
+and an RMS norm that is written out in eight operations runs as torch's, if not a bit changes.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList
 from transformers import PretrainedConfig
-
-from draftsmith.model import norms
 
 _SETTING = "_attn_implementation_internal"
 """Where a configuration keeps its attention; the property around it checks names and recurses."""
@@ -200,8 +197,6 @@ class _NormShell(_ModuleShell):
     __slots__ = ()
     epsilon_name: str
     tried_dtype: torch.dtype
-    compiled: bool
-    """Whether few rows may take one compiled call."""
 
     def forward(self, x: Tensor | None = None, /, **named: Tensor) -> Tensor:
         """x / √(mean x² + ε), times the weight."""
@@ -212,18 +207,6 @@ class _NormShell(_ModuleShell):
         if named or not as_tried or torch.is_autocast_enabled("cpu"):
             return super().forward(x, **named)  # type: ignore[misc, no-any-return]
         epsilon = getattr(self, self.epsilon_name)
-        if (
-            self.compiled
-            and x.is_inference()  # else somebody may want gradients
-            and type(x) is Tensor
-            and type(epsilon) is float
-            and x.numel() <= norms.MOST
-            and x.shape[-1:] == weight.shape
-            and weight.is_cpu
-            and x.is_contiguous()
-            and weight.is_contiguous()
-        ):
-            return norms.rms_norm(x, weight, epsilon)
         return weight * torch.rms_norm(x, weight.shape, None, epsilon)  # type: ignore[no-any-return]
 
 
@@ -255,11 +238,10 @@ def _rms_epsilon(part: Any) -> str | None:
     x = torch.randn((5, len(weight)), generator=generator, device="cpu")
     # Squares that vanish beside the number, and large ones; the last row is a weight.
     x = (x * x.new_tensor([[1e-4], [1], [30], [3e3], [1]])).to(weight.dtype)
-    known = _compiles(weight)
     norm: Any = object.__new__(type(part))
     quick: Any = object.__new__(type("Quick", (_NormShell, type(part)), {}))
     vars(norm).update(own, _parameters={"weight": x[4]})
-    vars(quick).update(vars(norm), epsilon_name=name, tried_dtype=weight.dtype, compiled=known)
+    vars(quick).update(vars(norm), epsilon_name=name, tried_dtype=weight.dtype)
     try:
         with torch.inference_mode():  # a single row may take another kernel
             x = x.clone()
@@ -267,11 +249,6 @@ def _rms_epsilon(part: Any) -> str | None:
     except (RuntimeError, TypeError, ValueError, AttributeError):
         return None
     return name if all(same) else None
-
-
-def _compiles(weight: Tensor) -> bool:
-    """Whether our RMS norm gives torch's bits for rows as wide as this weight."""
-    return weight.dtype in norms.DTYPES and norms.alike(len(weight))
 
 
 def _unfilled(
@@ -283,10 +260,8 @@ def _unfilled(
     if _has_setting(part):
         kind, own = _ConfigShell, {_SETTING: name}
     elif epsilon is not None:
-        weight = part.weight
-        known = _compiles(weight)
         kind = _NormShell
-        own |= {"epsilon_name": epsilon, "tried_dtype": weight.dtype, "compiled": known}
+        own |= {"epsilon_name": epsilon, "tried_dtype": part.weight.dtype}
     if (base, kind, hidden) not in classes:
         body = {"__module__": base.__module__, "__qualname__": base.__qualname__}
         slots = {"__slots__": (*own, *hidden)}
