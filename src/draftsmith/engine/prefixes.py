@@ -32,9 +32,7 @@ class Prefixes:
     def __init__(self, runner: Runner, most: int) -> None:
         """`most`: rows that are kept; with 0 nothing is ever shared."""
         self.runner = runner
-        # Of padded rows only neighbours share a pass, so no more than one may lie between them.
-        padded = not (runner.copies or runner.loaded.capabilities.cache == "replay")
-        self.most = min(most, 1) if padded else most
+        self.most = most
         self._kept: list[Kept] = []
         self._told = False
         """Whether a caller heard that its prompt was read again."""

@@ -11,6 +11,7 @@ import torch
 
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
+from draftsmith.model.attention import NAME
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
@@ -61,8 +62,7 @@ class LoadedModel:
     @cached_property
     def forward(self) -> Forward:
         """How the model is called; shared by all runners, which take turns."""
-        tree = self.capabilities.shape == "tree"
-        return Forward(self.model, self.capabilities.attention if tree else None)
+        return Forward(self.model, NAME if self.capabilities.packed else None)
 
     @property
     def config(self) -> Any:

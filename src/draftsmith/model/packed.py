@@ -20,13 +20,13 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.attention import BLOCK, MOST_IN_BLOCKS, Packed
-from draftsmith.model.cache import PassCache
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import EVERYTHING, Span, visible
+from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import RopeBoundary
-from draftsmith.model.rows import Memory, SequenceRow, finite
+from draftsmith.model.rows import KVStore, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, Place, record
-from draftsmith.model.windows import View, Window
+from draftsmith.model.windows import Window
 
 _SPARE = 8
 """Slots that a row is given beyond those it needs, besides a tenth of them."""
@@ -247,12 +247,11 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
     alike = not span.cached and window is None and span.draft.is_chain
     if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
         return None  # the causal kernels need none; blocks do
-    view = View(0, span.cached + span.width - first, (first,))
     # Blocking: MPS may read the source of any other copy after it was freed.
-    return visible([span], view, window).to(device)
+    return visible(span, first, window).to(device)
 
 
-class PackedMemory(Memory):
+class PackedStore(KVStore):
     """Rows that share passes and nothing else."""
 
     copies = True

@@ -25,7 +25,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.errors import first_line
 from draftsmith.model.forward import Forward, cache_of, is_compiled
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.replay_memory import first_recurrent_state
+from draftsmith.model.own_cache import first_recurrent_state
 
 PROMPT = 8
 """Tokens that both texts begin with, besides the first node."""

@@ -57,7 +57,7 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
             )
     abilities = loaded.capabilities
     if needs.attention_heads and abilities.attention != "draftsmith":
-        reason = next((f" ({r})" for r in abilities.reasons if "draftsmith attention" in r), "")
+        reason = next((f" ({r})" for r in abilities.reasons if r.startswith("trees")), "")
         raise UnsupportedError(
             f"{who} wants attention rows, which only our own attention function records, and "
             f"{loaded.name} runs with {abilities.attention!r}{reason}; "
@@ -195,12 +195,6 @@ class RowTaps:
         if not _in_place(picked):  # the keys are about to close up
             slots = [*range(start), *(start + node for node in picked)]
             self._attention = partial(_columns, weights(torch.tensor(slots, device="cpu")))
-
-    def settle(self) -> None:
-        """Compute the whole attention row now: its keys are about to move."""
-        if self._attention is not None:
-            everything = torch.arange(self._attended, device="cpu")
-            self._attention = partial(_columns, self._attention(everything))
 
     def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
         end = start + len(picked)
