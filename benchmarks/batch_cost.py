@@ -1,4 +1,4 @@
-"""What sharing passes costs, packed against padded: paired runs, medians, intervals, bytes.
+"""What sharing passes costs: paired runs, medians, intervals, bytes.
 
     python -m benchmarks.batch_cost           # everything, about six minutes on two quiet cores
     python -m benchmarks.batch_cost --quick -o /tmp/try
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -125,33 +125,31 @@ def memory(model: LoadedModel, contexts: Sequence[int], passes: int = 64) -> Rat
 
 
 def promises(
-    packed: LoadedModel, args: argparse.Namespace
+    model: LoadedModel, args: argparse.Namespace
 ) -> Iterator[tuple[str, float | None, Measure]]:
     """What is compared, the most that the ratio may be, and how it is found."""
-    padded = replace(packed, capabilities=replace(packed.capabilities, packed=False))
     context = args.context
 
-    def pair(drafted: int, a: LoadedModel, b: LoadedModel, contexts: Sequence[int]) -> Measure:
+    def pair(drafted: int, first: Sequence[int], second: Sequence[int]) -> Measure:
         return lambda: ratio(
-            *in_turn([steps(a, contexts, drafted), steps(b, contexts)], args.runs, warmup=2)
+            *in_turn([steps(model, first, drafted), steps(model, second)], args.runs, warmup=2)
         )
 
-    for rows, most in ((1, 1.02), (8, 1.1), (32, 1.1)):
-        what = f"{rows} plain row{'s of equal length' * (rows > 1)}, packed / padded"
-        yield what, most, pair(0, packed, padded, [context] * rows)
+    for rows in (8, 32):
+        what = f"{rows} plain rows of equal length / one row"
+        yield what, None, pair(0, [context] * rows, [context])
     ragged = [context * n // 4 for n in range(1, 9)]
-    what = f"8 plain rows of {ragged[0]} to {ragged[-1]} tokens, packed / padded"
-    yield what, None, pair(0, packed, padded, ragged)
-    for way, model in (("packed", packed), ("padded", padded)):
-        what = f"one of 8 drafts {WIDE}, {way} / 8 plain rows, padded"
-        most = 2.5 if model is packed and packed.dtype == torch.float32 else None
-        yield what, most, pair(WIDE, model, padded, [context] * 8)
+    what = f"8 plain rows of {ragged[0]} to {ragged[-1]} tokens / 8 of equal length"
+    yield what, None, pair(0, ragged, [context * 9 // 8] * 8)
+    most = 2.5 if model.dtype == torch.float32 else None
+    what = f"one of 8 drafts {WIDE} / 8 plain rows"
+    yield what, most, pair(WIDE, [context] * 8, [context] * 8)
     what = f"a newcomer's prompt of {args.newcomer:,} tokens: neighbours' slow steps / usual ones"
     count = max(1, args.runs // 6)
-    yield what, 2.5, lambda: newcomers(packed, context, args.newcomer, count)
+    yield what, 2.5, lambda: newcomers(model, context, args.newcomer, count)
     uneven = [max(1, args.newcomer >> n) for n in range(8)]
     what = f"bytes of 8 rows of {uneven[-1]} to {uneven[0]:,} tokens / their tokens'"
-    yield what, 1.1, lambda: memory(packed, uneven)
+    yield what, 1.1, lambda: memory(model, uneven)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -120,7 +120,6 @@ def test_positions_computed_per_batch_are_found_out() -> None:
     found = load(model).capabilities
     assert found.shape == "chain"
     assert found.reasons[-1].startswith("trees and shared passes: logits differ")
-    assert any("padded" in line for line in found.explain())
 
 
 def test_a_model_that_makes_its_own_mask_does_not_pack() -> None:
@@ -136,7 +135,7 @@ def test_a_model_that_makes_its_own_mask_does_not_pack() -> None:
 
     model.model.register_forward_pre_hook(remake, with_kwargs=True)
     found = load(model).capabilities
-    assert (found.batch, found.packed) == (True, False)
+    assert found.shape == "chain"
     assert "makes masks of its own" in found.reasons[-1]
 
 

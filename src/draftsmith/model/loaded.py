@@ -11,7 +11,6 @@ import torch
 
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
-from draftsmith.model.attention import NAME
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
@@ -62,7 +61,7 @@ class LoadedModel:
     @cached_property
     def forward(self) -> Forward:
         """How the model is called; shared by all runners, which take turns."""
-        return Forward(self.model, NAME if self.capabilities.packed else None)
+        return Forward(self.model, packs=self.capabilities.packed)
 
     @property
     def config(self) -> Any:

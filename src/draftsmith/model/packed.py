@@ -202,8 +202,13 @@ class PackedPass(PassCache):
         torch._foreach_copy_([*views[0], *views[1]], [*new[0], *new[1]])
         masks = self._masks_of(window, key_states.device)
         packed = Packed(self._widths, masks, views[2], views[3], self._attend(layer_idx))
-        key_states.packed = packed  # type: ignore[attr-defined]
+        self.given[layer_idx] = key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
+
+    def restart(self) -> None:
+        super().restart()
+        for row in self._new.values():
+            row.state = []
 
     def _split(self, states: Tensor) -> list[Tensor]:
         """By span, of (1, K, Q, D); nobody keeps what follows the last."""

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import Cache
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.attention import Packed
 
 
 class PassCache(Cache):  # type: ignore[misc]
@@ -17,6 +18,17 @@ class PassCache(Cache):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        self.given: dict[int, Packed] = {}
+        """By layer, what it attends to."""
+
+    @property
+    def attended(self) -> bool:
+        """Whether all layers attended by our function to what they were given."""
+        return all(packed.attended for packed in self.given.values())
+
+    def restart(self) -> None:
+        """Be as before the pass."""
+        self.given.clear()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Positions before this pass, of the longest row in it."""

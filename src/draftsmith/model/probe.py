@@ -55,13 +55,6 @@ def probe(loaded: LoadedModel) -> Capabilities:
             found = _confirmed(loaded, of_architecture(loaded))
         except UnsupportedError as error:
             found = replace(search(loaded), searched=str(error))
-    exclusive = replace(loaded, capabilities=found).forward.exclusive
-    if exclusive is not None:
-        reason = (
-            f"forwards of the model in other threads during ours: {exclusive}, so its attention "
-            "setting is switched for the length of a pass"
-        )
-        found = replace(found, reasons=(*found.reasons, reason))
     return replace(found, windows=any(windows_by_layer(loaded.config)))
 
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY
 from draftsmith.errors import UnsupportedError
-from draftsmith.model.attention import NAME
 from draftsmith.model.capabilities import CacheKind, Capabilities
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
 from draftsmith.model.reference import LEAVES, PARENTS, PROMPT, Finding, Reference, distance, floor
+from draftsmith.model.registered import NAME, own_name
 from draftsmith.model.rope import scaled_by_slot
 from draftsmith.model.runner import Runner
 from draftsmith.model.windows import windows_by_slot
@@ -84,7 +84,7 @@ def dependent(change: float) -> str:
 
 def own_attention(loaded: LoadedModel) -> str:
     """The attention implementation that the model came with."""
-    return str(getattr(loaded.config, "_attn_implementation", None) or "eager")
+    return own_name(loaded.config) or "eager"
 
 
 def ask(check: Check, loaded: LoadedModel, as_if: Capabilities, ref: Reference) -> list[Finding]:
