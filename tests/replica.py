@@ -35,7 +35,9 @@ def contents(runner: Any, row: Any) -> list[tuple[Tensor, Tensor]]:
     if runner.loaded.capabilities.packed:
         found: list[tuple[Tensor, Tensor]] = runner._memory.contents(row)
         return found
-    return [(layer.keys[0], layer.values[0]) for layer in row.state.layers]
+    both = ((layer.keys[0], layer.values[0]) for layer in row.state.layers)
+    # What was not committed is there until the next pass.
+    return [(keys[:, : row.cached], values[:, : row.cached]) for keys, values in both]
 
 
 def fresh(model: Any, ids: Sequence[int]) -> Tensor:

@@ -161,9 +161,9 @@ class PackedPass(PassCache):
         by_kind = [zip(*kind, strict=True) for kind in zip(*views, strict=True)]
         self._views: dict[int, Any] = dict(zip(layers, zip(*by_kind, strict=True), strict=True))
 
-    def firsts(self, layer_idx: int, span: int) -> tuple[int, ...]:
-        """(1,) the position of the first key that a span sees in a layer."""
-        return (self._firsts[self._window(layer_idx)][span],)
+    def first(self, layer_idx: int, span: int) -> int:
+        """The position of the first key that a span sees in a layer."""
+        return self._firsts[self._window(layer_idx)][span]
 
     def _window(self, layer_idx: int) -> Window | None:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
@@ -427,7 +427,7 @@ class PackedStore(KVStore):
         ends = accumulate((span.width for span in spans), initial=0)
         places = [Place(span=i, queries=slice(a, b)) for i, (a, b) in enumerate(pairwise(ends))]
         chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-        return record([row.taps for row in rows], self._blocks, places, chunks, cache.firsts)
+        return record([row.taps for row in rows], self._blocks, places, chunks, cache.first)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
         """Make room for the pass; rows that come out alike are put abreast."""
