@@ -141,7 +141,7 @@ def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> 
 
 
 def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
-    """A tree and a chain, a plain row and a chunk in one pass, in an order that mixes lengths."""
+    """A tree alone; then beside a chain, a plain row and a chunk, in an order mixing lengths."""
     chunked, plain = runner.open(ref.prompt), runner.open(ref.prompt[:3])
     runner.prefill(plain)
     row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
@@ -149,8 +149,10 @@ def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
     rows = [plain, chunked, row, short]
     chain = ref.reading(PROMPT - 4, PROMPT)
     takes = [len(plain.pending), 5, len(row.pending), len(short.pending)]
+    alone = runner.forward([row], [ref.draft])[0].logits
     one, none, tree, line = runner.forward(rows, [EMPTY, EMPTY, ref.draft, chain], takes)
     found = [ref.along(one.logits[0], 0, 2)]
+    found += [ref.at(alone[1 + node], node) for node in range(-1, len(PARENTS))]
     found += [ref.at(tree.logits[1 + node], node) for node in range(-1, len(PARENTS))]
     found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line.logits)]
     assert not len(none.logits)
@@ -161,11 +163,12 @@ def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
         [(), (), path, range(4)],
         [[ref.prompt[3]], (), [ref.nodes[node] for node in (*path, leaf)], [*chain.tokens, 0]],
     )
-    outputs = runner.forward(rows[:3], [EMPTY] * 3)
+    one, rest = runner.forward(rows[:2], [EMPTY] * 2)
+    (sole,) = runner.forward([row], [EMPTY])  # a pass over one token may be another
     steps = [
-        ref.along(outputs[0].logits[0], 0, 3),
-        ref.along(outputs[1].logits[0], 0, PROMPT - 1),
-        ref.at(outputs[2].logits[0], leaf),
+        ref.along(one.logits[0], 0, 3),
+        ref.along(rest.logits[0], 0, PROMPT - 1),
+        ref.at(sole.logits[0], leaf),
     ]
     return found + [replace(step, sole=True) for step in steps]
 
