@@ -1,12 +1,12 @@
-"""What it costs to share a pass: several rows in one, beside the way that cannot pack.
+"""What it costs to share a pass: several rows in one, beside one pass for each row.
 
     python -m benchmarks.batch_cost           # everything, about five minutes on two quiet cores
     python -m benchmarks.batch_cost --models edit-7m --dtypes float32 --runs 10
 
 The arms of a pair are whole passes with their commits, after equally many cached tokens, with the
-same kernels. *Packed* is our store, which keeps rows of any length side by side; *unpacked* is what
-models get that cannot pack. Counted are seconds, pair by pair. The exit code is 1 if the upper end
-of an interval breaks a promise.
+same kernels. *Packed*: all rows in one pass over our store. *Alone*: what models get that cannot
+share passes, the model's own cache and a pass for each row. Counted are seconds, pair by pair. The
+exit code is 1 if the upper end of an interval breaks a promise.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def steps(model: LoadedModel, contexts: Sequence[int], drafted: int = 0) -> Call
 
 
 def promises(packed: LoadedModel, args: argparse.Namespace) -> Iterator[Promise]:
-    """Yield what is compared; models are `packed` and the same unpacked."""
-    unpacked = replace(packed, capabilities=replace(packed.capabilities, packed=False))
+    """Yield what is compared; models are `packed` and the same with its own cache."""
+    alone = replace(packed, capabilities=replace(packed.capabilities, shape="chain", cache="own"))
     context, ragged = args.context, [args.context * n // 4 for n in range(1, 9)]
 
     def pair(a: LoadedModel, b: LoadedModel, contexts: list[int], drafted: int = 0) -> Any:
@@ -70,7 +70,7 @@ def promises(packed: LoadedModel, args: argparse.Namespace) -> Iterator[Promise]
         ("32 plain rows", 1.1, [context] * 32),
         (f"8 plain rows of {ragged[0]} to {ragged[-1]} tokens", None, ragged),
     ):
-        yield f"{what}, packed / unpacked", most, pair(packed, unpacked, contexts)
+        yield f"{what}, packed / alone", most, pair(packed, alone, contexts)
     what, most = f"8 rows of which one drafts {WIDE} / 8 plain rows", 2.5
     if packed.dtype != torch.float32:
         most = None

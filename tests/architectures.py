@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 VOCAB = 97
 CONTEXT = 256
@@ -68,19 +70,10 @@ TREES: dict[str, dict[str, Any]] = {
         "word_embed_proj_dim": 64,
     },
     "starcoder2": _COMMON | {"sliding_window": 8},
-    "falcon": _FALCON | {"alibi": False},
     "cohere2": _HEADS | _MIXED,
     "mixtral": _COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "qwen2_moe": _COMMON | _EXPERTS | {"shared_expert_intermediate_size": 32},
     "gpt_oss": _HEADS | _MIXED | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "llama4_text": _HEADS
-    | {
-        "intermediate_size_mlp": 96,
-        "num_local_experts": 2,
-        "num_experts_per_tok": 1,
-        "attention_chunk_size": 8,
-        "layer_types": ["chunked_attention", "full_attention"],
-    },
     "deepseek_v3": _IDS
     | {
         "hidden_size": 64,
@@ -103,7 +96,7 @@ TREES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": CONTEXT,
     },
 }
-"""Architectures that verify trees, all in one pass for several rows."""
+"""Architectures that verify trees, all in one pass for several rows, in one version or another."""
 
 CHAINS: dict[str, dict[str, Any]] = {
     "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},
@@ -117,9 +110,23 @@ CHAINS: dict[str, dict[str, Any]] = {
         "window_size": 8,
         "max_position_embeddings": CONTEXT,
     },
+    "falcon": _FALCON | {"alibi": False},
     "falcon_alibi": _FALCON | {"model_type": "falcon", "alibi": True},
+    "llama4_text": _HEADS
+    | {
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "attention_chunk_size": 8,
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
 }
-"""Architectures whose attention masks by slot: single branches only."""
+"""Architectures that cannot pack, by attention or masks of their own: single branches only."""
+
+if version("transformers") < "5":  # attention of their own classes
+    CHAINS |= {name: TREES.pop(name) for name in ("gemma2", "qwen2_moe")}
+elif hasattr(modeling_deepseek_v3.DeepseekV3Attention, "expand_kv"):  # caches no keys
+    CHAINS["deepseek_v3"] = TREES.pop("deepseek_v3")
 
 RECURRENT: dict[str, dict[str, Any]] = {
     "lfm2": _COMMON | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},

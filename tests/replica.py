@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,9 +30,14 @@ def loaded(name: str, attention: str | None = None) -> LoadedModel:
     return _loaded[key]
 
 
-def padded(model: LoadedModel) -> LoadedModel:
-    """The same as if it could not pack, so that its rows share one padded buffer."""
-    return replace(model, capabilities=replace(model.capabilities, packed=False))
+def contents(runner: Any, row: Any) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
+    if runner.loaded.capabilities.packed:
+        found: list[tuple[Tensor, Tensor]] = runner._memory.contents(row)
+        return found
+    both = ((layer.keys[0], layer.values[0]) for layer in row.state.layers)
+    # What was not committed is there until the next pass.
+    return [(keys[:, : row.cached], values[:, : row.cached]) for keys, values in both]
 
 
 def fresh(model: Any, ids: Sequence[int]) -> Tensor:
@@ -78,17 +82,14 @@ def check_cache(runner: Runner, row: Any, ids: list[int]) -> None:
     """Pending and cached ids are `ids`; the cache's contents equal a fresh prefill of them."""
     assert row.ids + row.pending == ids
     assert row.pending
-    if runner.loaded.capabilities.cache != "rows" or not row.cached:
+    if runner.loaded.capabilities.cache not in ("packed", "own") or not row.cached:
         return
     other = Runner(runner.loaded)
     new = other.open([*row.ids, 1])
     other.prefill(new)
     if runner.shape == "plain":
         other.forward([new], [Draft()])
-    ours, theirs = (
-        r._memory.contents(one)  # type: ignore[attr-defined]
-        for r, one in ((runner, row), (other, new))
-    )
+    ours, theirs = contents(runner, row), contents(other, new)
     assert len(ours) == len(theirs) > 0
     windows = windows_by_layer(runner.loaded.config)
     for index, (mine, new) in enumerate(zip(ours, theirs, strict=True)):

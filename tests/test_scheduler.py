@@ -49,13 +49,13 @@ from draftsmith.testing import (
     exact_distribution,
 )
 from draftsmith.text.tokenizer import TextStream
-from replica import check_cache
+from replica import check_cache, contents
 from scripted import oracle, random_trees
 
 MODELS = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "mixtral", "qwen3_next",
           "falcon", "falcon_alibi"]  # fmt: skip
 """Packed ones, two of them with windows and one with shared keys, a mixture of experts, a recurrent
-one, and two that stay padded: one in batches, one row by row."""
+one, and two that cannot pack."""
 
 CONTEXT = 4096
 
@@ -720,8 +720,10 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         runner: Any = scheduler.runner
         if model.capabilities.packed:
             return int(runner._memory.held())
-        layers = [layer for layer in runner._memory.cache.layers if layer is not None]
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+        rows = [job.session.row for job in engine.scheduler._active if job.session.row]
+        rows += [kept.row for kept in engine.scheduler.prefixes._kept]
+        pairs = [pair for row in rows if row.cached for pair in contents(runner, row)]
+        return sum(keys.nbytes + values.nbytes for keys, values in pairs)
 
     own = packed.grown
 
@@ -761,7 +763,7 @@ def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> No
     scheduler.add(job)
     scheduler.step()
     row: Any = job.session.row
-    if engine.model.capabilities.cache == "replay":
+    if not engine.model.capabilities.packed:
         pairs = [(one.keys, one.values) for one in row.state.layers if hasattr(one, "keys")]
     else:
         pairs = scheduler.runner._memory.contents(row)  # type: ignore[attr-defined]

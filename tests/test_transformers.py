@@ -699,7 +699,7 @@ def test_encoder_decoder_generates_as_before() -> None:
 
 def test_model_without_rewind_generates_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_llama()
-    plainly = Capabilities("plain", "sdpa", "none", False, ("its state cannot be rewound",))
+    plainly = Capabilities("plain", "sdpa", "none", ("its state cannot be rewound",))
     monkeypatch.setattr(
         "draftsmith.integrations.transformers.load",
         lambda live, _: LoadedModel(live, None, plainly, "tiny"),

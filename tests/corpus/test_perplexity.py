@@ -54,7 +54,7 @@ def test_every_piece_is_in_one_pass(loaded: LoadedModel, monkeypatch: pytest.Mon
 
 
 def test_where_rows_disturb_each_other_pieces_go_alone(loaded: LoadedModel) -> None:
-    alone = replace(loaded, capabilities=replace(loaded.capabilities, batch=False))
+    alone = replace(loaded, capabilities=replace(loaded.capabilities, cache="own"))
     assert [len(turn) for turn in passes(alone, LENGTHS)] == [1] * len(PIECES)
 
 

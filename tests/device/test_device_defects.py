@@ -67,7 +67,7 @@ def test_d1_and_d4_every_drafter_on_a_device_like_mps(
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "falcon", "gpt_neo", "qwen3_next"])
 def test_d1_masks_of_other_architectures(device: str, name: str) -> None:
-    """Windows, sinks, padded rows, chains and recurrent states."""
+    """Windows, sinks, chains and recurrent states."""
     model = build(name)
     cpu = Engine.from_pretrained(model)
     with like_mps():

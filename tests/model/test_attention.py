@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from draftsmith.model.attention import Packed, grouped_attention, watch
+from draftsmith.errors import UnsupportedError
+from draftsmith.model.attention import Packed, packed_attention, watch
 from draftsmith.model.masks import EVERYTHING
 from draftsmith.model.seen import Seen, attention_at
 
@@ -36,11 +37,23 @@ def stand_in(**attributes: Any) -> torch.nn.Module:
 def tensors(heads: int, groups: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(heads + queries)
     kv = heads // groups
-    query = torch.randn(2, queries, heads, 16, generator=generator).transpose(1, 2)
+    query = torch.randn(1, queries, heads, 16, generator=generator).transpose(1, 2)
     # Views into larger buffers, as a cache gives them; values narrower than keys, as in DeepSeek.
-    key = torch.randn(3, kv, keys + 9, 16, generator=generator)[:2, :, :keys]
-    value = torch.randn(3, kv, keys + 9, 8, generator=generator)[:2, :, :keys]
+    key = torch.randn(3, kv, keys + 9, 16, generator=generator)[:1, :, :keys]
+    value = torch.randn(3, kv, keys + 9, 8, generator=generator)[:1, :, :keys]
     return query, key, value
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any
+) -> Tensor:
+    """Our attention of one row (1, …)."""
+    module = options.pop("module", MODULE)
+    carrier = torch.empty_like(key)
+    carrier.packed = Packed([query.shape[2]], [mask], [key], [value])  # type: ignore[attr-defined]
+    out, weights = packed_attention(module, query, carrier, carrier, EVERYTHING, **options)
+    assert weights is None
+    return out
 
 
 def written_out(
@@ -60,34 +73,22 @@ def written_out(
 @pytest.mark.parametrize("softcap", [None, 0.5])
 def test_any_mask(groups: int, queries: int, softcap: float | None) -> None:
     query, key, value = tensors(4, groups, queries, 11)
-    mask = torch.rand(2, 1, queries, 11) < 0.5
+    mask = torch.rand(1, 1, queries, 11) < 0.5
     mask[..., 0] = True
-    out, weights = grouped_attention(MODULE, query, key, value, mask, scaling=0.25, softcap=softcap)
-    assert weights is None
+    out = attend(query, key, value, mask, scaling=0.25, softcap=softcap)
     assert out.is_contiguous()
     torch.testing.assert_close(out, written_out(query, key, value, mask, softcap))
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("softcap", [None, 0.5])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (3, 7), (7, 7)])
-def test_no_mask_is_causal_from_the_end(
-    groups: int, softcap: float | None, queries: int, keys: int
-) -> None:
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (7, 7)])
+def test_no_mask_is_causal(groups: int, softcap: float | None, queries: int, keys: int) -> None:
     query, key, value = tensors(4, groups, queries, keys)
     module = stand_in(num_key_value_groups=groups, is_causal=True)
-    out, _ = grouped_attention(module, query, key, value, None, scaling=0.25, softcap=softcap)
+    out = attend(query, key, value, None, scaling=0.25, softcap=softcap, module=module)
     mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     torch.testing.assert_close(out, written_out(query, key, value, mask, softcap))
-
-
-def test_many_queries_are_not_packed() -> None:
-    query, key, value = tensors(4, 2, 200, 210)
-    mask = torch.rand(1, 1, 200, 210) < 0.5
-    mask[..., 0] = True
-    module = stand_in(num_key_value_groups=2, is_causal=True)
-    out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
-    torch.testing.assert_close(out, written_out(query, key, value, mask))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -98,6 +99,7 @@ def test_a_long_span_attends_in_blocks(
 ) -> None:
     """Beside a short one; whoever watches changes nothing."""
     query, key, value = tensors(4, groups, queries + 3, keys + 2)
+    key, value = (torch.cat([one, one.flip(1)]) for one in (key, value))
     masks = [_ordered(queries, keys, window), _ordered(3, keys + 2, window)]
     packed = [
         Packed([queries, 3], masks, [key[:1, :, :keys], key[1:]], [value[:1, :, :keys], value[1:]]),
@@ -110,9 +112,9 @@ def test_a_long_span_attends_in_blocks(
         module = stand_in()
         seen.clear()
         given = module, asked[:1], carrier, carrier, EVERYTHING
-        out, _ = grouped_attention(*given, scaling=0.25)
+        out, _ = packed_attention(*given, scaling=0.25)
         with watch({module: 0}, lambda _, one, span=0: seen.append(one)):  # noqa: ARG005
-            watched, _ = grouped_attention(*given, scaling=0.25)
+            watched, _ = packed_attention(*given, scaling=0.25)
         assert torch.equal(out, watched)
         assert [one.query.shape[2] for one in seen] == [*both.widths]
         parts = asked[:1].split_with_sizes(list(both.widths), 2)
@@ -128,49 +130,39 @@ def _ordered(queries: int, keys: int, window: int | None) -> Tensor:
     return mask if window is None else mask.triu(keys - queries - window)
 
 
-def test_one_element_sees_everything() -> None:
-    query, key, value = tensors(4, 2, 1, 6)
-    everything = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    out, _ = grouped_attention(MODULE, query, key, value, everything, scaling=0.25)
-    torch.testing.assert_close(out, written_out(query, key, value, everything))
-
-
 def test_sinks_take_their_share() -> None:
     query, key, value = tensors(4, 2, 3, 6)
     mask = torch.ones(1, 1, 3, 6, dtype=torch.bool)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
-    out, _ = grouped_attention(MODULE, query, key, value, mask, scaling=0.25, s_aux=sinks)
+    out = attend(query, key, value, mask, scaling=0.25, s_aux=sinks)
     scores = query @ key.repeat_interleave(2, dim=1).transpose(2, 3) / 4
     share = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks.exp().view(1, 4, 1, 1))
     torch.testing.assert_close(out, (share @ value.repeat_interleave(2, dim=1)).transpose(1, 2))
 
 
-@pytest.mark.parametrize("kind", ["bool", "float", "none"])
+@pytest.mark.parametrize(("queries", "masked"), [(1, False), (1, True), (5, True)])
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_whoever_watches_changes_nothing_and_gets_the_totals(
-    kind: str, groups: int, queries: int, dtype: torch.dtype
+    queries: int, masked: bool, groups: int, dtype: torch.dtype
 ) -> None:
     """The kernel asked for its totals is the one that sdpa takes."""
     query, key, _ = (t.to(dtype) for t in tensors(4, groups, queries, 11))
-    visible = torch.ones(2, 1, queries, 11, dtype=torch.bool).tril_(11 - queries)
-    mask: Tensor | None = visible if kind == "bool" else None
-    if kind == "float":
-        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, -torch.inf)
+    visible = torch.ones(1, 1, queries, 11, dtype=torch.bool).tril_(11 - queries)
+    mask = visible if masked else None
     seen: list[Seen] = []
     module = stand_in()
-    plain, _ = grouped_attention(module, query, key, key, mask)
+    plain = attend(query, key, key, mask, module=module)
     with torch.inference_mode(), watch({module: 0}, lambda _, one: seen.append(one)):
-        watched, _ = grouped_attention(module, query, key, key, mask)
+        watched = attend(query, key, key, mask, module=module)
     assert torch.equal(plain, watched)
     totals = seen[0].totals
     assert totals is not None
     full = key.repeat_interleave(groups, dim=1).float()
     scores = (query.float() @ full.mT / 4).masked_fill(~visible, -torch.inf)
     torch.testing.assert_close(totals, scores.logsumexp(-1), rtol=0, atol=rounding(dtype, 16))
-    weights = attention_at({0: seen[0]}, [(0, 3), (0, 1)], 1, queries - 1, torch.tensor([4, 0]), 11)
-    expected = scores.softmax(-1)[1, [3, 1], -1][:, [4, 0]]
+    weights = attention_at({0: seen[0]}, [(0, 3), (0, 1)], queries - 1, torch.tensor([4, 0]), 11)
+    expected = scores.softmax(-1)[0, [3, 1], -1][:, [4, 0]]
     # A weight is the exponent of a score less the total: what both are off by, relatively.
     torch.testing.assert_close(weights, expected, rtol=2 * rounding(dtype, 16), atol=0)
 
@@ -178,21 +170,18 @@ def test_whoever_watches_changes_nothing_and_gets_the_totals(
 def test_without_totals_the_whole_row_is_taken() -> None:
     query, key, value = tensors(4, 2, 5, 11)
     seen: list[Seen] = []
-    module = stand_in()
+    module, mask = stand_in(), _ordered(5, 11, None)
     with torch.inference_mode(), watch({module: 0}, lambda _, one: seen.append(one)):
-        grouped_attention(module, query, key, value, None)  # values narrower than keys
+        attend(query, key, value, mask, module=module)  # values narrower than keys
         with sdpa_kernel(SDPBackend.MATH):
-            grouped_attention(module, query, key, key, None)
+            attend(query, key, key, mask, module=module)
     assert [one.totals for one in seen] == [None, None]
     everywhere = torch.arange(11)
-    weights = attention_at({0: seen[0]}, [(0, 2)], 0, 4, everywhere, 11)
+    weights = attention_at({0: seen[0]}, [(0, 2)], 4, everywhere, 11)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1))
 
 
-def test_a_mask_per_head_is_left_to_transformers() -> None:
-    query, key, value = tensors(4, 2, 3, 6)
-    mask = torch.rand(1, 4, 3, 6) < 0.7
-    mask[..., 0] = True
-    module = stand_in(num_key_value_groups=2, is_causal=True)
-    out, _ = grouped_attention(module, query, key, value, mask, scaling=0.25)
-    torch.testing.assert_close(out, written_out(query, key, value, mask))
+@pytest.mark.parametrize("options", [{"position_bias": torch.zeros(1)}, {"dropout": 0.1}])
+def test_what_only_transformers_functions_know_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError, match="Identity makes masks of its own"):
+        attend(*tensors(4, 2, 1, 6), **options)

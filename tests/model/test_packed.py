@@ -18,9 +18,9 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span
-from draftsmith.model.packed import PackedMemory, PackedPass, _mask
+from draftsmith.model.packed import PackedPass, _mask
 from draftsmith.model.runner import Runner
-from replica import accept, check_cache, check_step, fresh, loaded, padded, path_to, random_draft
+from replica import accept, check_cache, check_step, fresh, loaded, path_to, random_draft
 
 FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
 
@@ -101,18 +101,15 @@ def test_rows_that_forget_what_their_windows_left_behind(name: str) -> None:
             check_cache(mixture.runner, row, ids)
 
 
-def test_who_stays_padded_and_who_has_no_rows() -> None:
+def test_who_cannot_pack() -> None:
     for name in ("falcon", "bloom", "gpt_neo", "llama4_text", "qwen3_next", "lfm2", "mamba"):
         found = loaded(name).capabilities
         assert not found.packed, name
         assert found.reasons
-    assert loaded("falcon").capabilities.batch
-    assert isinstance(Runner(loaded("llama"))._memory, PackedMemory)
-    assert not isinstance(Runner(padded(loaded("llama")))._memory, PackedMemory)
 
 
 def test_positions_computed_per_batch_are_found_out() -> None:
-    """A model that takes a pass's first position for its lowest: right for padded rows only."""
+    """A model that takes a pass's first position for its lowest: wrong for rows side by side."""
     model = build("llama")
 
     def clamp(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -121,9 +118,8 @@ def test_positions_computed_per_batch_are_found_out() -> None:
 
     model.model.register_forward_pre_hook(clamp, with_kwargs=True)
     found = load(model).capabilities
-    assert (found.shape, found.batch, found.packed) == ("tree", True, False)
-    assert found.reasons[-1].startswith("several rows without padding: logits differ")
-    assert any("padded" in line for line in found.explain())
+    assert found.shape == "chain"
+    assert found.reasons[-1].startswith("trees and shared passes: logits differ")
 
 
 def test_a_model_that_makes_its_own_mask_does_not_pack() -> None:
@@ -139,7 +135,7 @@ def test_a_model_that_makes_its_own_mask_does_not_pack() -> None:
 
     model.model.register_forward_pre_hook(remake, with_kwargs=True)
     found = load(model).capabilities
-    assert (found.batch, found.packed) == (True, False)
+    assert found.shape == "chain"
     assert "makes masks of its own" in found.reasons[-1]
 
 

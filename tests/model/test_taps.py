@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -25,9 +24,8 @@ from replica import accept, check_cache, loaded, random_draft
 TOLERANCE = 1e-5
 HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
 """Not in order, and not all heads of a group."""
-OWN_CLASSES = {"falcon"} | ({"gemma2", "qwen2_moe"} if version("transformers") < "5" else set())
-CAN_ATTEND = [name for name in TREES if name not in OWN_CLASSES]
-"""The others do not run as our attention function, or never ask for one."""
+CAN_ATTEND = [*TREES]
+"""The others do not run as our attention function."""
 
 
 def reference(model: LoadedModel, ids: list[int], attentions: bool = False) -> Any:
@@ -99,7 +97,7 @@ def test_prompt_accepted_and_rejected_rows(name: str) -> None:
     for _ in range(5):
         step(runner, rng, [row], [ids])
         check_taps(model, runner, row, ids, needs)
-        if model.capabilities.cache == "rows":
+        if model.capabilities.cache in ("packed", "own"):
             check_cache(runner, row, ids)
 
 
@@ -126,21 +124,6 @@ def test_ragged_rows(name: str) -> None:
     runner.close(rows.pop(0))
     step(runner, rng, rows, ids[1:])
     check_taps(model, runner, rows[1], ids[2], needs[2])
-
-
-def test_a_row_that_moves_takes_its_taps_along() -> None:
-    """Rows close up when one leaves; the next to join takes the place that became free."""
-    model, needs = loaded("llama"), Needs(1, HEADS)
-    runner = Runner(model)
-    ids = [prompt(9), prompt(14, seed=3)]
-    rows = [runner.open(ids[0]), runner.open(ids[1], needs)]
-    for row in rows:
-        runner.prefill(row)
-    runner.forward(rows, [EMPTY, Draft.chain([5, 6, 7], "test")])
-    runner.commit(rows, [[], [0, 1]], [[8], [5, 6, 9]])
-    runner.close(rows[0])
-    runner.prefill(runner.open(prompt(30, seed=4)))
-    check_taps(model, runner, rows[1], [*ids[1], 5, 6, 9], needs)
 
 
 def test_the_buffer_grows_with_the_context() -> None:
@@ -184,7 +167,7 @@ def test_a_changed_conversation(name: str) -> None:
         runner.commit([row], [[]], [[5]])
         check_taps(model, runner, row, [*new, 5], needs)
     reused = runner.extend(row, [*new, 5, 6], needs)
-    assert reused == (len(new) if model.capabilities.cache == "rows" else row.cached)
+    assert reused == (len(new) if model.capabilities.cache in ("packed", "own") else row.cached)
     assert runner.extend(row, [*new, 5, 6, 7]) >= 0  # and one without needs keeps what there is
     assert row.taps is None
 
@@ -212,29 +195,13 @@ def test_the_model_is_left_as_it_was() -> None:
     assert not _watched.get()
 
 
-def sdpa_only() -> LoadedModel:
-    model = loaded("llama")
-    why = ("trees with draftsmith attention: it differs",)
-    abilities = replace(model.capabilities, attention="sdpa", packed=False, reasons=why)
-    return replace(model, capabilities=abilities)
-
-
 def test_refusals_say_why() -> None:
-    with pytest.raises(UnsupportedError, match=r"runs with 'sdpa' .*it differs.*hidden states"):
-        Runner(sdpa_only()).open([5], Needs(attention_heads=HEADS))
+    with pytest.raises(UnsupportedError, match=r"runs with 'sdpa' .*trees and.*hidden states"):
+        Runner(loaded("falcon")).open([5], Needs(attention_heads=HEADS))
     with pytest.raises(OptionError, match=r"layer=3, but .* has layers 1…2"):
         Runner(loaded("llama")).open([5], Needs(hidden_layer=3))
     with pytest.raises(OptionError, match=r"head \(0, 4\) does not exist"):
         Runner(loaded("llama")).open([5], Needs(attention_heads=((0, 4),)))
-
-
-def test_a_model_that_never_asks_for_an_attention_function() -> None:
-    model = loaded("falcon")
-    as_if = replace(model.capabilities, attention="draftsmith")
-    runner = Runner(replace(model, capabilities=as_if))
-    row = runner.open(prompt(9), Needs(attention_heads=HEADS))
-    with pytest.raises(UnsupportedError, match="FalconDecoderLayer never asks"):
-        runner.prefill(row)
 
 
 def test_a_compiled_model_is_looked_into_as_it_was_before() -> None:
@@ -257,14 +224,6 @@ def test_a_compiled_part_cannot_be_looked_into() -> None:
     row = Runner(model).open(prompt(12), Needs(hidden_layer=1))
     with pytest.raises(UnsupportedError, match=r"layer 1 of LlamaDecoderLayer.* compiled"):
         Runner(model).prefill(row)
-
-
-def test_hidden_states_where_attention_is_not_ours() -> None:
-    model, ids, needs = sdpa_only(), prompt(12), Needs(hidden_layer=1)
-    runner = Runner(model)
-    row = runner.open(ids, needs)
-    runner.prefill(row)
-    check_taps(model, runner, row, ids, needs)
 
 
 def test_a_plain_target_records_nothing() -> None:

@@ -25,7 +25,7 @@ def passes(loaded: LoadedModel, lengths: NDArray[np.int64]) -> list[NDArray[np.i
     """Which pieces share a pass: of similar length, the longest first, so that little is padded."""
     order = np.lexsort((np.arange(len(lengths)), -lengths))
     # Rotary angles may depend on the longest of a pass, and rows on one another.
-    together = loaded.capabilities.batch and rope_boundary(loaded.config) is None
+    together = loaded.capabilities.packed and rope_boundary(loaded.config) is None
     most = min(_LOGITS // loaded.vocab_size, _POSITIONS) if together else 1
     found: list[NDArray[np.int64]] = []
     start = 0

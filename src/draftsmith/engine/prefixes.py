@@ -37,9 +37,7 @@ class Prefixes:
     def __init__(self, runner: Runner, most: int) -> None:
         """`most`: rows that are kept; with 0 nothing is ever shared."""
         self.runner = runner
-        # Padded rows share their buffers, which cannot outlive the call.
-        padded = not (runner.copies or runner.loaded.capabilities.cache == "replay")
-        self.most = 0 if padded else most
+        self.most = most
         self._kept: list[Kept] = []
         self._told = False
         """Whether a caller heard that its prompt was read again."""

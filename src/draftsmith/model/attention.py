@@ -1,4 +1,4 @@
-"""Our attention function: grouped heads as queries of one head, any mask, spans of several rows.
+"""Our attention function: spans of several rows, any mask, grouped heads as queries of one head.
 
 Shapes: `B` rows, `H` query heads, `K` key heads, `G = H / K`, `Q` queries, `S` keys, `D` width.
 
@@ -20,15 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from torch.utils.weak import WeakTensorKeyDictionary
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.seen import Seen
-
-NAME = "draftsmith"
-"""What `config._attn_implementation` says while one of our passes runs."""
 
 _MOST_GROUPED = 160
 """Queries up to which grouping wins: beyond, repeating masks costs more than repeating keys."""
@@ -60,7 +55,8 @@ class Packed:
     widths: Sequence[int]
     """Queries of each span."""
     masks: Sequence[Tensor | None]
-    """(1, 1, q, S) each; None: as for `grouped_attention`."""
+    """(1, 1, q, S) each, in which no query looks behind its own place among the last q keys; None:
+    all of them for a single query, else S = q and each sees what is before it."""
     keys: Sequence[Tensor]
     """(1, K, S, D) each: what this span's row has, and its own of this pass behind.
 
@@ -70,65 +66,47 @@ class Packed:
     attend: Callable[[Tensor, Form], Tensor] | None = None
     """Query (1, H, Q, D) → (1, Q, H, D), in another way than ours; queries may follow the spans'
     that nobody asks for."""
+    attended: bool = False
+    """Whether the layer's attention came here."""
 
 
-def grouped_attention(
+def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor,  # noqa: ARG001  in `packed`
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of query (B, H, Q, D) over key and value (B, K, S, D); returns (B, Q, H, D).
+    """Attention of query (1, H, Q, D) over what `key.packed` holds; returns (1, Q, H, D).
 
-    `attention_mask` is bool (B, 1, Q, S), True where a query may look; (1, 1, 1, 1) and, for one
-    query, None mean everywhere; None for several queries means causal, the last query seeing all.
-    `softcap` bounds the scores (Gemma 2), `s_aux` (H,) are attention sinks (gpt-oss). A `key` that
-    carries a `Packed` stands for all that is in there; the mask is then `masks.EVERYTHING`.
+    `attention_mask` is `masks.EVERYTHING`: each span has a mask of its own. `softcap` bounds the
+    scores (Gemma 2), `s_aux` (H,) are attention sinks (gpt-oss).
+
+    Raises UnsupportedError for what only transformers' own functions understand.
     """
-    groups = query.shape[1] // key.shape[1]
-    queries = query.shape[2]
+    packed: Packed = key.packed  # type: ignore[attr-defined]
+    packed.attended = True
+    unknown = _UNKNOWN & kwargs.keys()
+    if (
+        dropout
+        or attention_mask is None
+        or attention_mask.shape[-2:] != (1, 1)
+        or query.shape[1] % key.shape[1]
+        or (unknown and any(kwargs[name] is not None for name in unknown))
+    ):
+        raise UnsupportedError(
+            f"{type(module).__name__} makes masks of its own, or attends in a way that only "
+            "transformers' own function knows"
+        )
     # A compiler cannot follow a context variable, and nothing is recorded in what it compiles.
     watched = None if torch.compiler.is_compiling() else _watched.get()
     look = watched.get(module) if watched else None
-    unknown = _UNKNOWN & kwargs.keys()
-    foreign = (
-        dropout
-        or key.shape[1] * groups != query.shape[1]
-        or (attention_mask is not None and attention_mask.shape[1] != 1)
-        or (unknown and any(kwargs[name] is not None for name in unknown))
-    )
-    both_ways = is_causal is False and attention_mask is None and queries > 1
-    if look is not None and (foreign or both_ways):
-        raise UnsupportedError(
-            f"{type(module).__name__} attends in a way that only transformers' own function "
-            "knows, so its attention cannot be recorded; rank by hidden states instead"
-        )
-    # A (1, 1, 1, 1) mask says "everything is visible": see masks.EVERYTHING.
-    everything = attention_mask is not None and attention_mask.shape[-2:] == (1, 1)
-    mask = None if everything else attention_mask
-    packed: Packed | None = getattr(key, "packed", None)
-    if packed is not None or (everything and queries > 1):
-        if packed is None or foreign or not everything:
-            raise UnsupportedError(
-                f"{type(module).__name__} makes masks of its own, changes keys after they were "
-                "cached, or attends in a way that only transformers' own function knows"
-            )
-        return _attend_packed(module, query, packed, (scaling, softcap, s_aux), look), None
-    if foreign or is_causal is False:
-        out, _ = sdpa_attention_forward(
-            module, query, key, value, mask, dropout, scaling, is_causal, **kwargs
-        )
-        if look is not None:
-            look(Seen(query, key, mask, scaling, None, None))
-        return out, None
-    return _attend(module, query, key, value, mask, (scaling, softcap, s_aux), look), None
+    return _attend_packed(module, query, packed, (scaling, softcap, s_aux), look), None
 
 
 def _attend_packed(
@@ -145,7 +123,7 @@ def _attend_packed(
         return packed.attend(query, form)
     if len(packed.widths) == packed.keys[0].shape[0] == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
-        return _attend(module, query, key, value, mask, form, look, ordered=True)
+        return _attend(module, query, key, value, mask, form, look)
     heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
     # (Q, K, G, D): a single query of a span is there as its row's keys want it.
     grouped = query[0].transpose(0, 1).reshape(-1, kv_heads, heads // kv_heads, query.shape[3])
@@ -167,7 +145,7 @@ def _attend_packed(
         if not single:
             queries = queries.transpose(0, 2)
         seen = None if look is None else partial(look, span=span)
-        out = _attend(module, queries, key, value, mask, form, seen, ordered=True)
+        out = _attend(module, queries, key, value, mask, form, seen)
         outs.append(out.reshape(len(own), *grouped.shape[1:3], -1))
     return torch.cat(outs).flatten(1, 2)[None]
 
@@ -180,21 +158,15 @@ def _attend(
     mask: Tensor | None,
     form: Form,
     look: Look | None,
-    ordered: bool = False,
 ) -> Tensor:
-    """Attention (B, Q, H, D) as `grouped_attention` describes it, by the quickest way.
-
-    `ordered`: no query looks behind its own place among the last Q keys.
-    """
+    """Attention (B, Q, H, D) of one span, by the quickest way."""
     (scaling, softcap, sinks), totals = form, None
-    queries, keys = query.shape[2], key.shape[2]
-    if mask is None and queries > 1 and queries != keys:
-        mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril_(keys - queries)
+    queries = query.shape[2]
     # With an empty cache the causal kernels need no mask at all.
     repeats = query.shape[1] > key.shape[1] and queries > _MOST_GROUPED
     if softcap is not None or sinks is not None:
         out = _explicit(query, key, value, mask, scaling, softcap, sinks)
-    elif ordered and mask is not None and _pays_in_blocks(query, key):
+    elif mask is not None and _pays_in_blocks(query, key):
         out = _in_blocks(query, key, value, mask, scaling)
     elif queries > 1 and (mask is None or repeats):
         out, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
@@ -345,9 +317,3 @@ def watch(modules: Mapping[torch.nn.Module, int], look: Callable[..., None]) -> 
         yield
     finally:
         _watched.reset(token)
-
-
-# The mask is registered too: without it, transformers builds none for a name it does not know, and
-# every pass over several tokens is silently wrong.
-AttentionInterface.register(NAME, grouped_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -12,8 +12,9 @@ from draftsmith.core.target import Shape
 from draftsmith.errors import WriteError
 from draftsmith.storage import write_text, writing
 
-CacheKind = Literal["rows", "replay", "none"]
-"""rows: our cache of many sequences; replay: the model's own, one each; none: no cache at all."""
+CacheKind = Literal["packed", "own", "replay", "none"]
+"""packed: ours, of many sequences; own: the model's, one each; replay: likewise, with a state that
+cannot be cut; none: no cache at all."""
 
 _SHAPES = {
     "tree": "verifies draft trees in one pass",
@@ -21,18 +22,18 @@ _SHAPES = {
     "plain": "decodes one token per pass; drafts are not used",
 }
 _CACHES = {
-    "rows": "keeps keys and values in rows that rewind for free",
+    "packed": "keeps keys and values in rows that rewind for free",
+    "own": "keeps a cache of its own per sequence; rejected drafts are cut off",
     "replay": "keeps a cache of its own per sequence; rejected drafts are undone by replaying",
     "none": "has no usable cache: every step computes the whole sequence again",
 }
 
 
-_REMEMBERED = ("shape", "attention", "cache", "batch", "packed", "reasons")
+_REMEMBERED = ("shape", "attention", "cache", "reasons")
 """Fields that the architecture decides."""
 
 _BATCHES = (
     "A batch runs one sequence after the other.",
-    "Sequences of a batch share passes, padded to the widest and the longest.",
     "Sequences of a batch share passes, without padding.",
 )
 
@@ -44,14 +45,10 @@ class Capabilities:
     shape: Shape
     """Drafts it can verify in one pass."""
     attention: str
-    """draftsmith, sdpa or eager; for chain and plain targets the implementation it came with."""
+    """draftsmith; for chain and plain targets the implementation it came with."""
     cache: CacheKind
-    batch: bool
-    """Whether several sequences share a pass; otherwise a batch runs row by row."""
     reasons: tuple[str, ...] = ()
     """Why not more, one sentence per refusal, in the order the self-test met them."""
-    packed: bool = False
-    """Whether the tokens of such a pass are one sequence, without padding."""
     position_sizes: tuple[float, ...] = ()
     """Keys and values of a position, layer by layer, in numbers of the model's dtype, which may
     change; empty: its cache does not show them."""
@@ -90,26 +87,27 @@ class Capabilities:
         return (
             self.shape in _SHAPES
             and self.cache in _CACHES
-            and type(self.batch) is type(self.packed) is bool
             and all(isinstance(text, str) for text in (self.attention, *self.reasons))
-            and (self.batch or not self.packed)
-            and (self.shape == "tree" or not self.batch)
-            and (self.shape != "tree" or self.cache == "rows")
+            and (self.shape == "tree") == self.packed
         )
+
+    @property
+    def packed(self) -> bool:
+        """Whether several sequences share a pass, their tokens in one; else a batch runs row by
+        row."""
+        return self.cache == "packed"
 
     @property
     def rereads(self) -> str | None:
         """Which prompts are read again although they begin like an earlier one; None: none."""
         if self.shape == "plain":
             return "Every prompt is read whole: one that begins like an earlier one is read again."
-        if self.cache == "rows" and not self.windows:
+        if self.cache == "own" or (self.packed and not self.windows):
             return None
         kept = (
             "Its state is kept where a prompt and where an answer ends"
             if self.cache == "replay"
             else "Layers with a window keep the last part of an earlier prompt"
-            if self.packed
-            else "Layers with a window keep what the newest token of a text sees"
         )
         return f"{kept}: a prompt that parts from it before is read again."
 
@@ -119,7 +117,7 @@ class Capabilities:
             f"It {_SHAPES[self.shape]}.",
             f"It {_CACHES[self.cache]}.",
             f"Attention runs as {self.attention!r}.",
-            _BATCHES[self.batch + self.packed],
+            _BATCHES[self.packed],
         ]
         if self.rereads:
             lines.append(self.rereads)

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.pass_cache import PassCache
+from draftsmith.model.registered import configurations, our_attention
 from draftsmith.model.rope import forget, growing
-from draftsmith.model.shell import OtherAttention
 
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 """Names of a model's cache, in arguments and outputs: the first from transformers 5.24 on."""
@@ -29,19 +30,18 @@ class Recorder(Protocol):
 class Forward:
     """Calls a model with the arguments its architecture and version know.
 
-    `attention` names the implementation to run it with; None leaves the user's own.
+    `packs`: its passes may be packed, which takes our attention; else it runs with its own.
     """
 
-    def __init__(self, model: Any, attention: str | None) -> None:
+    def __init__(self, model: Any, packs: bool = False) -> None:
         known = dict(inspect.signature(unwrapped(model).forward).parameters)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             # Learned virtual tokens come before ours: only the adapter knows the positions.
             known = {n: p for n, p in known.items() if n not in ("position_ids", "cache_position")}
         self._model = model
-        self._run = _running(model, attention)
         # Compiled blocks call no hooks: a pass that is looked into runs as it did before.
-        original = _uncompiled(model)
-        self._recorded = self._run if original is model else _running(original, attention)
+        self._recorded = _uncompiled(model)
+        self._configs = configurations(model) if packs else []
         self._positions = "position_ids" in known
         self._cache_position = "cache_position" in known
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
@@ -50,7 +50,7 @@ class Forward:
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
         self._hooked = any(hasattr(one, "_hf_hook") for one in (model, unwrapped(model)))
-        self._growing = growing(original)
+        self._growing = growing(self._recorded)
 
     def __call__(
         self,
@@ -83,9 +83,31 @@ class Forward:
         if self._keep is not None:
             options[self._keep] = last
         if taps is None:
-            return self._run(**options)
+            return self._run(self._model, cache, options)
         with taps.recording():
-            return self._recorded(**options)
+            return self._run(self._recorded, cache, options)
+
+    def _run(self, model: Any, cache: Any, options: dict[str, Any]) -> Any:
+        """The output; of a packed pass, one in which every layer attended by our function.
+
+        Raises UnsupportedError where there is a layer that does not.
+        """
+        if not isinstance(cache, PassCache):
+            return model(**options)
+        with our_attention(self._configs):
+            output = model(**options)
+        if cache.attended:
+            return output
+        self._configs = configurations(self._model)  # blocks may have been exchanged
+        cache.restart()
+        with our_attention(self._configs):
+            output = model(**options)
+        if not cache.attended:
+            raise UnsupportedError(
+                f"{type(unwrapped(model)).__name__} changes keys after they were cached, or never "
+                "asks for an attention function"
+            )
+        return output
 
     def logits_of(self, positions: Sequence[int], width: int) -> int | Sequence[int] | Tensor:
         """How to ask for the logits of these positions, ascending, of `width`, and few others.
@@ -98,11 +120,6 @@ class Forward:
         # Hooks of a device map would move a tensor to the first device, not to the head's; a
         # compiler would compile anew for every list.
         return list(positions) if self._hooked else torch.tensor(positions, device="cpu")
-
-    @property
-    def exclusive(self) -> str | None:
-        """Why others must not call the model during our passes; None: they may."""
-        return self._run.exclusive if isinstance(self._run, OtherAttention) else None
 
     def prepared_cache(self, tokens: Sequence[int]) -> Any:
         """The empty cache that the model's generate() would begin these tokens with.
@@ -138,10 +155,6 @@ def cache_of(output: Mapping[str, Any]) -> Any:
     Looks at the names that are there: in some versions asking for an old name warns.
     """
     return next((value for name, value in output.items() if name in _CACHE_NAMES), None)
-
-
-def _running(model: Any, attention: str | None) -> Any:
-    return model if attention is None else OtherAttention(model, attention)
 
 
 def _uncompiled(model: Any) -> Any:

@@ -28,7 +28,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.probe import probe
 from draftsmith.values import known_options, shown
 
-_UNTESTED = Capabilities("plain", "eager", "none", batch=False)
+_UNTESTED = Capabilities("plain", "eager", "none")
 
 _LIVE = "load the model with transformers, and give the model itself"
 LOADING_HINTS = {

@@ -61,8 +61,7 @@ class LoadedModel:
     @cached_property
     def forward(self) -> Forward:
         """How the model is called; shared by all runners, which take turns."""
-        tree = self.capabilities.shape == "tree"
-        return Forward(self.model, self.capabilities.attention if tree else None)
+        return Forward(self.model, packs=self.capabilities.packed)
 
     @property
     def config(self) -> Any:

@@ -365,7 +365,7 @@ def measure_cost(
         )
     # What is too long for this model becomes the longest that is not.
     fitting = sorted({min(context, longest) for context in grid.contexts})
-    batches = [b for b in grid.batches if b == 1 or loaded.capabilities.batch]
+    batches = [b for b in grid.batches if b == 1 or loaded.capabilities.packed]
     points: list[Point] = []
     prefill: dict[int, float] = {}
     with torch.inference_mode():

@@ -20,13 +20,13 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.attention import BLOCK, MOST_IN_BLOCKS, Packed
-from draftsmith.model.cache import PassCache
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import EVERYTHING, Span, visible
+from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import RopeBoundary
-from draftsmith.model.rows import Memory, SequenceRow, finite
+from draftsmith.model.rows import KVStore, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, Place, record
-from draftsmith.model.windows import View, Window
+from draftsmith.model.windows import Window
 
 _SPARE = 8
 """Slots that a row is given beyond those it needs, besides a tenth of them."""
@@ -161,9 +161,9 @@ class PackedPass(PassCache):
         by_kind = [zip(*kind, strict=True) for kind in zip(*views, strict=True)]
         self._views: dict[int, Any] = dict(zip(layers, zip(*by_kind, strict=True), strict=True))
 
-    def firsts(self, layer_idx: int, span: int) -> tuple[int, ...]:
-        """(1,) the position of the first key that a span sees in a layer."""
-        return (self._firsts[self._window(layer_idx)][span],)
+    def first(self, layer_idx: int, span: int) -> int:
+        """The position of the first key that a span sees in a layer."""
+        return self._firsts[self._window(layer_idx)][span]
 
     def _window(self, layer_idx: int) -> Window | None:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
@@ -202,8 +202,13 @@ class PackedPass(PassCache):
         torch._foreach_copy_([*views[0], *views[1]], [*new[0], *new[1]])
         masks = self._masks_of(window, key_states.device)
         packed = Packed(self._widths, masks, views[2], views[3], self._attend(layer_idx))
-        key_states.packed = packed  # type: ignore[attr-defined]
+        self.given[layer_idx] = key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
+
+    def restart(self) -> None:
+        super().restart()
+        for row in self._new.values():
+            row.state = []
 
     def _split(self, states: Tensor) -> list[Tensor]:
         """By span, of (1, K, Q, D); nobody keeps what follows the last."""
@@ -247,12 +252,11 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
     alike = not span.cached and window is None and span.draft.is_chain
     if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
         return None  # the causal kernels need none; blocks do
-    view = View(0, span.cached + span.width - first, (first,))
     # Blocking: MPS may read the source of any other copy after it was freed.
-    return visible([span], view, window).to(device)
+    return visible(span, first, window).to(device)
 
 
-class PackedMemory(Memory):
+class PackedStore(KVStore):
     """Rows that share passes and nothing else."""
 
     copies = True
@@ -423,7 +427,7 @@ class PackedMemory(Memory):
         ends = accumulate((span.width for span in spans), initial=0)
         places = [Place(span=i, queries=slice(a, b)) for i, (a, b) in enumerate(pairwise(ends))]
         chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-        return record([row.taps for row in rows], self._blocks, places, chunks, cache.firsts)
+        return record([row.taps for row in rows], self._blocks, places, chunks, cache.first)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
         """Make room for the pass; rows that come out alike are put abreast."""

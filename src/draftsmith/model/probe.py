@@ -19,8 +19,8 @@ from draftsmith.core.draft import EMPTY
 from draftsmith.errors import UnsupportedError, WriteError, first_line
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.own_cache import first_recurrent_state
 from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance
-from draftsmith.model.replay_memory import first_recurrent_state
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 from draftsmith.model.search import (
@@ -55,13 +55,6 @@ def probe(loaded: LoadedModel) -> Capabilities:
             found = _confirmed(loaded, of_architecture(loaded))
         except UnsupportedError as error:
             found = replace(search(loaded), searched=str(error))
-    exclusive = replace(loaded, capabilities=found).forward.exclusive
-    if exclusive is not None:
-        reason = (
-            f"forwards of the model in other threads during ours: {exclusive}, so its attention "
-            "setting is switched for the length of a pass"
-        )
-        found = replace(found, reasons=(*found.reasons, reason))
     return replace(found, windows=any(windows_by_layer(loaded.config)))
 
 
@@ -108,7 +101,7 @@ def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
         return claim
     if reference.disturbed > NOT_CAUSAL:
         raise UnsupportedError("its logits depend on tokens that come later")
-    change, *findings = ask(_together if claim.batch else _alone, loaded, claim, reference)
+    change, *findings = ask(_together if claim.packed else _alone, loaded, claim, reference)
     if change.what == DEPENDENT and change.excess > 1 and reference.cached:
         # In the model's own passes, too? A packed one asks more of it than a batch.
         by_others = reference.change_by_others(loaded)
@@ -118,7 +111,6 @@ def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
             "plain",
             own_attention(loaded),
             "replay",
-            batch=False,
             reasons=(dependent(by_others),),
             position_sizes=reference.sizes,
         )
@@ -154,8 +146,7 @@ def _alone(runner: Runner, ref: Reference) -> list[Finding]:
 
     Whether their other tokens change what is before them is the first finding.
     """
-    tree = runner.shape == "tree"
-    draft = ref.draft if tree else ref.chain(ACCEPTED)
+    draft = ref.chain(ACCEPTED)
     other = replace(draft, tokens=(draft.tokens[0], *ref.others[: len(draft) - 1]))
     row = runner.open(ref.prompt)
     # The first pass is not committed, so that the second one begins where it did.
@@ -163,10 +154,10 @@ def _alone(runner: Runner, ref: Reference) -> list[Finding]:
     change = _change(runner, before[:2], after[:2])
     if change.excess > 1:
         return [change]
-    nodes = (-1, *(range(len(draft)) if tree else ACCEPTED))
+    nodes = (-1, *ACCEPTED)
     found = [ref.at(got, node) for node, got in zip(nodes[:2], before[:2], strict=True)]
     found += [ref.at(got, node) for node, got in zip(nodes, after, strict=True)]
-    return [change, *found, *_step(runner, ref, row, ACCEPTED if tree else range(len(draft)))]
+    return [change, *found, *_step(runner, ref, row, range(len(draft)))]
 
 
 def _step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) -> list[Finding]:

@@ -25,7 +25,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.errors import first_line
 from draftsmith.model.forward import Forward, cache_of, is_compiled
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.replay_memory import first_recurrent_state
+from draftsmith.model.own_cache import first_recurrent_state
 
 PROMPT = 8
 """Tokens that both texts begin with, besides the first node."""
@@ -108,7 +108,7 @@ class Reference:
         ids = [low + (37 * i + 11) % min(vocab - low, 997) for i in range(PROMPT + 2 * count)]
         prompt, nodes, others = ids[:PROMPT], ids[PROMPT:-count], ids[-count:]
         texts = [prompt + [nodes[n] for n in leaf] for leaf in LEAVES]
-        forward = Forward(loaded.model, None)
+        forward = Forward(loaded.model)
         if at_once:
             with _rounded(loaded, rows=_ROWS, exact=2):
                 found, cache = _whole(forward, texts * 2)
@@ -135,7 +135,7 @@ class Reference:
     def change_by_others(self, loaded: LoadedModel) -> float:
         """How much other texts beside the first one change its logits; computed in one pass."""
         texts = [self.text(0), *([token] * _LENGTH for token in self.others[: _ROWS - 1])]
-        found, _ = _whole(Forward(loaded.model, None), texts)
+        found, _ = _whole(Forward(loaded.model), texts)
         wanted = (one.logits for one in self.expected[0])
         return max(distance(got, one) for got, one in zip(found[0], wanted, strict=True))
 

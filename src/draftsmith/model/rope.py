@@ -89,12 +89,10 @@ def forget(rotary: list[tuple[Any, str]], length: int) -> None:
         setattr(module, longest, original - 1 if length >= original else original + 1)
 
 
-def scaled_by_slot(config: Any) -> int | None:
-    """Slots per step of a temperature that attention takes from a token's slot, None if none.
+def scaled_by_slot(config: Any) -> bool:
+    """Whether attention takes a temperature from a token's slot.
 
-    Llama 4 scales the queries of some layers so. A tree's slots run ahead of its positions, which
-    matters only where a pass reaches the next step.
+    Llama 4 scales the queries of some layers so, and a tree's slots run ahead of its positions.
     """
-    if config.model_type == "llama4_text" and getattr(config, "attn_temperature_tuning", False):
-        return int(config.floor_scale)
-    return None
+    tuned = getattr(config, "attn_temperature_tuning", False)
+    return config.model_type == "llama4_text" and bool(tuned)

@@ -22,8 +22,6 @@ class SequenceRow:
     ids: list[int] = field(default_factory=list)
     taken: int = 0
     """Pending tokens that the last pass took."""
-    slot: int = 0
-    """Its row in a `KVCache`."""
     state: Any = None
     """What it alone owns: keys and values, or a cache of the model's own."""
     rewinds: bool = True
@@ -64,7 +62,7 @@ def finite(logits: Tensor) -> list[bool]:
     return found
 
 
-class Memory(ABC):
+class KVStore(ABC):
     """How a model's past is kept between passes; here, that there is nothing to keep.
 
     Rows change `ids` only through the runner.

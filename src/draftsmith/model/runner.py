@@ -1,7 +1,7 @@
 """`core.target.Target` over a Hugging Face model.
 
 A runner counts: which tokens are computed, which are pending, how far a draft may reach. What the
-past is kept in (`Memory`) and how the model is called (`Forward`) are its two parts.
+past is kept in (`KVStore`) and how the model is called (`Forward`) are its two parts.
 """
 
 from __future__ import annotations
@@ -14,24 +14,18 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
 from draftsmith.errors import DrafterError, OptionError, PromptError, UnsupportedError
-from draftsmith.model.cache import KVCache
-from draftsmith.model.exact.memory import ExactMemory
-from draftsmith.model.kv_memory import KVMemory
+from draftsmith.model.exact.store import ExactStore
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.masks import MaskBuilder
-from draftsmith.model.packed import PackedMemory
-from draftsmith.model.replay_memory import NoMemory, ReplayMemory
-from draftsmith.model.rope import rope_boundary, scaled_by_slot
-from draftsmith.model.rows import Memory, SequenceRow
+from draftsmith.model.own_cache import NoStore, OwnCacheStore
+from draftsmith.model.packed import PackedStore
+from draftsmith.model.rope import rope_boundary
+from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.taps import RowTaps, check
 from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
 """A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
-
-_WIDEST = 256
-"""Slots that no pass is expected to exceed, its pending tokens included."""
 
 
 class Runner:
@@ -51,7 +45,6 @@ class Runner:
         self._abilities = loaded.capabilities
         self._context = loaded.context_length
         self._boundary = rope_boundary(loaded.config)
-        self._step = scaled_by_slot(loaded.config)
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._rewinds = rewinds
@@ -64,30 +57,19 @@ class Runner:
         self._accelerators = [device for device in devices if kind and device.type == kind.type]
         """Where its layers are computed, but for a CPU."""
 
-    def _make_memory(self) -> Memory:
+    def _make_memory(self) -> KVStore:
         loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
         if abilities.cache == "none":
-            return NoMemory(forward)
-        if abilities.cache == "replay":
-            undoes = abilities.shape == "chain"
-            return ReplayMemory(forward, loaded.config, undoes, loaded.blocks)
-        masks = None
-        if abilities.shape == "tree":
-            masks = MaskBuilder(
-                layer_windows(loaded.config),
-                loaded.device,
-                additive=loaded.dtype if abilities.attention == "eager" else None,
-                broadcasts=abilities.attention == "draftsmith",
-            )
-            self._windows = windows_by_layer(loaded.config)
-        if abilities.packed:
-            kinds = tuple(layer_windows(loaded.config))
-            options = forward, kinds, self._windows, self._boundary, loaded.blocks, self._context
-            if loaded.exact is not None:
-                return ExactMemory(loaded.exact, *options)
-            return PackedMemory(*options)
-        cache = KVCache(self._context, self._windows)
-        return KVMemory(forward, cache, masks, abilities.batch, self._boundary, loaded.blocks)
+            return NoStore(forward)
+        if abilities.cache != "packed":
+            options = abilities.cache, abilities.shape, loaded.blocks
+            return OwnCacheStore(forward, loaded.config, *options)
+        self._windows = windows_by_layer(loaded.config)
+        kinds = tuple(layer_windows(loaded.config))
+        rest = forward, kinds, self._windows, self._boundary, loaded.blocks, self._context
+        if loaded.exact is not None:
+            return ExactStore(loaded.exact, *rest)
+        return PackedStore(*rest)
 
     @property
     def vocab_size(self) -> int:
@@ -140,9 +122,6 @@ class Runner:
         if self.shape == "plain":
             return 0
         if self._abilities.cache == "replay" and len(row.pending) > _MOST_PENDING:
-            return 0
-        step, after = self._step, row.root + 1
-        if step is not None and after // step != (after + _WIDEST) // step:
             return 0
         room = (self._context or 1 << 30) - 1 - row.root
         if self._boundary is not None:
@@ -229,7 +208,7 @@ class Runner:
         return self.loaded.row_bytes(positions, self.chunk if forgets else None)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
-        """As `Memory.bytes_for`."""
+        """As `KVStore.bytes_for`."""
         return self._memory.bytes_for(rows, kept)
 
     @torch.inference_mode()

@@ -18,8 +18,9 @@ from draftsmith.errors import UnsupportedError
 from draftsmith.model.capabilities import CacheKind, Capabilities
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
 from draftsmith.model.reference import LEAVES, PARENTS, PROMPT, Finding, Reference, distance, floor
-from draftsmith.model.replay_memory import first_recurrent_state, recurrent_cache
+from draftsmith.model.registered import NAME, own_name
 from draftsmith.model.rope import scaled_by_slot
 from draftsmith.model.runner import Runner
 from draftsmith.model.windows import windows_by_slot
@@ -53,7 +54,7 @@ def _best(loaded: LoadedModel, reference: Reference) -> Capabilities:
         reference = reference.loosely(_SHORT_CHECK)
     elif found := _drafting(loaded, reference, reasons):
         return found
-    plain = Capabilities("plain", own_attention(loaded), "replay", batch=False)
+    plain = Capabilities("plain", own_attention(loaded), "replay")
     wrong = problem(loaded, ask(_check_steps, loaded, plain, reference))
     if wrong is not None:
         # Its own cache may be inexact. What its own `generate` does is right all the same.
@@ -83,7 +84,7 @@ def dependent(change: float) -> str:
 
 def own_attention(loaded: LoadedModel) -> str:
     """The attention implementation that the model came with."""
-    return str(getattr(loaded.config, "_attn_implementation", None) or "eager")
+    return own_name(loaded.config) or "eager"
 
 
 def ask(check: Check, loaded: LoadedModel, as_if: Capabilities, ref: Reference) -> list[Finding]:
@@ -111,7 +112,7 @@ def problem(loaded: LoadedModel, findings: Sequence[Finding]) -> str | None:
 
 def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> Capabilities | None:
     """The first way to verify drafts that agrees; None if none does. Adds to `reasons`."""
-    cache: CacheKind = "replay" if _is_recurrent(loaded) else "rows"
+    cache: CacheKind = "replay" if _is_recurrent(loaded) else "own"
     if cache == "replay":
         reasons.append("trees: a recurrent state follows one branch only")
         if recurrent_cache(loaded.config) is None:
@@ -120,16 +121,18 @@ def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> 
                 "cannot be copied and put back; with transformers 5 it can"
             )
             return None
-    elif windows_by_slot(loaded.config):  # wider ones than the self-test's texts, usually
-        reasons.append("trees: it limits layers to a window by slot, not by position")
     else:
-        for attention in ("draftsmith", "sdpa", "eager"):
-            tree = Capabilities("tree", attention, "rows", batch=True)
-            wrong = problem(loaded, ask(_check_tree, loaded, tree, reference))
-            if wrong is None:
-                return _sharing(loaded, tree, reference, reasons)
-            reasons.append(f"trees with {attention} attention: {wrong}")
-    chain = Capabilities("chain", own_attention(loaded), cache, batch=False)
+        tree = Capabilities("tree", NAME, "packed")
+        if windows_by_slot(loaded.config):  # wider ones than the self-test's texts, usually
+            wrong: str | None = "it limits layers to a window by slot, not by position"
+        elif scaled_by_slot(loaded.config):
+            wrong = "it scales queries by slot, not by position"
+        else:
+            wrong = problem(loaded, ask(_check_packed, loaded, tree, reference))
+        if wrong is None:
+            return tree
+        reasons.append(f"trees and shared passes: {wrong}")
+    chain = Capabilities("chain", own_attention(loaded), cache)
     wrong = problem(loaded, ask(_check_chain, loaded, chain, reference))
     if wrong is None:
         return replace(chain, reasons=tuple(reasons))
@@ -137,50 +140,8 @@ def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> 
     return None
 
 
-def _sharing(
-    loaded: LoadedModel, tree: Capabilities, reference: Reference, reasons: list[str]
-) -> Capabilities:
-    """The best way in which rows share passes, for a model that verifies trees."""
-    if scaled_by_slot(loaded.config) is not None:
-        wrong: str | None = "it scales queries by slot, not by position"
-    else:
-        wrong = problem(loaded, ask(_check_batch, loaded, tree, reference))
-    if wrong is not None:
-        reasons.append(f"several rows in one pass: {wrong}")
-        return replace(tree, batch=False, reasons=tuple(reasons))
-    packed = tree.attention == "draftsmith"
-    if packed:
-        wrong = problem(loaded, ask(_check_packed, loaded, replace(tree, packed=True), reference))
-        if wrong is not None:
-            reasons.append(f"several rows without padding: {wrong}")
-    return replace(tree, packed=packed and wrong is None, reasons=tuple(reasons))
-
-
-def _check_tree(runner: Runner, ref: Reference) -> list[Finding]:
-    row = runner.open(ref.prompt)
-    runner.prefill(row)
-    output = runner.forward([row], [ref.draft])[0].logits
-    found = [ref.at(output[1 + node], node) for node in range(-1, len(PARENTS))]
-    # Accept the branch that is not first in memory, then take one plain step: compaction works.
-    path, leaf = LEAVES[1][:-1], LEAVES[1][-1]
-    runner.commit([row], [path], [[ref.nodes[node] for node in (*path, leaf)]])
-    step = ref.at(runner.forward([row], [EMPTY])[0].logits[0], leaf)
-    runner.close(row)
-    return [*found, replace(step, sole=True)]
-
-
-def _check_batch(runner: Runner, ref: Reference) -> list[Finding]:
-    """A tree beside a shorter row whose chain is the rest of the prompt."""
-    row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
-    runner.prefill(row)
-    runner.prefill(short)
-    tree, line = runner.forward([row, short], [ref.draft, ref.reading(PROMPT - 4, PROMPT)])
-    found = [ref.at(tree.logits[1 + node], node) for node in range(-1, len(PARENTS))]
-    return found + [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line.logits)]
-
-
 def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
-    """Beside a tree and a chain a plain row and a chunk, in an order that mixes lengths."""
+    """A tree alone; then beside a chain, a plain row and a chunk, in an order mixing lengths."""
     chunked, plain = runner.open(ref.prompt), runner.open(ref.prompt[:3])
     runner.prefill(plain)
     row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
@@ -188,8 +149,10 @@ def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
     rows = [plain, chunked, row, short]
     chain = ref.reading(PROMPT - 4, PROMPT)
     takes = [len(plain.pending), 5, len(row.pending), len(short.pending)]
+    alone = runner.forward([row], [ref.draft])[0].logits
     one, none, tree, line = runner.forward(rows, [EMPTY, EMPTY, ref.draft, chain], takes)
     found = [ref.along(one.logits[0], 0, 2)]
+    found += [ref.at(alone[1 + node], node) for node in range(-1, len(PARENTS))]
     found += [ref.at(tree.logits[1 + node], node) for node in range(-1, len(PARENTS))]
     found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line.logits)]
     assert not len(none.logits)
@@ -200,11 +163,12 @@ def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
         [(), (), path, range(4)],
         [[ref.prompt[3]], (), [ref.nodes[node] for node in (*path, leaf)], [*chain.tokens, 0]],
     )
-    outputs = runner.forward(rows[:3], [EMPTY] * 3)
+    one, rest = runner.forward(rows[:2], [EMPTY] * 2)
+    (sole,) = runner.forward([row], [EMPTY])  # a pass over one token may be another
     steps = [
-        ref.along(outputs[0].logits[0], 0, 3),
-        ref.along(outputs[1].logits[0], 0, PROMPT - 1),
-        ref.at(outputs[2].logits[0], leaf),
+        ref.along(one.logits[0], 0, 3),
+        ref.along(rest.logits[0], 0, PROMPT - 1),
+        ref.at(sole.logits[0], leaf),
     ]
     return found + [replace(step, sole=True) for step in steps]
 

@@ -1,6 +1,6 @@
 """Attention weights after the fact: of one query, by chosen heads, at chosen positions.
 
-Shapes: `B` rows, `H` query heads, `K` key heads, `Q` queries, `S` keys, `D` width of a pass.
+Shapes: `H` query heads, `K` key heads, `Q` queries, `S` keys, `D` width of a row's span.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ class Seen:
     """What one layer's attention was computed from: enough for any of its weights, later."""
 
     query: Tensor
-    """(B, H, Q, D), after rotary embedding."""
+    """(1, H, Q, D), after rotary embedding."""
     key: Tensor
-    """(B, K, S, D), likewise; usually a view of the cache."""
+    """(1, K, S, D), likewise; usually a view of the cache."""
     mask: Tensor | None
-    """(B or 1, 1, Q, S) bool, or float to be added; None: everything before a query."""
+    """(1, 1, Q, S) bool; None: everything before a query."""
     scaling: float | None
     softcap: float | None
     sinks: Tensor | None
     """(H,)"""
     totals: Tensor | None = None
-    """(B, H, Q) logarithms of the sums of each query's exponents, where the kernel told them."""
-    firsts: tuple[int, ...] = ()
-    """(B,) the position of each row's first key; empty: 0."""
+    """(1, H, Q) logarithms of the sums of each query's exponents, where the kernel told them."""
+    first: int = 0
+    """The position of the first key: what lies before it gets no weight."""
 
     def last(self) -> Seen:
         """The last query alone, without the memory of the others."""
         mask = None if self.mask is None else self.mask[:, :, -1:].clone()
         return replace(self, query=self.query[:, :, -1:].clone(), mask=mask, totals=None)
-
-    def first(self, row: int) -> int:
-        """The position of a row's first key: what lies before it gets no weight."""
-        return self.firsts[row] if self.firsts else 0
 
     def at(self, query: int) -> int:
         """Where that query is; the only one there is is the last."""
@@ -52,7 +48,7 @@ class Seen:
     def kind(self) -> Hashable:
         """Equal for layers whose weights may be computed in one go."""
         shape = self.query.shape[3], self.scale, self.softcap
-        return *shape, id(self.mask), self.firsts, self.query.shape[2], self.key.device
+        return *shape, id(self.mask), self.first, self.query.shape[2], self.key.device
 
     @property
     def groups(self) -> int:
@@ -64,27 +60,25 @@ class Seen:
         """What products are multiplied by."""
         return self.query.shape[3] ** -0.5 if self.scaling is None else self.scaling
 
-    def bias(self, row: int, query: int, slots: slice | Tensor) -> Tensor | float:
+    def bias(self, query: int, slots: slice | Tensor) -> Tensor | float:
         """(slots,) what the mask adds to the scores of one query: 0, or -inf where it is blind."""
         if self.mask is None:
             return 0.0
-        line = self.mask[min(row, len(self.mask) - 1), 0, self.at(query)]
+        line = self.mask[0, 0, self.at(query)]
         line = line[slots] if isinstance(slots, slice) else line[slots.to(line.device)]
-        if line.is_floating_point():
-            return line.float()
         return torch.zeros_like(line, dtype=torch.float32).masked_fill_(~line, float("-inf"))
 
 
 def attention_at(
-    seen: Mapping[int, Seen], heads: Heads, row: int, query: int, slots: Tensor, end: int
+    seen: Mapping[int, Seen], heads: Heads, query: int, slots: Tensor, end: int
 ) -> Tensor:
     """(heads, |slots|) float32 weights of one query among the first `end` slots.
 
     Only the keys in `slots` are read where the sums of exponents are known; else all of them.
     """
     if all(seen[layer].totals is not None for layer, _ in heads):
-        return (_scores(seen, heads, row, query, slots) - _totals(seen, heads, row, query)).exp_()
-    scores = _scores(seen, heads, row, query, slice(end))
+        return (_scores(seen, heads, query, slots) - _totals(seen, heads, query)).exp_()
+    scores = _scores(seen, heads, query, slice(end))
     sinks = [seen[layer].sinks for layer, _ in heads]
     if any(sink is not None for sink in sinks):
         columns = [
@@ -95,20 +89,18 @@ def attention_at(
     return softmax(scores, dim=-1)[:, slots.to(scores.device)]
 
 
-def _totals(seen: Mapping[int, Seen], heads: Heads, row: int, query: int) -> Tensor:
+def _totals(seen: Mapping[int, Seen], heads: Heads, query: int) -> Tensor:
     """(heads, 1) the logarithm of the sum of one query's exponents, by head."""
     lines, first, begins = [], 0, {}
     for layer in dict.fromkeys(layer for layer, _ in heads):
         one = seen[layer]
         assert one.totals is not None
-        lines.append(one.totals[row, :, one.at(query)])
+        lines.append(one.totals[0, :, one.at(query)])
         begins[layer], first = first, first + len(lines[-1])
     return torch.cat(lines)[[begins[layer] + head for layer, head in heads], None]
 
 
-def _scores(
-    seen: Mapping[int, Seen], heads: Heads, row: int, query: int, slots: slice | Tensor
-) -> Tensor:
+def _scores(seen: Mapping[int, Seen], heads: Heads, query: int, slots: slice | Tensor) -> Tensor:
     """(heads, slots) float32 scores of one query, masked, on the device of the first layer."""
     places: dict[int, list[int]] = {}
     for place, (layer, _) in enumerate(heads):
@@ -119,13 +111,13 @@ def _scores(
     found = []
     for layers in alike.values():
         one = seen[layers[0]]
-        first = one.first(row)
+        first = one.first
         own = _behind(slots, first)
         chosen = [(seen[layer], [heads[place][1] for place in places[layer]]) for layer in layers]
-        scores = _products(chosen, row, query, own).float() * one.scale
+        scores = _products(chosen, query, own).float() * one.scale
         if one.softcap is not None:
             scores = torch.tanh(scores / one.softcap) * one.softcap
-        scores = scores + one.bias(row, query, own)
+        scores = scores + one.bias(query, own)
         if first and isinstance(slots, slice):
             scores = pad(scores, (first, 0), value=float("-inf"))
         elif first and isinstance(slots, Tensor):
@@ -146,18 +138,18 @@ def _behind(slots: slice | Tensor, first: int) -> slice | Tensor:
 
 
 def _products(
-    chosen: Sequence[tuple[Seen, list[int]]], row: int, query: int, slots: slice | Tensor
+    chosen: Sequence[tuple[Seen, list[int]]], query: int, slots: slice | Tensor
 ) -> Tensor:
     """(heads, slots) products of one query and these keys, by heads of several layers alike."""
     if isinstance(slots, slice):  # head by head, because taking several would copy the cache
         return torch.stack([
-            one.key[row, head // one.groups, slots] @ one.query[row, head, one.at(query)]
+            one.key[0, head // one.groups, slots] @ one.query[0, head, one.at(query)]
             for one, heads in chosen
             for head in heads
         ])  # fmt: skip
     keys, queries = [], []
     for one, heads in chosen:
         own = [[head // one.groups] for head in heads]
-        keys.append(one.key[row][own, slots.to(one.key.device)])
-        queries.append(one.query[row, heads, one.at(query), :, None])
+        keys.append(one.key[0][own, slots.to(one.key.device)])
+        queries.append(one.query[0, heads, one.at(query), :, None])
     return torch.bmm(torch.cat(keys), torch.cat(queries))[:, :, 0]

@@ -24,6 +24,7 @@ import draftsmith
 from draftsmith.errors import UnsupportedError, first_line
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.registered import own_name
 
 LAYERS = 2
 """Fewest decoder blocks; there are more where that is too few for one of each kind."""
@@ -105,7 +106,7 @@ def identity(loaded: LoadedModel, config: Any) -> dict[str, Any]:
     found = {
         "class": f"{type(own).__module__}.{type(own).__qualname__}",
         "config": config.to_dict(),
-        "attention": getattr(own.config, "_attn_implementation", None),
+        "attention": own_name(own.config),
         "device": loaded.device.type,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -142,7 +143,7 @@ def _what(error: Exception) -> str:
 
 
 def _made(config: Any, own: Any) -> Any:
-    implementation = getattr(own.config, "_attn_implementation", None)
+    implementation = own_name(own.config)
     return AutoModelForCausalLM.from_config(
         copy.deepcopy(config), dtype=torch.float32, attn_implementation=implementation
     )

@@ -57,7 +57,7 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
             )
     abilities = loaded.capabilities
     if needs.attention_heads and abilities.attention != "draftsmith":
-        reason = next((f" ({r})" for r in abilities.reasons if "draftsmith attention" in r), "")
+        reason = next((f" ({r})" for r in abilities.reasons if r.startswith("trees")), "")
         raise UnsupportedError(
             f"{who} wants attention rows, which only our own attention function records, and "
             f"{loaded.name} runs with {abilities.attention!r}{reason}; "
@@ -72,9 +72,8 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row is in a pass: one of B rows, or one span of a packed sequence."""
+    """Where a row is in a pass over one sequence."""
 
-    row: int = 0
     span: int = 0
     queries: slice = field(default_factory=lambda: slice(None))
     """Of the Q positions, its own."""
@@ -88,11 +87,11 @@ class PassTaps:
         needs: Sequence[Needs],
         blocks: ModuleList,
         chunks: Container[int] = (),
-        firsts: Callable[[int, int], tuple[int, ...]] | None = None,
+        first: Callable[[int, int], int] | None = None,
     ) -> None:
         """`chunks`: spans whose attention is wanted of the last position alone.
 
-        `firsts`: layer, span → (B,) the position of the first key that it sees; None: 0.
+        `first`: layer, span → the position of the first key that it sees; None: 0.
         """
         self.hidden: dict[int, Tensor] = {}
         """Layer, from 1 → (B, Q, D)."""
@@ -100,7 +99,7 @@ class PassTaps:
         """Span → layer, from 0 → what its attention was computed from."""
         self._blocks = blocks
         self._chunks = chunks
-        self._firsts = firsts
+        self._first = first
         self._hidden_layers = {n.hidden_layer for n in needs if n.hidden_layer is not None}
         self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
 
@@ -146,8 +145,8 @@ class PassTaps:
         return keep
 
     def _look(self, layer: int, seen: Seen, span: int = 0) -> None:
-        if self._firsts is not None:
-            seen = replace(seen, firsts=self._firsts(layer, span))
+        if self._first is not None:
+            seen = replace(seen, first=self._first(layer, span))
         own = self.seen.setdefault(span, {})
         own[layer] = seen.last() if span in self._chunks else seen
 
@@ -181,26 +180,20 @@ class RowTaps:
         picked = [*range(pending), *(pending + node for node in path)]
         self.length = start + len(picked)
         if self.needs.hidden_layer is not None:
-            states = taps.hidden[self.needs.hidden_layer][place.row, place.queries]
+            states = taps.hidden[self.needs.hidden_layer][0, place.queries]
             self._append(states, start, picked)
         if self.needs.attention_heads:
-            self._attend(taps.seen[place.span], place.row, start, picked)
+            self._attend(taps.seen[place.span], start, picked)
 
-    def _attend(self, seen: dict[int, Seen], index: int, start: int, picked: list[int]) -> None:
+    def _attend(self, seen: dict[int, Seen], start: int, picked: list[int]) -> None:
         """Be ready to tell the weights of the last picked position."""
         self._attended = start + len(picked)
         query, heads = picked[-1], self.needs.attention_heads
-        weights = partial(attention_at, seen, heads, index, query, end=start + query + 1)
+        weights = partial(attention_at, seen, heads, query, end=start + query + 1)
         self._attention = weights
         if not _in_place(picked):  # the keys are about to close up
             slots = [*range(start), *(start + node for node in picked)]
             self._attention = partial(_columns, weights(torch.tensor(slots, device="cpu")))
-
-    def settle(self) -> None:
-        """Compute the whole attention row now: its keys are about to move."""
-        if self._attention is not None:
-            everything = torch.arange(self._attended, device="cpu")
-            self._attention = partial(_columns, self._attention(everything))
 
     def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
         end = start + len(picked)
@@ -249,13 +242,13 @@ def record(
     blocks: Any,
     places: Sequence[Place],
     chunks: Container[int],
-    firsts: Callable[[int, int], tuple[int, ...]] | None = None,
+    first: Callable[[int, int], int] | None = None,
 ) -> PassTaps | None:
     """The recorder of a pass over these rows; None if none of them asks for anything."""
     asking = [(row, place) for row, place in zip(rows, places, strict=True) if row is not None]
     if not asking:
         return None
-    taps = PassTaps([row.needs for row, _ in asking], blocks, chunks, firsts)
+    taps = PassTaps([row.needs for row, _ in asking], blocks, chunks, first)
     for row, place in asking:
         row.pass_taps = taps, place
     return taps

@@ -114,7 +114,7 @@ def open_trainable(
     else:
         chosen = _found(count, model, tokenizer, source)
     _blank(model, chosen)
-    untested = Capabilities("plain", "eager", "none", batch=False)
+    untested = Capabilities("plain", "eager", "none")
     return Trainable(LoadedModel(model, tokenizer, untested, source), dtype, chosen)
 
 

@@ -1,7 +1,4 @@
-"""How far back each layer looks, and so which slots of a cache a pass reads.
-
-Shapes: `B` rows of a pass, `S` slots that it reads.
-"""
+"""How far back each layer looks, and so which slots of a row a pass reads."""
 
 from __future__ import annotations
 
@@ -21,22 +18,6 @@ class Window:
         if self.chunked:
             return position - position % self.size
         return max(0, position - self.size + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """The slots of a cache that a pass reads in the layers of one window."""
-
-    start: int
-    """The first one, the same for all rows."""
-    slots: int
-    """S, the new positions of the pass included."""
-    firsts: tuple[int, ...]
-    """(B,) the position that each row holds in the first one."""
-
-
-Views = dict[Window | None, View]
-"""By window; None: of the layers that see everything."""
 
 
 def layer_windows(config: Any) -> dict[str, Window | None]:

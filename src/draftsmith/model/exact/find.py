@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.errors import UnsupportedError
-from draftsmith.model.exact.memory import DTYPES
+from draftsmith.model.exact.store import DTYPES
 from draftsmith.model.exact.widths import ROWS, Widths, watched
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
@@ -55,7 +55,7 @@ def _refusal(loaded: LoadedModel) -> str | None:
     abilities = loaded.capabilities
     if not abilities.packed:
         why = "; ".join(abilities.reasons) or f"it runs with {abilities.attention!r} attention"
-        return f"{loaded.name} cannot share passes without padding ({why})"
+        return f"{loaded.name} cannot share passes ({why})"
     if loaded.device.type != "cpu":
         return f"{loaded.name} is on {loaded.device}; only CPU passes have been made exact"
     if loaded.dtype not in DTYPES:

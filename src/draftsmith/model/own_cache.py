@@ -1,8 +1,9 @@
-"""Sequences in the model's own cache, one each: recurrent states, and caches we cannot rewind.
+"""Sequences in the model's own kind of cache, one each: chains, and one row per pass.
 
-A recurrent state cannot be cropped: cropping it looks fine and is silently wrong. It is copied
-before a draft is verified and put back when the draft was not accepted whole; the accepted tokens
-then wait as pending ones and are computed again with the next pass.
+Keys and values of rejected tokens are cut off. A recurrent state cannot be cut: it looks fine and
+is silently wrong. It is copied before a draft is verified and put back when the draft was not
+accepted whole; the accepted tokens then wait as pending ones and are computed again with the next
+pass.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.target import RowOutput
+from draftsmith.core.target import RowOutput, Shape
+from draftsmith.model.capabilities import CacheKind
 from draftsmith.model.forward import Forward, cache_of
-from draftsmith.model.rows import Memory, SequenceRow, finite
+from draftsmith.model.rows import KVStore, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, Place, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
@@ -49,14 +51,17 @@ def first_recurrent_state(cache: Any) -> Tensor | None:
     return None
 
 
-class ReplayMemory(Memory):
-    """One cache per sequence: of `config`'s kind if it is to be undone, else the model's own."""
+class OwnCacheStore(KVStore):
+    """One cache per sequence, of transformers' own classes."""
 
-    def __init__(self, forward: Forward, config: Any, undoes: bool, blocks: Any = None) -> None:
+    def __init__(
+        self, forward: Forward, config: Any, kind: CacheKind, shape: Shape, blocks: Any = None
+    ) -> None:
         self._forward = forward
-        self._blocks = blocks
         self._config = config
-        self._undoes = undoes
+        self._blocks = blocks
+        self._rewinds = kind == "own"
+        self._restores = kind == "replay" and shape == "chain"
         self._prepared = False
 
     def open(self, row: SequenceRow) -> None:
@@ -67,12 +72,13 @@ class ReplayMemory(Memory):
         row.state = row.unfinished = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass per row; a snapshot first, where something may be rejected."""
+        """One pass per row; a snapshot first, where a state may have to be put back."""
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             self._undo(row)
             # A plain step is expected to be kept: no copy is made for it.
-            row.unfinished = snapshot(row.state) if len(draft) else None, len(draft)
+            saved = snapshot(row.state) if draft and self._restores else None
+            row.unfinished = saved, len(draft)
             last = 1 + len(draft)
             tokens = [*row.pending[: row.taken], *draft.tokens]
             taps = record([row.taps], self._blocks, [Place()], {0} if row.is_chunk else ())
@@ -82,30 +88,31 @@ class ReplayMemory(Memory):
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """Keep a pass accepted whole; undo any other."""
-        if len(path) == row.unfinished[1]:
+        """Keep a pass accepted whole, cut one accepted in part, or undo it."""
+        kept = super().keep(row, path)
+        if len(path) == row.unfinished[1] or self._cut(row, row.cached + kept):
             row.unfinished = None
-            return super().keep(row, path)
+            return kept
         self._undo(row)
         return 0
 
     def mark(self, row: SequenceRow) -> None:
         """A copy of the state, where states can be put back."""
         self._undo(row)
-        row.mark = (row.cached, snapshot(row.state)) if self._undoes else None
+        row.mark = (row.cached, snapshot(row.state)) if self._restores else None
 
     def mark_bytes(self, row: SequenceRow) -> int:
         return 0 if row.mark is None else sum(map(_bytes, row.mark[1]))
 
     def reach(self, row: SequenceRow, length: int) -> int:
-        if length >= row.cached:
-            return row.cached
+        if self._rewinds or length >= row.cached:
+            return min(length, row.cached)
         return row.mark[0] if row.mark is not None and row.mark[0] <= length else 0
 
     def truncate(self, row: SequenceRow, length: int) -> int:
-        """A state knows no shorter past: keep all, what was marked, or nothing."""
+        """Cut; a state knows no shorter past: keep all of it, what was marked, or nothing."""
         self._undo(row)
-        if length == row.cached:
+        if length == row.cached or self._cut(row, length):
             return length
         if kept := self.reach(row, length):
             restore(row.state, [_copy(layer) for layer in row.mark[1]])  # type: ignore[index]
@@ -117,11 +124,25 @@ class ReplayMemory(Memory):
         """A pass makes new keys and values; the old ones stay for the case that it is undone."""
         return 2 * sum(rows) + sum(kept)
 
+    def _cut(self, row: SequenceRow, length: int) -> bool:
+        """Forget keys and values behind so many positions; False where the cache has states.
+
+        `Cache.crop` has meant "keep n" and "drop n" in different versions.
+        """
+        if self._rewinds:
+            for layer in row.state.layers:
+                for name in ("keys", "values"):
+                    if isinstance(held := getattr(layer, name, None), Tensor) and held.numel():
+                        setattr(layer, name, held[..., :length, :])
+        return self._rewinds
+
     def _undo(self, row: SequenceRow) -> None:
         """Forget a pass that was not committed, or was interrupted."""
         if row.unfinished is None:
             return
         (saved, _), row.unfinished = row.unfinished, None
+        if self._cut(row, row.cached):
+            return
         if saved is not None:
             restore(row.state, saved)
         else:
@@ -152,10 +173,12 @@ class ReplayMemory(Memory):
         return logits[0]
 
     def _empty(self) -> Any | None:
-        return recurrent_cache(self._config) if self._undoes else None
+        if self._rewinds:
+            return DynamicCache()  # all of its layers keep everything: masks limit windows
+        return recurrent_cache(self._config) if self._restores else None
 
 
-class NoMemory(Memory):
+class NoStore(KVStore):
     """No cache at all: every step computes the whole sequence again."""
 
     def __init__(self, forward: Forward) -> None:

@@ -18,7 +18,7 @@ from draftsmith.model.attention import Form
 from draftsmith.model.exact.kernel import attend
 from draftsmith.model.exact.widths import Widths
 from draftsmith.model.masks import Span
-from draftsmith.model.packed import PackedMemory, PackedPass, Slots
+from draftsmith.model.packed import PackedPass, PackedStore, Slots
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.windows import Window
 
@@ -83,7 +83,7 @@ class ExactPass(PackedPass):
         return found
 
 
-class ExactMemory(PackedMemory):
+class ExactStore(PackedStore):
     """Rows of such passes; each is made as wide as the self-test found that it may be."""
 
     passes: ClassVar[type[PackedPass]] = ExactPass

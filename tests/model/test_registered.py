@@ -1,0 +1,298 @@
+"""Passes with our attention, beside which the model stays the user's."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import peft
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from torch import Tensor
+
+from architectures import TREES, build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.target import Needs
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import UnsupportedError
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.registered import NAME, configurations, our_attention, own_name
+from draftsmith.model.runner import Runner
+from replica import fresh
+
+IDS = torch.tensor([prompt(9)])
+
+
+def logits(model: Any) -> Tensor:
+    with torch.inference_mode():
+        out: Tensor = model(input_ids=IDS).logits
+    return out
+
+
+def ours(loaded: LoadedModel) -> Tensor:
+    """(V,) logits after `IDS`, by passes of our own over a prompt and a draft."""
+    runner, ids = Runner(loaded), IDS[0].tolist()
+    row = runner.open(ids[:4])
+    runner.forward([row], [Draft.chain(ids[4:7], "test")])
+    runner.commit([row], [range(3)], [ids[4:]])
+    return runner.forward([row], [EMPTY])[0].logits[0].clone()
+
+
+def check(loaded: LoadedModel) -> Tensor:
+    found = ours(loaded)
+    torch.testing.assert_close(found, fresh(loaded.model, IDS[0].tolist()), rtol=0, atol=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("own", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", TREES)
+def test_whoever_calls_a_model_during_our_passes_gets_its_own_attention(
+    name: str, own: str
+) -> None:
+    """As they would from another thread: their keys are none of ours."""
+    try:
+        model = build(name, own)
+    except ValueError as error:
+        pytest.skip(str(error))
+    expected = logits(model)
+    with our_attention(configurations(model)):
+        assert model.config._attn_implementation == NAME
+        assert own_name(model.config) == own
+        assert torch.equal(logits(model), expected)
+        with our_attention(configurations(model)):
+            pass
+        assert model.config._attn_implementation == NAME
+        twin = copy.deepcopy(model)
+    assert model.config._attn_implementation == own
+    torch.testing.assert_close(logits(twin), expected, rtol=0, atol=1e-5)
+    with pytest.raises(ZeroDivisionError), our_attention(configurations(model)):
+        _ = 1 / 0
+    assert model.config._attn_implementation == own
+
+
+def test_the_user_may_choose_another_attention_between_our_passes() -> None:
+    model = build("llama", "sdpa")
+    loaded = load(model)
+    check(loaded)
+    model.set_attn_implementation("eager")
+    check(loaded)
+    assert model.config._attn_implementation == "eager"
+
+
+@contextmanager
+def hasty_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_plain_forwards_in_other_threads_stay_plain(name: str) -> None:
+    model = build(name, "eager")
+    config, expected = model.config, logits(model)
+    engine = Engine.from_pretrained(model, drafter="prompt_lookup")
+    assert engine.model.capabilities.attention == NAME
+    stop, wrong, calls = threading.Event(), [], [0]
+
+    def generate() -> list[int]:
+        found: list[int] = engine.generate(prompt(20, seed=1), max_new_tokens=60).tokens
+        return found
+
+    def plain() -> None:
+        while not stop.is_set():
+            calls[0] += 1
+            if not torch.equal(logits(model), expected):
+                wrong.append("a forward")
+            if own_name(config) != "eager":
+                wrong.append("the setting")
+
+    threads = [threading.Thread(target=plain) for _ in range(2)]
+    with hasty_threads():
+        for thread in threads:
+            thread.start()
+        try:
+            answers = [generate() for _ in range(3)]
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    assert calls[0] > 10
+    assert not wrong
+    assert model.config is config
+    assert config._attn_implementation == "eager"
+    assert answers == [generate()] * 3
+
+
+def test_runners_in_several_threads_record_their_own() -> None:
+    """One loaded model, and what each pass looks at is its own."""
+    model = load(build("llama"))
+    needs = Needs(hidden_layer=1, attention_heads=((0, 1), (1, 2)))
+
+    def tapped(seed: int) -> tuple[Tensor, Tensor]:
+        runner = Runner(model)
+        row = runner.open(prompt(12, seed), needs)
+        runner.prefill(row)
+        runner.forward([row], [Draft.chain([5, 6, 7], "test")])
+        runner.commit([row], [[0, 1]], [[5, 6, 9]])
+        taps = runner.taps(row)
+        assert taps.hidden is not None
+        assert taps.attention is not None
+        return taps.hidden.clone(), taps.attention(torch.arange(len(taps.hidden)))
+
+    expected = [tapped(seed) for seed in range(3)]
+    wrong: list[int] = []
+
+    def repeat(seed: int) -> None:
+        for _ in range(15):
+            if not all(map(torch.equal, tapped(seed), expected[seed])):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=repeat, args=(seed,)) for seed in range(3)]
+    with hasty_threads():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+# What the user does to the model after it was loaded
+
+
+def edit_a_weight(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(2)
+
+
+def edit_a_norm(model: Any) -> None:
+    norm = model.model.layers[0].input_layernorm
+    norm.variance_epsilon = 0.1
+    norm.register_forward_hook(lambda _module, _inputs, output: output * 2)
+
+
+def exchange_a_norm(model: Any) -> None:
+    model.model.layers[0].input_layernorm = torch.nn.LayerNorm(64)
+
+
+def replace_a_weight(model: Any) -> None:
+    own = model.model.layers[0].self_attn.q_proj
+    own.weight = torch.nn.Parameter(own.weight.detach() * 2)
+
+
+def load_other_weights(model: Any) -> None:
+    other = {name: value * 1.5 for name, value in model.state_dict().items()}
+    model.load_state_dict(other, assign=True)
+
+
+def add_a_hook(model: Any) -> None:
+    model.model.layers[0].self_attn.register_forward_hook(
+        lambda _module, _inputs, output: (output[0] * 2, *output[1:])
+    )
+
+
+def exchange_a_block(model: Any) -> None:
+    model.model.layers[1] = build("llama", intermediate_size=48).model.layers[1]
+
+
+def exchange_an_inner_module(model: Any) -> None:
+    model.model.layers[1].self_attn.o_proj = torch.nn.Linear(64, 64)
+
+
+def drop_a_block(model: Any) -> None:
+    del model.model.layers[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        edit_a_weight, replace_a_weight, load_other_weights, add_a_hook,
+        edit_a_norm, exchange_a_norm, exchange_a_block, exchange_an_inner_module, drop_a_block,
+    ],
+)  # fmt: skip
+def test_a_change_of_the_model_is_a_change_of_our_passes(change: Callable[[Any], None]) -> None:
+    loaded = load(build("llama"))
+    before = check(loaded)
+    torch.manual_seed(3)
+    change(loaded.model)
+    assert not torch.equal(check(loaded), before)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_an_engine_goes_on_when_a_block_is_removed(name: str) -> None:
+    model = build(name)
+    engine = Engine.from_pretrained(model, drafter="prompt_lookup")
+    ids = prompt(30)
+    before = engine.generate(ids, max_new_tokens=20).tokens
+    del engine.model.blocks[0]
+    after = engine.generate(ids, max_new_tokens=20).tokens
+    plain = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=20, use_cache=False)
+    assert after == plain[0, len(ids) :].tolist() != before
+
+
+def test_a_removed_block_is_refused_where_windows_go_by_place() -> None:
+    model = load(build("gemma3_text"))
+    runner = Runner(model)
+    row = runner.open(prompt(30))
+    del model.model.model.layers[0]
+    with pytest.raises(UnsupportedError, match="1 now, 2 when the model was loaded"):
+        runner.prefill(row)
+
+
+def test_an_attention_that_leaves_our_function_is_refused() -> None:
+    """Whatever a module attends to then, it is not what its row has."""
+    loaded = load(build("llama"))
+    own = loaded.model.model.layers[1].self_attn
+    own.config = type("Config", (), {"_attn_implementation": "sdpa"})()
+    with pytest.raises(UnsupportedError, match="never asks for an attention function"):
+        ours(loaded)
+
+
+@pytest.mark.filterwarnings("ignore")  # peft asks transformers for a name it is retiring
+def test_adapters_may_come_change_and_go() -> None:
+    adapted = peft.get_peft_model(build("llama"), lora())
+    adapted.add_adapter("second", lora())
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn_like(parameter))
+    loaded = load(adapted.eval())
+    seen = [check(loaded)]
+    for change in (
+        lambda: adapted.set_adapter("second"),
+        lambda: adapted.base_model.disable_adapter_layers(),
+        lambda: adapted.base_model.enable_adapter_layers(),
+        lambda: adapted.add_weighted_adapter(["default", "second"], [1.0, 1.0], "both", "linear"),
+        lambda: adapted.set_adapter("both"),
+        lambda: adapted.merge_adapter(),
+        lambda: adapted.unmerge_adapter(),
+        lambda: adapted.merge_and_unload(),
+    ):
+        change()
+        seen.append(check(loaded))
+    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+
+
+def lora() -> peft.LoraConfig:
+    return peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, task_type="CAUSAL_LM")
+
+
+def with_accelerate(model: Any) -> None:
+    add_hook_to_module(model.model.layers[0], ModelHook())
+
+
+def test_a_model_with_a_replaced_forward_verifies_trees_too() -> None:
+    model = build("llama")
+    with_accelerate(model)
+    loaded = load(model)
+    assert (loaded.capabilities.shape, loaded.capabilities.reasons) == ("tree", ())
+    check(loaded)
