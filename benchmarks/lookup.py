@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmarks.shared import draftsmith
 from draftsmith.drafters.registry import parse
+from draftsmith.lab.bench.cost import CostTable
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import predict
 from draftsmith.lab.bench.suites import read
 from draftsmith.lab.bench.sweep import Replayer, sweep
-from draftsmith.model.measure import CostTable
 
 GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
 """Settings that are tried: tokens of a draft, and the longest n-gram that is looked for."""

@@ -22,10 +22,10 @@ from draftsmith.lab.bench.run import RunPlan
 from draftsmith.lab.bench.settings import settings
 from draftsmith.lab.corpus.build import CorpusPlan
 from draftsmith.lab.corpus.build import build as build_corpus
+from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune.copyspec import answers
 from draftsmith.model.fingerprint import fingerprint, state
 from draftsmith.model.load import load
-from draftsmith.storage import Finished
 
 
 class Int8(Tensor):

@@ -17,21 +17,14 @@ from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
+from draftsmith.lab.bench.cost import CostTable, Point, Slope, measure_cost, parse_cost
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import automatic, estimate, plain_seconds, predict
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.load import load
-from draftsmith.model.measure import (
-    CostTable,
-    Grid,
-    Point,
-    Slope,
-    measure_cost,
-    parse_cost,
-    pass_cost,
-)
+from draftsmith.model.measure import Grid, pass_cost
 from draftsmith.model.runner import Runner
 
 

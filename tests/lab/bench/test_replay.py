@@ -28,7 +28,7 @@ from draftsmith.lab.bench.suites import read, sample
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.bench.templates import TEMPLATES
 from draftsmith.lab.corpus.index import write_index
-from draftsmith.storage import Finished
+from draftsmith.lab.lines import Finished
 
 DRAFTERS = [
     "none",

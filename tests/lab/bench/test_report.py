@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from draftsmith.cli import app
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.lab.bench import generations
+from draftsmith.lab.bench.cost import CostTable, Point
 from draftsmith.lab.bench.generations import Generation
 from draftsmith.lab.bench.page import page
 from draftsmith.lab.bench.plots import Plots
@@ -23,7 +24,6 @@ from draftsmith.lab.bench.report import facts, markdown
 from draftsmith.lab.bench.summary import Section, bootstrap, paces, sections
 from draftsmith.lab.bench.versus import compare_files
 from draftsmith.lab.commands.bench_report import text_table
-from draftsmith.model.measure import CostTable, Point
 
 SETTINGS = {
     "model": "m", "weights": "7 (0)", "dtype": "bfloat16", "device": "cpu", "threads": 2,

@@ -27,6 +27,7 @@ from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedEr
 from draftsmith.lab.bench import generations, machine, suites
 from draftsmith.lab.bench.answer import Answer, Ask
 from draftsmith.lab.bench.arms import Arm, Ours, build, parse_arm
+from draftsmith.lab.bench.cost import Slope
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import automatic
 from draftsmith.lab.bench.generations import Generation, ResultFile, differences
@@ -38,7 +39,6 @@ from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import Slope
 from installed import bare_names
 
 TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}

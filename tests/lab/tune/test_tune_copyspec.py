@@ -15,11 +15,11 @@ from architectures import build, prompt
 from draftsmith.cli import app
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.lab.bench.cost import Slope
 from draftsmith.lab.bench.records import Record, conversation
+from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune import copyspec as tuning
 from draftsmith.lab.tune.copyspec import GAMMAS, answers, best, measured, similarity
-from draftsmith.model.measure import Slope
-from draftsmith.storage import Finished
 
 LIMIT = 60
 

@@ -17,6 +17,7 @@ from draftsmith.cli import app
 from draftsmith.drafters import calibration
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune import pld_plus as tuning
 from draftsmith.lab.tune.pld_plus import (
     LENGTHS,
@@ -31,7 +32,6 @@ from draftsmith.lab.tune.pld_plus import (
     ranked,
     shortest_good,
 )
-from draftsmith.storage import Finished
 
 PROMPTS = [prompt(12, seed=n) * 2 for n in (1, 2)]
 

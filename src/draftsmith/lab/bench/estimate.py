@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftsmith.core.stats import total
+from draftsmith.lab.bench.cost import Cost, curve
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, bucket
 from draftsmith.lab.bench.suites import parts
 from draftsmith.lab.bench.sweep import Done
-from draftsmith.model.measure import Cost, curve
 
 
 @dataclass(frozen=True, slots=True)

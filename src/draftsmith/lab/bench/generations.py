@@ -10,7 +10,7 @@ from typing import Any
 
 from draftsmith.core.stats import Stats
 from draftsmith.errors import LoadError, OptionError
-from draftsmith.storage import JsonLines, Lines, read_lines
+from draftsmith.lab.lines import JsonLines, Lines, read_lines
 
 FORMAT = 1
 

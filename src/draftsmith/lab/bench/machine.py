@@ -1,13 +1,17 @@
-"""What the machine did during one generation: the most memory in use, and how busy it was."""
+"""What the machine is, and what it did in a generation: most memory in use, how busy it was."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.measure import processor
 
 _RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
@@ -52,3 +56,14 @@ def load_per_core() -> float | None:
         return round(os.getloadavg()[0] / (os.cpu_count() or 1), 2)
     except OSError:  # "if the load average was unobtainable"
         return None
+
+
+def linear_layers(model: LoadedModel) -> str:
+    """How a model's linear layers are laid out."""
+    return "as loaded" if model.prepacked is None else model.prepacked.explain()
+
+
+def machine() -> str:
+    """Processor and system, as far as Python knows."""
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
+    return f"{processor()}, {system}, Python {platform.python_version()}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from draftsmith import html
+from draftsmith.lab.bench.cost import CostTable
 from draftsmith.lab.bench.plots import PHASES, STYLE, Plots, cost_colours, cost_curve, legend
 from draftsmith.lab.bench.report import (
     HEADS,
@@ -20,7 +21,6 @@ from draftsmith.lab.bench.report import (
 )
 from draftsmith.lab.bench.summary import Section, Summary
 from draftsmith.lab.bench.versus import Comparison
-from draftsmith.model.measure import CostTable
 
 _LONG = 12
 """Characters from which a figure takes a phone's whole width."""

@@ -11,8 +11,8 @@ from itertools import accumulate, cycle
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.errors import OptionError
+from draftsmith.lab.bench.cost import CostTable
 from draftsmith.lab.bench.summary import Section, Summary
-from draftsmith.model.measure import CostTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

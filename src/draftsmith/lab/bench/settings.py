@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from draftsmith.drafters import bigrams
+from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.lab.bench.run import RunPlan
 from draftsmith.model.devices import name_of
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import last_part
-from draftsmith.model.measure import linear_layers, machine, versions
+from draftsmith.model.measure import versions
 from draftsmith.storage import digest
 
 

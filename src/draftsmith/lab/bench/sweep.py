@@ -21,7 +21,8 @@ from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, check, replay
 from draftsmith.lab.bench.suites import OnError
-from draftsmith.storage import Finished, digest
+from draftsmith.lab.lines import Finished
+from draftsmith.storage import digest
 
 CHUNK = 8
 """Records handed to a process at a time."""

@@ -20,9 +20,9 @@ from draftsmith.lab.commands import bench_report, bench_run
 from draftsmith.lab.commands.bench_options import AnswerOptions, tell
 
 if TYPE_CHECKING:
+    from draftsmith.lab.bench.cost import CostTable
     from draftsmith.lab.bench.estimate import Estimate
     from draftsmith.lab.bench.rows import ReplaySum
-    from draftsmith.model.measure import CostTable
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
 
@@ -84,7 +84,8 @@ def cost(chosen: GridOptions, json_: Json = False) -> None:
     widths = _numbers("positions", chosen.positions) if chosen.positions else None
     check_writable(chosen.output)
     loaded = load_model(chosen, chosen.named)
-    from draftsmith.model.measure import Grid, measure_cost
+    from draftsmith.lab.bench.cost import measure_cost
+    from draftsmith.model.measure import Grid
 
     grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, chosen.repeats)
     if warning := busy():
@@ -119,10 +120,10 @@ def estimate(chosen: EstimateOptions, json_: Json = False) -> None:
     draftsmith bench estimate log.jsonl --tokenizer MODEL --cost cost.json
     """
     from draftsmith.engine.request import checked_budget
+    from draftsmith.lab.bench.cost import CostTable, parse_cost
     from draftsmith.lab.bench.estimate import automatic
     from draftsmith.lab.bench.estimate import estimate as predict
     from draftsmith.lab.bench.replay import ReplayBudget
-    from draftsmith.model.measure import CostTable, parse_cost
 
     curve = parse_cost(chosen.cost)
     wanted = checked_budget(chosen.budget)

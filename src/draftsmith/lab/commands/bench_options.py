@@ -94,7 +94,7 @@ class AnswerOptions(FileOptions):
         """Read and replay, with a progress bar."""
         from draftsmith.lab.bench.encoding import Encoding
         from draftsmith.lab.bench.sweep import Replayer, sweep
-        from draftsmith.storage import Finished
+        from draftsmith.lab.lines import Finished
 
         drafters = self.drafters()
         found, on_error = self.read(), cast("OnError", self.on_error)

@@ -54,11 +54,11 @@ def report(chosen: ReportOptions, json_: Json = False) -> None:
     if not chosen.files and chosen.compare is None:
         raise OptionError("nothing to report: give FILES of results, or --compare A B")
     from draftsmith.lab.bench import plots
+    from draftsmith.lab.bench.cost import CostTable
     from draftsmith.lab.bench.page import page
     from draftsmith.lab.bench.report import markdown
     from draftsmith.lab.bench.summary import sections
     from draftsmith.lab.bench.versus import compare_files
-    from draftsmith.model.measure import CostTable
     from draftsmith.storage import write_text, writing
 
     if output is not None:

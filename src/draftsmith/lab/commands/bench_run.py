@@ -65,7 +65,7 @@ def run(
     from draftsmith.core.sampling import SamplingParams
     from draftsmith.engine.request import checked_budget
     from draftsmith.lab.bench.arms import build, parse_arm
-    from draftsmith.model.measure import curve, parse_cost, recorded
+    from draftsmith.lab.bench.cost import curve, parse_cost, recorded
     from draftsmith.storage import check_writable
 
     options: dict[str, Any] = {"temperature": chosen.temperature, "seed": chosen.seed}

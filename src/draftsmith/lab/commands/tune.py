@@ -19,8 +19,8 @@ from draftsmith.lab.commands.bench_report import text_table
 
 if TYPE_CHECKING:
     from draftsmith.drafters.calibration import Calibration
+    from draftsmith.lab.lines import Finished
     from draftsmith.model.loaded import LoadedModel
-    from draftsmith.storage import Finished
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
@@ -94,7 +94,7 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
     draftsmith tune copyspec Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
     from draftsmith.lab.bench import suites
-    from draftsmith.model.measure import parse_cost
+    from draftsmith.lab.bench.cost import parse_cost
 
     records = suites.sample(suites.read(chosen.prompts).records, chosen.limit)
     curve = None if chosen.cost is None else parse_cost(chosen.cost)
@@ -146,7 +146,7 @@ def auto(chosen: ExamineOptions) -> None:
 def begun(model: LoadedModel, suffix: str) -> Finished:
     """What an interrupted calibration of this model left in the cache folder."""
     from draftsmith.drafters.calibration import file_of
-    from draftsmith.storage import Finished
+    from draftsmith.lab.lines import Finished
 
     return Finished(file_of(model.facts.name).with_suffix(suffix))
 

@@ -26,9 +26,10 @@ from draftsmith.lab.corpus.perplexity import log_likelihoods, passes, perplexiti
 from draftsmith.lab.corpus.pieces import Pieces, read_pieces
 from draftsmith.lab.corpus.suffixes import sorter
 from draftsmith.lab.corpus.texts import find
+from draftsmith.lab.lines import JsonLines
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import JsonLines, write_text
+from draftsmith.storage import write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 

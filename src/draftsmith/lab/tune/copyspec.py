@@ -21,15 +21,16 @@ from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import LoadError, PromptError
+from draftsmith.lab.bench.cost import Cost, Slope
 from draftsmith.lab.bench.estimate import Estimate, predict
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import replay
 from draftsmith.lab.bench.run import encoded, filled
+from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune.pld_plus import check
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import Cost, Slope, pass_cost
-from draftsmith.storage import Finished
+from draftsmith.model.measure import pass_cost
 from draftsmith.text.tokenizer import decode
 
 GAMMAS = tuple(range(1, 11))

@@ -25,11 +25,11 @@ from draftsmith.drafters.ngrams import common_past
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.lab.lines import Finished
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import PassTaps
 from draftsmith.model.taps import check as check_needs
-from draftsmith.storage import Finished
 
 LENGTHS = tuple(range(10, 101, 10))
 """The draft lengths that are tried. Source: section 7.2."""
