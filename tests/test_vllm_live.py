@@ -23,7 +23,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.guard import Guard
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests import tiny
@@ -34,6 +33,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftsmith.core.stats import total
 from draftsmith.integrations.vllm import check
 from draftsmith.model.load import folder_of, read_tokenizer
+from guard import Guard
 
 pytestmark = pytest.mark.external
 

@@ -18,7 +18,6 @@ from functools import cache
 from typing import Any
 
 import httpx2
-from benchmarks.guard import Guard
 from starlette.testclient import TestClient
 
 import tiny
@@ -29,6 +28,7 @@ from draftsmith.server.app import create_app
 from draftsmith.server.keys import Keys
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
+from guard import Guard
 
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""
