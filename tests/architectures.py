@@ -167,6 +167,9 @@ MEASURED: dict[str, dict[str, Any]] = {
 
 ALL = TREES | CHAINS | RECURRENT
 
+ONE_OF_EACH_KIND = {"llama", "gemma2", "gpt2", "deepseek_v3", "bloom", "mamba"}
+"""Full attention; windows in some layers; learned positions; latent attention; chains; a state."""
+
 
 def build(name: str, attention: str | None = None, scale: float = 0.08, **overrides: Any) -> Any:
     """A tiny model in float32, skipping the test where this transformers does not know it."""

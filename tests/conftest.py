@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
+from architectures import ALL, ONE_OF_EACH_KIND
 from draftsmith import builtin, storage
 from draftsmith.cli import loading
 from draftsmith.drafters import bigrams
@@ -34,6 +35,16 @@ settings.register_profile(
     "anywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("anywhere")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the default tier one architecture of each kind; the others are slow."""
+    for item in items:
+        values = getattr(item, "callspec", None) and item.callspec.params.values()
+        names = {value for value in values or () if isinstance(value, str)}
+        if names & (ALL.keys() - ONE_OF_EACH_KIND):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -539,3 +539,20 @@ def test_a_type_checker_says_a_misspelt_option_in_a_few_words(tmp_path: Path) ->
     assert 'did you mean "temperature"?' in lines[0]
     assert len(told) < 500
     assert all(":6:" in line for line in lines[:-1]), told
+
+
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint16])
+def test_e11_an_id_of_any_library_takes_few_calls(kind: type) -> None:
+    engine = Engine(tiny.model(context=4096), tiny.tokenizer(), drafter="none")
+
+    def calls(length: int) -> int:
+        ids, made = [kind(5 + i % 90) for i in range(length)], []
+        sys.setprofile(lambda _frame, event, _: event.endswith("call") and made.append(1))
+        try:
+            engine.prepare({"prediction": ids}).jobs([ids])
+        finally:
+            sys.setprofile(None)
+        return len(made)
+
+    calls(10)
+    assert calls(2000) - calls(1000) < 15_000

@@ -42,7 +42,7 @@ def engine() -> Engine:
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.2])
-@pytest.mark.parametrize("seeds", [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_same_seed_same_tokens_with_every_guess_drafter(
     engine: Engine, temperature: float, seeds: int
 ) -> None:

@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -1028,12 +1028,18 @@ class SlowToBind(Drafter):
         raise AssertionError("it was not bound")
 
 
-def test_e4_a_model_waits_for_no_other_models_drafter() -> None:
+@pytest.mark.parametrize("what", ["a call", "a first call", "accelerate"])
+def test_e4_a_model_waits_for_no_other_models_drafter(what: str) -> None:
     begun, go_on = threading.Event(), threading.Event()
     ours, theirs = make_llama(), make_llama()
-    accelerate(ours, "copyspec(gamma=1)", budget=4)
+    if what != "accelerate":
+        accelerate(ours, "copyspec(gamma=1)", budget=4)
+    if what == "a call":
+        ours.generate(PROMPT, max_new_tokens=1)
     binding = threading.Thread(target=accelerate, args=(theirs, SlowToBind(begun, go_on)))
-    call = threading.Thread(target=ours.generate, args=(PROMPT,), kwargs={"max_new_tokens": 5})
+    calls = {"accelerate": partial(accelerate, ours)}
+    asked = partial(ours.generate, PROMPT, max_new_tokens=5)
+    call = threading.Thread(target=calls.get(what, asked))
     binding.start()
     try:
         assert begun.wait(60)

@@ -12,6 +12,7 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeVar, cast
 
 from draftsmith.errors import DraftsmithError, OptionError, UnknownName
@@ -78,13 +79,19 @@ def token_ids(
         ids = ids[0]
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes | bytearray):
         raise error(f"{name} must be {what}, got {shown(value)}")
-    if all(type(one) is int for one in ids):
-        return list(ids)
-    made = [_plain(one, int) for one in ids]
-    wrong = next((one for one, plain in zip(ids, made, strict=True) if plain is None), None)
-    if None in made:
+    if (made := integers(ids)) is None:
+        wrong = next(one for one in ids if _plain(one, int) is None)
         raise error(f"{name} must be {what}, got {shown(wrong)} among them")
-    return [one for one in made if one is not None]
+    return made
+
+
+def integers(values: Sequence[object]) -> list[int] | None:
+    """Return integers of any library as a list of ints; None if one of them is no integer."""
+    kinds = {*map(type, values)}
+    if bool not in kinds and all(issubclass(kind, Integral) for kind in kinds):
+        return list(map(operator.index, values))  # type: ignore[arg-type]
+    made = [_plain(one, int) for one in values]
+    return None if None in made else made  # type: ignore[return-value]
 
 
 def listed(value: Any) -> Any:

@@ -231,8 +231,8 @@ def test_nothing_is_left_of_many_requests() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_two_thousand_requests() -> None:
-    leave_nothing(2000)
+def test_nothing_is_left_of_five_hundred_requests() -> None:
+    leave_nothing(500)
 
 
 def leave_nothing(requests: int) -> None:

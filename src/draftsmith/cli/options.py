@@ -80,6 +80,10 @@ _SHOWN = re.compile(r"(.*?) ?\[([^\]]*)\]")
 """A docstring that ends with what stands for no value: `CPU threads. [torch's choice]`."""
 
 
+_ALIKE = {"--max-new-tokens", "--max-tokens"}
+"""Two names of one option, wherever a command has it; it may be typed by either."""
+
+
 def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Parameter:
     kind, metavar = _KINDS[option.type.removesuffix(" | None")]
     flags = [word for word in spelt.split() if word.startswith("-")]
@@ -97,6 +101,7 @@ def _parameter(option: Field, spelt: str, panel: str | None) -> inspect.Paramete
         told = typer.Argument(metavar=metavar, help=text, show_default=shown or False)
     else:
         flags = flags or ["--" + option.name.replace("_", "-")]
+        flags = next(([f, *_ALIKE - {f}] for f in flags if f in _ALIKE), flags)
         told = typer.Option(
             *flags, metavar=metavar, help=text, show_default=shown or False, rich_help_panel=panel
         )
@@ -170,7 +175,6 @@ Sampling = Annotated[
                 "max_new_tokens temperature top_k top_p min_p repetition_penalty seed stop"
             )
         },
-        {"max_new_tokens": "--max-new-tokens --max-tokens N"},
     ),
 ]
 """How tokens are chosen and when the answer ends."""

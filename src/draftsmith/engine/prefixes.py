@@ -12,6 +12,10 @@ from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
 
 NOT_KEPT = "the sequence could not be kept for later requests"
+_NOT_COPIED = (
+    "This prompt begins like an earlier one and is read again: keys cannot be copied where a "
+    "drafter looks at the model's states, or where rotary angles depend on the length of a pass."
+)
 LEAST = 16
 """Common tokens below which computing them again is as good."""
 
@@ -69,7 +73,8 @@ class Prefixes:
         reached = [runner.reach(row, common_tokens(row.ids, job)) for row, _ in mine]
         common = max(reached, default=0)
         if common < LEAST:
-            self._say(job)
+            if max((common_tokens(row.ids, job) for row, kept in mine if kept), default=0) >= LEAST:
+                self._say(job, runner.loaded.capabilities.rereads)
             return
         row, kept = mine[reached.index(common)]
         if kept is not None and self._serves(kept, common):
@@ -85,6 +90,8 @@ class Prefixes:
         else:
             runner.copy(row, session.row, common)
         session.stats.reused_tokens = session.row.cached
+        if not session.row.cached:
+            self._say(job, _NOT_COPIED)
 
     def ends(self, job: Job) -> bool:
         """Whether a prompt's last token gets a pass of its own, since a state knows no shorter past
@@ -92,11 +99,9 @@ class Prefixes:
         recurrent = self.runner.loaded.capabilities.cache == "replay"
         return bool(self.most and recurrent and job.session.prompt_length > LEAST)
 
-    def _say(self, job: Job) -> None:
+    def _say(self, job: Job, why: str | None) -> None:
         """Tell the first caller whose prompt is read again that it is, and why."""
-        why = self.runner.loaded.capabilities.rereads
-        shared = (common_tokens(kept.row.ids, job) for kept in self._kept if kept.key == job.key)
-        if why and not self._told and max(shared, default=0) >= LEAST:
+        if why and not self._told:
             self._told = True
             job.notices += (f"{why} (said once)",)
 

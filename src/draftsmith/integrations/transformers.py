@@ -178,29 +178,28 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+        self._drafting: Drafting | None = None
+        self._scheduler: Scheduler | None = None
         self._binding = RLock()
         """Held while the drafter is bound, which may load a model: two first calls share one."""
 
+    # No `functools.cached_property`: before Python 3.12 all instances of a class share its lock.
     @property
     def drafting(self) -> Drafting:
         """Who drafts, bound to this model."""
         with self._binding:
+            if self._drafting is None:
+                assert self._loaded is not None  # no call gets here then
+                self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
             return self._drafting
-
-    @functools.cached_property
-    def _drafting(self) -> Drafting:
-        assert self._loaded is not None  # no call gets here then
-        return Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
 
     @property
     def scheduler(self) -> Scheduler:
         """What serves all calls of this model, from whatever thread; it keeps no prefixes."""
         with self._binding:
+            if self._scheduler is None:
+                self._scheduler = Scheduler(self.drafting.model, self.drafting.cost, _NO_LIMIT)
             return self._scheduler
-
-    @functools.cached_property
-    def _scheduler(self) -> Scheduler:
-        return Scheduler(self.drafting.model, self.drafting.cost, _NO_LIMIT)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model binds its drafter anew, and may be changed before it is called."""
@@ -208,7 +207,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return {name: value for name, value in vars(self).items() if name not in bound}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _passes={}, _binding=RLock())
+        vars(self).update(state, _drafting=None, _scheduler=None, _passes={}, _binding=RLock())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()

@@ -13,7 +13,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.session import Session
 from draftsmith.errors import LoadError, OptionError, PromptError
 from draftsmith.text.spelling import FALLBACK
-from draftsmith.values import is_number, listed, shown, token_ids
+from draftsmith.values import integers, listed, shown, token_ids
 
 Message = Mapping[str, Any]
 NO_TOKENIZER = (
@@ -63,7 +63,7 @@ def _shown(ids: Any, mask: Any) -> list[Any]:
 
 
 def _are_ids(prompt: Any) -> bool:
-    return _is_list(prompt) and all(type(i) is int or is_number(i, int) for i in prompt)
+    return _is_list(prompt) and integers(prompt) is not None
 
 
 def _are_messages(prompt: Any) -> bool:

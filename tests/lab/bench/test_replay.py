@@ -164,8 +164,7 @@ REFERENCE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", [60, None])
-def test_figures_of_an_independent_replay(shared_data: Path, limit: int | None) -> None:
+def test_figures_of_an_independent_replay(shared_data: Path) -> None:
     records = [
         record
         for path in sorted((shared_data / "recorded").glob("*.jsonl*"))
@@ -173,13 +172,12 @@ def test_figures_of_an_independent_replay(shared_data: Path, limit: int | None) 
     ]
     drafters = [parse("prompt_lookup(max=3)"), parse("prompt_lookup(max=2)")]
     # The reference sampled 60 records and cut answers at 2,048 tokens.
-    replayer = Replayer(Encoding((shared_data / "tokenizers",)), max_tokens=2048 if limit else None)
-    rows = summarize(sweep(sample(records, limit), drafters, replayer).done)
+    replayer = Replayer(Encoding((shared_data / "tokenizers",)), max_tokens=2048)
+    rows = summarize(sweep(sample(records, 60), drafters, replayer).done)
     found = {(r.suite, r.category, r.turn, r.drafter): r.stats.tokens_per_pass for r in rows}
     for place, figures in REFERENCE.items():
         for drafter, figure in zip(drafters, figures, strict=True):
-            tolerance = 0.02 if limit else 0.05
-            assert found[*place, str(drafter)] == pytest.approx(figure, rel=tolerance), place
+            assert found[*place, str(drafter)] == pytest.approx(figure, rel=0.02), place
 
 
 def test_turns_come_by_number_whichever_was_replayed_first() -> None:
