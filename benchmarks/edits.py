@@ -24,11 +24,11 @@ from typing import Any
 
 from benchmarks import shared
 from benchmarks.shared import Blocks, Options, run, table
-from draftsmith.bench.arms import build, parse_arm
-from draftsmith.bench.generations import Generation
-from draftsmith.bench.run import RunPlan
-from draftsmith.bench.suites import read
 from draftsmith.core.sampling import SamplingParams
+from draftsmith.lab.bench.arms import build, parse_arm
+from draftsmith.lab.bench.generations import Generation
+from draftsmith.lab.bench.run import RunPlan
+from draftsmith.lab.bench.suites import read
 from draftsmith.model.load import load
 from draftsmith.storage import write_text
 

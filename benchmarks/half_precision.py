@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.shared import Blocks, Options, answers, run, table
-from draftsmith.bench.arms import build, parse_arm
-from draftsmith.bench.run import RunPlan
-from draftsmith.bench.suites import read, sample
 from draftsmith.core.sampling import SamplingParams
+from draftsmith.lab.bench.arms import build, parse_arm
+from draftsmith.lab.bench.run import RunPlan
+from draftsmith.lab.bench.suites import read, sample
 from draftsmith.model.agreement import first_difference
 from draftsmith.model.load import load
 

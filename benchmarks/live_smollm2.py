@@ -22,12 +22,12 @@ import torch
 from benchmarks import shared
 from benchmarks.lookup import fastest, measured_cost
 from benchmarks.shared import Blocks, Options, run, table
-from draftsmith.bench.arms import Arm, build, parse_arm
-from draftsmith.bench.report import facts, same
-from draftsmith.bench.run import RunPlan
-from draftsmith.bench.suites import read
-from draftsmith.bench.summary import Section, sections
 from draftsmith.core.sampling import SamplingParams
+from draftsmith.lab.bench.arms import Arm, build, parse_arm
+from draftsmith.lab.bench.report import facts, same
+from draftsmith.lab.bench.run import RunPlan
+from draftsmith.lab.bench.suites import read
+from draftsmith.lab.bench.summary import Section, sections
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.shared import held_out, live, ratio, table
 from benchmarks.turns import AWAKE, Clock, Sleeper, side_by_side
 from draftsmith import builtin
-from draftsmith.bench.suites import evenly
-from draftsmith.bench.summary import Interval
+from draftsmith.lab.bench.suites import evenly
+from draftsmith.lab.bench.summary import Interval
 from draftsmith.storage import digest
 from draftsmith.text.tokenizer import render_chat
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.shared import draftsmith
-from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.estimate import predict
-from draftsmith.bench.suites import read
-from draftsmith.bench.sweep import Replayer, sweep
 from draftsmith.drafters.registry import parse
-from draftsmith.model.measure import CostTable
+from draftsmith.lab.bench.cost import CostTable
+from draftsmith.lab.bench.encoding import Encoding
+from draftsmith.lab.bench.estimate import predict
+from draftsmith.lab.bench.suites import read
+from draftsmith.lab.bench.sweep import Replayer, sweep
 
 GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
 """Settings that are tried: tokens of a draft, and the longest n-gram that is looked for."""

@@ -17,11 +17,11 @@ from statistics import mean
 from tokenizers import Tokenizer
 
 from benchmarks.shared import Blocks, Options, recorded, run, table
-from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.rows import summarize
-from draftsmith.bench.suites import sample, task
-from draftsmith.bench.sweep import Done, Replayer, sweep
 from draftsmith.drafters.registry import parse
+from draftsmith.lab.bench.encoding import Encoding
+from draftsmith.lab.bench.rows import summarize
+from draftsmith.lab.bench.suites import sample, task
+from draftsmith.lab.bench.sweep import Done, Replayer, sweep
 from draftsmith.text.vocab import Vocabulary, intersect
 
 Line = tuple[str, str, str]

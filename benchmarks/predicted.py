@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.shared import RECORDED, Blocks, Options, held_out, run, table
 from draftsmith import Engine
-from draftsmith.bench.answer import Dictated
 from draftsmith.core.stats import PREDICTION
+from draftsmith.lab.bench.answer import Dictated
 from draftsmith.model.load import load
 from draftsmith.text.tokenizer import encode
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.shared import Blocks, Options, random_ids, run, shown, table
 from draftsmith import Engine
-from draftsmith.bench.run import in_turn
 from draftsmith.core.drafter import common_prefix
+from draftsmith.lab.bench.run import in_turn
 from draftsmith.model.load import load
 
 OWN = 32

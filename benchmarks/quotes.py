@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from draftsmith.bench.formats import QUOTE
 from draftsmith.engine.attribution import find_copies, runs
+from draftsmith.lab.bench.formats import QUOTE
 
 Origins = Sequence[int | None]
 """Of each token of an answer, the position that it was copied from."""

@@ -21,9 +21,9 @@ from tokenizers import Tokenizer
 from benchmarks.quotes import Item, Origins, copied, items
 from benchmarks.shared import Blocks, Options, run, table
 from draftsmith import Engine
-from draftsmith.bench.answer import Dictated
-from draftsmith.bench.replay import replay
 from draftsmith.drafters.registry import parse
+from draftsmith.lab.bench.answer import Dictated
+from draftsmith.lab.bench.replay import replay
 
 LENGTHS = (2, 5, 8)
 """Shortest copies that count, as in the paper."""

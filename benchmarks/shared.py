@@ -19,16 +19,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from draftsmith import builtin
-from draftsmith.bench.generations import Generation, ResultFile
-from draftsmith.bench.records import Record
-from draftsmith.bench.report import table as table  # the one table writer
-from draftsmith.bench.run import RunPlan, in_turn, measure
-from draftsmith.bench.settings import settings
-from draftsmith.bench.suites import read, sample
-from draftsmith.bench.summary import Interval, interval, paces, speed_ratio
 from draftsmith.core.cost import LADDER, RecordedCost
-from draftsmith.model.measure import machine, processor, versions
-from draftsmith.storage import Finished, write_text
+from draftsmith.lab.bench.generations import Generation, ResultFile
+from draftsmith.lab.bench.machine import machine
+from draftsmith.lab.bench.records import Record
+from draftsmith.lab.bench.report import table as table  # the one table writer
+from draftsmith.lab.bench.run import RunPlan, in_turn, measure
+from draftsmith.lab.bench.settings import settings
+from draftsmith.lab.bench.suites import read, sample
+from draftsmith.lab.bench.summary import Interval, interval, paces, speed_ratio
+from draftsmith.lab.lines import Finished
+from draftsmith.model.measure import processor, versions
+from draftsmith.storage import write_text
 from draftsmith.text.tokenizer import encode, render_chat
 
 COMMAND = (sys.executable, "-c", "from draftsmith.cli import main; main()")

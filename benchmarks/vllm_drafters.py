@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.shared import Blocks, Options, recorded, run, table
 from benchmarks.vllm_rows import OURS, Batch, Count, decode, proposers, replayed
-from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.suites import parts, sample
+from draftsmith.lab.bench.encoding import Encoding
+from draftsmith.lab.bench.suites import parts, sample
 
 COSTS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 0.8, 1.5)
 """What a drafted token is said to cost, in plain passes: the dearer, the choosier ours are."""

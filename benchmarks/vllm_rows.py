@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from draftsmith.bench.encoding import Encoded
+from draftsmith.lab.bench.encoding import Encoded
 
 LONGEST = 32_768
 MEMORY = 64_000_000

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.bench.replay import ReplayRow, ReplayTarget
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
@@ -18,6 +17,7 @@ from draftsmith.core.session import Session
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, Shape
 from draftsmith.drafters.registry import parse
+from draftsmith.lab.bench.replay import ReplayRow, ReplayTarget
 
 VOCAB, BEYOND = 60, 1 << 20
 

@@ -22,7 +22,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -41,6 +41,7 @@ from draftsmith.cli import app, loading
 from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import drafters as cli_drafters
 from draftsmith.cli import run as cli_run
+from draftsmith.cli.commands import HELP, Command
 from draftsmith.cli.doctor import recommend
 from draftsmith.cli.options import REQUIRED, as_typed, declared
 from draftsmith.cli.render import say_end
@@ -99,6 +100,7 @@ def click_command(*names: str) -> Any:
     command: Any = typer.main.get_command(app)
     for name in names:
         command = command.commands[name]
+        command = command.load() if isinstance(command, Command) else command
     return command
 
 
@@ -121,7 +123,9 @@ def test_help_has_examples(command: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [
+        ["--help"],
         ["run", "--help"],
+        ["bench", "--help"],
         ["train", "sdsat", "--help"],
         ["drafters"],
         ["drafters", "draft_model"],
@@ -132,13 +136,48 @@ def test_help_has_examples(command: str) -> None:
 )
 def test_what_needs_no_model_imports_no_torch(args: list[str]) -> None:
     code = (
-        "import sys; from draftsmith.cli import main\n"
+        "import sys, draftsmith; from draftsmith.cli import main\n"
         f"try: main({args!r})\n"
         "except SystemExit: pass\n"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    code = (
+        "import sys; from draftsmith.cli import main\n"
+        "before = set(sys.modules)\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([name for name in set(sys.modules) - before if name.startswith('draftsmith')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(name in done.stdout for name in HELP)
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("name", HELP)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    assert click_command(name).help.split("\n")[0] == HELP[name]
+
+
+def test_a_command_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greet(name: Annotated[str, typer.Argument()]) -> None:
+        """Greet somebody."""
+        print("hello", name)
+
+    module = types.ModuleType("theirs")
+    vars(module)["greet"] = greet
+    monkeypatch.setitem(sys.modules, "theirs", module)
+    found = ("greet", "theirs:greet"), ("broken", "theirs:missing"), ("run", "theirs:greet")
+    theirs = [EntryPoint(name, value, "draftsmith.commands") for name, value in found]
+    monkeypatch.setattr("draftsmith.cli.commands.entry_points", lambda group: theirs)  # noqa: ARG005
+    assert "theirs" in call("--help").stdout
+    assert call("greet", "you").stdout == "hello you\n"
+    assert "theirs:missing" in fails(2, "broken")
+    assert "Answer one prompt" in call("run", "--help").stdout  # ours stays
 
 
 def test_an_argument_that_is_not_utf8(model: str) -> None:
@@ -889,10 +928,10 @@ def test_a_foreign_drafter_is_listed_and_a_broken_one_told(
 
 def test_options_come_from_the_dataclasses_that_they_fill() -> None:
     for where, command in (
-        ("draftsmith.train.recipe:Recipe", ["train", "sdsat"]),
-        ("draftsmith.train.sdsat:Options", ["train", "sdsat"]),
-        ("draftsmith.train.texts:Texts", ["train", "sdsat"]),
-        ("draftsmith.corpus.build:CorpusPlan", ["corpus", "build"]),
+        ("draftsmith.lab.train.recipe:Recipe", ["train", "sdsat"]),
+        ("draftsmith.lab.train.sdsat:Options", ["train", "sdsat"]),
+        ("draftsmith.lab.train.texts:Texts", ["train", "sdsat"]),
+        ("draftsmith.lab.corpus.build:CorpusPlan", ["corpus", "build"]),
     ):
         module, name = where.split(":")
         found = declared(where).fields

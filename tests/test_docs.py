@@ -18,6 +18,7 @@ import typer
 
 from draftsmith import builtin
 from draftsmith.cli import app
+from draftsmith.cli.commands import Command
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
@@ -70,6 +71,7 @@ def test_every_command_on_a_page_can_be_given(page: Path) -> None:
         while words and hasattr(command, "commands"):
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
+            command = command.load() if isinstance(command, Command) else command
         if hasattr(command, "commands"):
             continue
         try:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from architectures import ALL, build, prompt
-from draftsmith.bench.suites import read, sample
 from draftsmith.core.drafter import Drafter
 from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
+from draftsmith.lab.bench.suites import read, sample
 from draftsmith.model.load import load
 from installed import bare_names
 from scripted import adversary, oracle, random_trees

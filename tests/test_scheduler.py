@@ -878,7 +878,7 @@ def test_kept_rows_stay_where_letting_them_go_would_not_help() -> None:
 def test_a_stall_is_said_once() -> None:
     """A model without a cache reads a prompt in one pass, and the others wait."""
     model = loaded("llama")
-    plain = replace(model.capabilities, shape="plain", cache="none", packed=False, batch=False)
+    plain = replace(model.capabilities, shape="plain", cache="none")
     engine = Engine(replace(model, capabilities=plain), drafter="none", max_batch=8)
     scheduler = Driver(engine)
     scheduler.runner.chunk = 64

@@ -1,10 +1,9 @@
-"""Files: whole or not at all, mended where they were torn, one kind of error."""
+"""Files: whole or not at all, one kind of error."""
 
 from __future__ import annotations
 
 import errno
 import gzip
-import json
 import lzma
 import os
 import stat
@@ -19,17 +18,7 @@ import pytest
 
 from draftsmith import storage
 from draftsmith.errors import DraftsmithError, LoadError, WriteError
-from draftsmith.storage import JsonLines, parse_json, read_lines
-
-BEGINS, HINT = '{"n"', "give another file"
-
-
-def number(item: dict[str, Any]) -> int:
-    return int(item["n"])
-
-
-def lines(path: Path, hint: str | None = HINT) -> JsonLines[int]:
-    return JsonLines(path, number, BEGINS, hint)
+from draftsmith.storage import parse_json
 
 
 def full(*_args: Any) -> Any:
@@ -105,10 +94,6 @@ elif what == "hang":
         print("began", flush=True)
         time.sleep(600)
     storage.write_chunks(path, chunks())
-elif what == "add":
-    lines = storage.JsonLines(path, lambda item: item, '{"n"', None)
-    for _ in range(200):
-        lines.add({"n": sys.argv[3] * 1000})
 else:
     for _ in range(int(what)):
         storage.write_chunks(path, [letter * 100_000] * 5)
@@ -180,17 +165,6 @@ def test_e3_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path
     assert path.read_text() == "again"
 
 
-def test_e3_lines_of_several_processes_stay_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    writers = [child("add", path, letter) for letter in "xy"]
-    while any(writer.poll() is None for writer in writers):
-        JsonLines(path, lambda item: item, BEGINS, None)  # cuts off a torn end, and finds none
-    for writer in writers:
-        ended(writer)
-    found = [json.loads(line)["n"] for line in path.read_text().splitlines()]
-    assert sorted(found) == ["x" * 1000] * 200 + ["y" * 1000] * 200
-
-
 @pytest.mark.skipif(os.name == "nt", reason="links and pipes are POSIX's")
 def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("old")
@@ -238,98 +212,6 @@ def test_what_cannot_be_used_is_told(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_json(text)
     assert parse_json(r'{"a": "\ud83d\ude00", "b": "\\ud83d"}') == {"a": "😀", "b": "\\ud83d"}
-
-
-def test_lines_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    first = lines(path)
-    assert first.entries == []
-    assert path.read_bytes() == b""
-    first.add({"n": 1, "text": "é"})
-    first.add({"n": 2})
-    assert lines(path).entries == [1, 2]
-    assert path.read_text(encoding="utf-8") == '{"n": 1, "text": "é"}\n{"n": 2}\n'
-
-
-@pytest.mark.parametrize(
-    "tail", ['{"n": 3, "text": "é', "{", '{"n"', "\0\0\0", '{"n": 3\0\0', '{"n": 3, "text": "é"']
-)
-def test_a_torn_end_is_cut_off(tmp_path: Path, tail: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n\n{"n": 2}\n' + tail.encode())
-    found = read_lines(path, number, BEGINS, HINT)
-    assert (found.entries, found.torn) == ([1, 2], True)
-    mended = lines(path)
-    assert mended.entries == [1, 2]
-    mended.add({"n": 4})
-    assert path.read_bytes() == b'{"n": 1}\n\n{"n": 2}\n{"n": 4}\n'
-
-
-def test_characters_may_be_torn_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n' + '{"n": 2, "text": "é'.encode()[:-1])
-    assert lines(path).entries == [1]
-
-
-def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n{"n": 2}')
-    assert not read_lines(path, number, BEGINS, HINT).torn
-    lines(path).add({"n": 3})
-    assert lines(path).entries == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"costly diary", "line 1: not JSON"),
-        (b"costly diary\n", "line 1: not JSON"),
-        (b'{"n": 1}\n{"n": \n{"n": 3}\n', "line 2: not JSON"),
-        (b'{"n": 1}\n[2]\n', "line 2: expected a JSON object, found list"),
-        (b'{"n": 1}\n{"m": 2}', "line 2: incomplete .KeyError: 'n'."),
-        (b'{"n": null}\n', "line 1: incomplete .TypeError"),
-        (b'{"n": "x"}\n', "line 1: invalid literal"),
-        (b'{"n": 1}\n\xff\n', "line 2: 'utf-8' codec"),
-        (b"[" * 100_000, "line 1: not usable JSON .nested too deeply"),
-    ],
-)
-def test_other_peoples_files_are_refused_and_left_alone(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(LoadError, match=f"a.jsonl, {message}.*; give another file"):
-        lines(path)
-    assert path.read_bytes() == content
-    assert lines(path, hint=None).entries == [1] * content.startswith(b'{"n": 1}')
-
-
-def test_packed_lines_can_be_read_but_do_not_grow(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"n": 1}\n{"n": 2}\n{"n": '))
-    assert read_lines(path, number, BEGINS, HINT).entries == [1, 2]
-    with pytest.raises(WriteError, match="packed"):
-        lines(path)
-
-
-def test_a_full_disk_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jsonl"
-    kept = lines(path)
-    kept.add({"n": 1})
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(WriteError, match=r"a\.jsonl cannot be written: No space left"):
-            kept.add({"n": 2})
-    assert path.read_text() == '{"n": 1}\n'
-    kept.add({"n": 3})
-    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [1, 3]
-
-
-def test_a_place_that_cannot_be_written_is_found_at_once(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="No such file or directory"):
-        lines(tmp_path / "no" / "a.jsonl")
-    with pytest.raises(WriteError, match="Is a directory"):
-        lines(tmp_path)
 
 
 def test_a_cache_folder_that_may_not_be_looked_into_is_told(

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftsmith.bench.encoding import Encoding
-from draftsmith.bench.records import Record
-from draftsmith.bench.suites import evenly, read, task
+from draftsmith.lab.bench.encoding import Encoding
+from draftsmith.lab.bench.records import Record
+from draftsmith.lab.bench.suites import evenly, read, task
 
 FILES = (
     "mt_redundant.qwen2.5-72b.jsonl",

@@ -20,14 +20,14 @@ from statistics import harmonic_mean, mean
 from columns import COLUMNS, TALK, WORK, Answer, streams
 from fit import fit, remember
 
-from draftsmith.bench.replay import ReplayBudget, replay
-from draftsmith.bench.report import table
 from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.context_index import ContextIndex, new_index
 from draftsmith.drafters.mixer import Mixer
 from draftsmith.drafters.mixer_prior import adaptable
 from draftsmith.drafters.tree_search import LARGEST
+from draftsmith.lab.bench.replay import ReplayBudget, replay
+from draftsmith.lab.bench.report import table
 
 COSTS = {
     ("ids alone", "rest"): 0.0131, ("ids alone", "picked"): 0.0124,

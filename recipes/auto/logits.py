@@ -23,7 +23,6 @@ import torch
 from columns import Answer
 from fit import FORGETTING, remember
 
-from draftsmith.bench import generations
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
 from draftsmith.drafters.auto import PACE, AutoState
@@ -34,10 +33,11 @@ from draftsmith.drafters.mixer import AFTER, NAMED, Mixer
 from draftsmith.drafters.mixer_prior import load as load_prior
 from draftsmith.drafters.mixer_prior import prior, save, untaught
 from draftsmith.drafters.tree_search import LARGEST, NO_DRAFT, START, advance, new_search
+from draftsmith.lab.bench import generations
+from draftsmith.lab.tune.auto import bigrams
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from draftsmith.tune.auto import bigrams
 
 COST = 0.012
 """Of a node, in plain passes: wider trees than one would want to draft."""

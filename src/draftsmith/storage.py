@@ -14,11 +14,10 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
-from draftsmith.errors import DraftsmithError, LoadError, WriteError
+from draftsmith.errors import LoadError, WriteError
 
 try:
     import fcntl
@@ -201,7 +200,7 @@ def _create_beside(target: Path) -> tuple[Path, IO[bytes]]:
     while True:
         fresh = target.with_name(f"{_stem(target)}{secrets.token_hex(8)}{NEW}")
         file = fresh.open("xb")
-        if _lock(file) and not os.fstat(file.fileno()).st_nlink:
+        if lock(file) and not os.fstat(file.fileno()).st_nlink:
             file.close()  # another writer took it for abandoned before it was locked
             continue
         return fresh, file
@@ -224,13 +223,13 @@ def _remove_abandoned(target: Path) -> None:
     for left in map(target.with_name, filter(name.fullmatch, names)):
         try:
             with left.open("r+b") as file:
-                if _lock(file, wait=False):
+                if lock(file, wait=False):
                     left.unlink(missing_ok=True)
         except (FileNotFoundError, PermissionError):  # finished meanwhile, or another user's
             continue
 
 
-def _lock(file: IO[bytes], *, wait: bool = True) -> bool:
+def lock(file: IO[bytes], *, wait: bool = True) -> bool:
     """Lock a file until it is closed; return whether the lock was granted.
 
     It is not where the system or the file system knows no locks, and, unless `wait`, where
@@ -261,155 +260,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-@dataclass(frozen=True, slots=True)
-class Lines(Generic[T]):
-    """What a file of JSON lines holds."""
-
-    entries: list[T]
-    size: int
-    """Bytes of the lines that could be read."""
-    torn: bool
-    """Whether more comes behind them: a line whose writing was interrupted."""
-
-
-def read_lines(
-    path: Path, read: Callable[[dict[str, Any]], T], begins: str, hint: str | None
-) -> Lines[T]:
-    """The entries of a file of JSON lines, plain or packed, up to where it is torn.
-
-    `read` makes an entry of a line's object, and raises ValueError for one that is none. A last
-    line without an end is torn if it begins like our lines do, with `begins`. Any other line that
-    cannot be read belongs to somebody else: raises LoadError with its number and the `hint`.
-    Without a hint nobody else can have written the file, and it is torn there.
-    """
-    entries: list[T] = []
-    size = 0
-    with reading(path), cast(IO[bytes], PACKED.get(path.suffix, open)(path, "rb")) as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    entries.append(_entry(line, read))
-                except DraftsmithError:  # Said by `read`; some are ValueErrors, too.
-                    raise
-                except ValueError as error:
-                    if hint is None or _interrupted(line, begins.encode()):
-                        return Lines(entries, size, True)
-                    raise LoadError(f"{path}, line {number}: {error}; {hint}") from error
-            size += len(line)
-    return Lines(entries, size, False)
-
-
-def _entry(line: bytes, read: Callable[[dict[str, Any]], T]) -> T:
-    item = parse_json(line.decode("utf-8"))
-    if not isinstance(item, dict):
-        raise ValueError(f"expected a JSON object, found {type(item).__name__}")
-    try:
-        return read(item)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"incomplete ({type(error).__name__}: {error})") from error
-
-
-def _interrupted(line: bytes, begins: bytes) -> bool:
-    kept = line.rstrip(b"\0")  # What a power failure may leave.
-    return not line.endswith(b"\n") and (kept.startswith(begins) or begins.startswith(kept))
-
-
-class JsonLines(Generic[T]):
-    """A file of JSON objects that grows by whole lines; what tore its end is cut off on opening."""
-
-    def __init__(
-        self,
-        path: Path,
-        read: Callable[[dict[str, Any]], T],
-        begins: str,
-        hint: str | None,
-        sync: bool = True,
-    ) -> None:
-        """Read what is there, or begin the file; the first arguments are those of `read_lines`.
-
-        `sync`: whether a line is seen on disk before `add` returns, so that it survives a power
-        failure. Raises LoadError, or WriteError if the file could not be written later.
-        """
-        if path.suffix in PACKED:
-            raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
-        self.path, self._sync = path, sync
-        with writing(path), path.open("ab+", buffering=0) as file:
-            _lock(file)  # nobody is in the midst of a line
-            found = read_lines(path, read, begins, hint)
-            self.entries = found.entries
-            file.truncate(found.size)
-            file.seek(max(0, found.size - 1))
-            if file.read(1) not in (b"", b"\n"):
-                file.write(b"\n")
-
-    def add(self, item: dict[str, Any]) -> None:
-        """Append one object as a line, wholly or not at all; raises WriteError."""
-        left = memoryview(_line(item))
-        with writing(self.path), self.path.open("ab", buffering=0) as file:
-            _lock(file)
-            size = os.fstat(file.fileno()).st_size
-            try:
-                while left:
-                    left = left[file.write(left) :]
-                if self._sync:
-                    os.fsync(file.fileno())
-            except BaseException:
-                file.truncate(size)
-                raise
-
-    def rewrite(self, items: Iterable[dict[str, Any]]) -> None:
-        """Write all lines anew; the old ones stay until that is done. Raises WriteError."""
-        write_chunks(self.path, map(_line, items))
-
-
-def _line(item: dict[str, Any]) -> bytes:
-    return json.dumps(item, ensure_ascii=False).encode("utf-8") + b"\n"
-
-
-class Finished:
-    """Results of finished pieces of work by what they follow from, so that a killed run goes on.
-
-    Keys and results are plain values for JSON; with a path, each is on disk as soon as known.
-    """
-
-    def __init__(self, path: Path | None = None, sync: bool = True) -> None:
-        """`sync` as in `JsonLines`; raises LoadError for a file that is something else."""
-        self._known: dict[str, Any] = {}
-        self._lines: JsonLines[None] | None = None
-        if path is not None:
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            hint = "this version did not write it to go on from; delete it, or give another file"
-            self._lines = JsonLines(path, self._note, '{"key"', hint, sync)
-
-    def __contains__(self, key: object) -> bool:
-        return digest(key) in self._known
-
-    def __getitem__(self, key: object) -> Any:
-        return self._known[digest(key)]
-
-    def add(self, key: object, result: object) -> None:
-        """Note a result, at once on disk."""
-        entry = {"key": digest(key), "result": json.loads(json.dumps(result))}
-        self._note(entry)
-        if self._lines is not None:
-            self._lines.add(entry)
-
-    def recall(self, key: object, compute: Callable[[], Any]) -> Any:
-        """The result noted under `key`; computed and noted if there is none."""
-        if key not in self:
-            self.add(key, compute())
-        return self[key]
-
-    def forget(self) -> None:
-        """Delete the file: all is done."""
-        if self._lines is not None:
-            self._lines.path.unlink(missing_ok=True)
-
-    def _note(self, entry: dict[str, Any]) -> None:
-        self._known[entry["key"]] = entry["result"]
 
 
 def digest(key: object) -> str:

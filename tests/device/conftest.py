@@ -11,8 +11,8 @@ import torch
 from both import IDS, MANY, Both
 
 import tiny
-from draftsmith.corpus.index import write_index
 from draftsmith.engine.engine import Engine
+from draftsmith.lab.corpus.index import write_index
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
 

@@ -13,7 +13,7 @@ from both import IDS, like_mps
 
 import tiny
 from command import call
-from draftsmith.corpus.perplexity import log_likelihoods
+from draftsmith.lab.corpus.perplexity import log_likelihoods
 from draftsmith.model.load import load
 
 

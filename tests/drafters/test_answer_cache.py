@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
-from draftsmith.bench.replay import replay
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import ModelFacts
@@ -30,6 +29,7 @@ from draftsmith.drafters.context_index import LENGTHS, ORDERS, with_ids
 from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer
 from draftsmith.drafters.mixer_prior import FILE, prior
 from draftsmith.errors import LoadError, OptionError, WriteError
+from draftsmith.lab.bench.replay import replay
 
 V = 5000
 FACTS = ModelFacts(layers=2, heads=2, vocab_size=V, vocabulary=lambda: "words")

@@ -279,10 +279,10 @@ def test_a_host_with_nothing_but_ids_can_drive_a_state() -> None:
 @pytest.mark.slow
 def test_copied_share_of_the_paper(shared_data: Path) -> None:
     """Table 1 of the paper, by replaying the recorded 72B answers."""
-    from draftsmith.bench.encoding import Encoding
-    from draftsmith.bench.rows import ReplaySum, summarize
-    from draftsmith.bench.suites import read
-    from draftsmith.bench.sweep import Replayer, sweep
+    from draftsmith.lab.bench.encoding import Encoding
+    from draftsmith.lab.bench.rows import ReplaySum, summarize
+    from draftsmith.lab.bench.suites import read
+    from draftsmith.lab.bench.sweep import Replayer, sweep
 
     def replayed(name: str) -> dict[object, ReplaySum]:
         records = read(shared_data / "recorded" / f"{name}.qwen2.5-72b.jsonl").records

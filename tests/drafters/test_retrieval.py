@@ -9,13 +9,13 @@ import pytest
 import tiny
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
-from draftsmith.corpus import files
-from draftsmith.corpus.datastore import shared
-from draftsmith.corpus.index import write_index
+from draftsmith.drafters.corpus import files
+from draftsmith.drafters.corpus.datastore import shared
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.retrieval import Retrieval
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.lab.corpus.index import write_index
 from draftsmith.model.load import load
 from draftsmith.testing import ToyTarget, check_drafter, contract_prompts, plain
 

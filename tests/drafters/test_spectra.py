@@ -23,13 +23,13 @@ from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.core.tree import Continuation
 from draftsmith.core.verify import Verdict
-from draftsmith.corpus.index import write_index
 from draftsmith.drafters import spectra
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.spectra import Predictor, Spectra, _Pool
 from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.lab.corpus.index import write_index
 from draftsmith.testing import ToyTarget, check_drafter, decode, plain
 
 V = 40

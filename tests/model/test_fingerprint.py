@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 import tiny
 from architectures import build, prompt
-from draftsmith.bench.arms import Ours, parse_arm
-from draftsmith.bench.records import Record
-from draftsmith.bench.run import RunPlan
-from draftsmith.bench.settings import settings
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.corpus.build import CorpusPlan
-from draftsmith.corpus.build import build as build_corpus
 from draftsmith.engine.engine import Engine
+from draftsmith.lab.bench.arms import Ours, parse_arm
+from draftsmith.lab.bench.records import Record
+from draftsmith.lab.bench.run import RunPlan
+from draftsmith.lab.bench.settings import settings
+from draftsmith.lab.corpus.build import CorpusPlan
+from draftsmith.lab.corpus.build import build as build_corpus
+from draftsmith.lab.lines import Finished
+from draftsmith.lab.tune.copyspec import answers
 from draftsmith.model.fingerprint import fingerprint, state
 from draftsmith.model.load import load
-from draftsmith.storage import Finished
-from draftsmith.tune.copyspec import answers
 
 
 class Int8(Tensor):

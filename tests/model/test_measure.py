@@ -15,7 +15,6 @@ from draftsmith.model import dtype as dtypes
 from draftsmith.model import measure
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import CostTable, Point, Slope
 
 COSTS = {"float32": {1: 1.0, 16: 2.0}, "bfloat16": {1: 0.5, 16: 0.9}}
 
@@ -156,13 +155,3 @@ def test_what_torch_holds_unused_of_an_accelerator_is_free(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 700)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 400)
     assert measure.free_bytes(torch.device("cuda")) == 1300
-
-
-def test_recorded_costs_hold_what_was_measured() -> None:
-    points = [Point(b, c, p, b * (9 + p + c / 100), 0.0, 0.0)
-              for b in (1, 4) for c in (100, 200, 300) for p in (1, 65)]  # fmt: skip
-    table = CostTable("m", "cpu", "float32", 1, "", {}, tuple(points), {})
-    cost = measure.recorded(table)
-    assert cost.relative(8) == pytest.approx((9 + 9 + 2) / (9 + 1 + 2))
-    assert cost.at(4).relative(8) == pytest.approx((9 + 3 + 2) / (9 + 1 + 2))  # two for each row
-    assert measure.recorded(Slope(0.1)).at(2).relative(1) == pytest.approx(1.2 / 1.1)

@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import tiny
-from draftsmith.bench.suites import read
 from draftsmith.drafters.draft_model.slem import beyond
+from draftsmith.lab.bench.suites import read
 from draftsmith.text.comparison import PIECE, Comparison, Usage, count
 from draftsmith.text.vocab import Vocabulary, intersect
 from work import calls

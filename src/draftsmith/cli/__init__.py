@@ -6,66 +6,27 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 import draftsmith
-from draftsmith.cli import (
-    bench,
-    bench_report,
-    bench_run,
-    chat,
-    corpus,
-    demo,
-    doctor,
-    drafters,
-    run,
-    serve,
-    train,
-    tune,
-    vocab,
-)
-from draftsmith.cli.options import grouped
+from draftsmith.cli.commands import known
 from draftsmith.cli.report import Reporting
 
+
+class Commands(Reporting):
+    """All installed commands, of which only the one that is called is imported."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings | {"commands": known()})
+
+
 app = typer.Typer(
-    cls=Reporting,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _add(to: typer.Typer, *commands: Callable[..., None]) -> None:
-    for command in commands:
-        to.command()(grouped(command))
-
-
-def _group(name: str, about: str, *commands: Callable[..., None]) -> None:
-    group = typer.Typer(help=about, no_args_is_help=True)
-    _add(group, *commands)
-    app.add_typer(group, name=name)
-
-
-_add(app, demo.demo, run.run, chat.chat, serve.serve)
-_add(app, drafters.drafters, vocab.vocab, doctor.doctor)
-_group(
-    "bench",
-    "Measure what drafters save: on recorded answers, and on this machine.",
-    *(bench.replay, bench.cost, bench.estimate, bench_run.run, bench_report.report),
-)
-_group(
-    "corpus",
-    "Build and look into corpora: what the drafters retrieval and spectra look up.",
-    *(corpus.build, corpus.info, corpus.query),
-)
-_group("train", "Teach a model to draft for itself (needs the extra `train`).", train.sdsat)
-_group(
-    "tune",
-    "Find the settings of a drafter that suit a model.",
-    *(tune.pld_plus, tune.copyspec, tune.auto),
 )
 
 

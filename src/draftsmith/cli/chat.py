@@ -53,7 +53,9 @@ def chat(
         str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")
     ] = None,
 ) -> None:
-    """Talk to a model; cache and drafts are kept from turn to turn. /help lists the commands.
+    """Talk to a model; cache and drafts are kept from turn to turn.
+
+    /help lists what can be typed beside messages.
 
     [bold]Examples[/bold]
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
-from draftsmith.corpus.datastore import DEPTH, LONGEST, SAMPLE, SHORTEST, Datastore, shared
+from draftsmith.drafters.corpus.datastore import DEPTH, LONGEST, SAMPLE, SHORTEST, Datastore, shared
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import OptionError
 

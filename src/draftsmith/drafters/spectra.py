@@ -18,7 +18,7 @@ from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.core.tree import Continuation, merge
-from draftsmith.corpus.datastore import Datastore
+from draftsmith.drafters.corpus.datastore import Datastore
 from draftsmith.drafters.options import at_least, one_of, switches, within
 from draftsmith.drafters.retrieval import Retrieval
 from draftsmith.drafters.spectra_ngrams import Ngrams

@@ -1,0 +1,1 @@
+"""Everything that measures, tunes or trains; only its own commands load it."""

@@ -1,0 +1,204 @@
+"""From a record to the ids of its prompt and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+
+from draftsmith import builtin
+from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName, first_line
+from draftsmith.lab.bench.records import Message, Record
+from draftsmith.lab.bench.templates import TEMPLATES, Piece, Template
+from draftsmith.storage import digest
+from draftsmith.text.tokenizer import encode, read_bare, render_chat
+from draftsmith.text.vocab import fingerprint
+
+_CHECKED = 20
+"""Records whose answers are tokenized and back, to notice a wrong tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A record in ids; the answer includes the token that ended it."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A tokenizer with its chat template."""
+
+    encode: Callable[[str, bool], list[int]]
+    """Ids of a text; True: with what the tokenizer puts around a whole text."""
+    decode: Callable[[list[int]], str]
+    chat: Callable[[Sequence[Message]], Sequence[Piece]]
+    """A chat up to where the assistant's answer begins."""
+    end: Sequence[Piece]
+    """What ends an answer."""
+    vocab_size: int
+    vocabulary: str
+    """A fingerprint of the tokenizer, and of its template."""
+
+    def prompt(self, record: Record) -> tuple[int, ...]:
+        """Ids of what was asked."""
+        if record.messages:
+            return tuple(self._ids(self.chat(record.messages)))
+        return tuple(self.encode(record.prompt or "", True))
+
+    def answer(self, record: Record) -> tuple[int, ...]:
+        """Ids of what was answered, with the end of the turn."""
+        return (*self.encode(record.output or "", False), *self._ids(self.end))
+
+    def _ids(self, pieces: Sequence[Piece]) -> Iterator[int]:
+        for piece in pieces:
+            yield from [piece] if isinstance(piece, int) else self.encode(piece, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Which tokenizer a record gets: its own by name, from one of `folders`, or the given one."""
+
+    folders: tuple[Path, ...] = ()
+    tokenizer: str | None = None
+    """A folder or a name; for records that name none, or the same."""
+    template: str | None = None
+
+    def __call__(self, record: Record) -> Encoded:
+        """Ids of a record; raises LoadError, OptionError or PromptError."""
+        prompt, answer = record.prompt_ids, record.output_ids
+        encoder = self._encoder(record)
+        if encoder is not None:
+            prompt = encoder.prompt(record) if prompt is None else prompt
+            answer = encoder.answer(record) if answer is None else answer
+        if not prompt or not answer:
+            what = "prompt" if not prompt else "output"
+            raise PromptError(f"record {record.id}: the {what} has no tokens")
+        largest = max(*prompt, *answer)
+        vocab_size = encoder.vocab_size if encoder else largest + 1
+        if largest >= vocab_size:
+            raise OptionError(
+                f"record {record.id} has token id {largest}, but the tokenizer {self._name(record)}"
+                f" has {vocab_size} ids: it is not the one that the record was made with"
+            )
+        return Encoded(prompt, answer, vocab_size)
+
+    def vocabulary(self, record: Record) -> str | None:
+        """The fingerprint of the record's tokenizer; None if it needs none."""
+        encoder = self._encoder(record)
+        return None if encoder is None else encoder.vocabulary
+
+    def check(self, records: Iterable[Record]) -> None:
+        """Raise OptionError if most answers do not survive being tokenized.
+
+        Such a tokenizer (one that lower-cases, or drops line breaks) cannot have written them. Some
+        may be changed by the right one, too: broken characters, for example.
+        """
+        read = [r for r in islice(records, _CHECKED) if r.output and r.output_ids is None]
+        lost = [r for r in read if not self._survives(r)]
+        if 2 * len(lost) > len(read):
+            first = lost[0]
+            raise OptionError(
+                f"the tokenizer {self._name(first)} does not give back the text it is given (e.g. "
+                f"the output of record {first.id}): it is not the one of the model that answered"
+            )
+
+    def _survives(self, record: Record) -> bool:
+        """Whether the output comes back from its ids, but for spaces at its ends."""
+        encoder, text = self._encoder(record), record.output or ""
+        return (
+            encoder is None or encoder.decode(encoder.encode(text, False)).strip() == text.strip()
+        )
+
+    def _name(self, record: Record) -> str | None:
+        given, own = self.tokenizer, record.tokenizer
+        if given and own and Path(given).name != Path(own).name:
+            raise OptionError(
+                f"record {record.id} was made with the tokenizer {own}, not {given}; leave out "
+                "--tokenizer, or give the one of that name"
+            )
+        return given or own
+
+    def _encoder(self, record: Record) -> Encoder | None:
+        name = self._name(record)
+        if name is not None:
+            return _load(name, self.folders, self.template)
+        if record.prompt_ids is not None and record.output_ids is not None:
+            return None
+        raise OptionError(
+            f"record {record.id} does not say which tokenizer its model has; give --tokenizer with "
+            "a model's folder or hub id, or a name such as qwen2"
+        )
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder:
+    """The tokenizer called `name`: in one of the folders, or of the model that `name` means."""
+    if template is not None and template not in TEMPLATES:
+        raise UnknownName("template", template, TEMPLATES)
+    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    folder = next((place for place in places if place.is_dir()), None)
+    if folder is not None and not (folder / "tokenizer_config.json").is_file():
+        return _bare(folder, TEMPLATES.get(template or folder.name))
+    source = builtin.resolve(name) if folder is None else str(folder)
+    try:
+        return _own(source, TEMPLATES[template] if template else None)
+    except LoadError as error:
+        if Path(source).exists() or "/" in name:
+            raise
+        known = sorted({p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir()})
+        listed = f" (there: {', '.join(known)})" if known else ""
+        searched = ", ".join(map(str, folders)) or "any folder"
+        raise LoadError(
+            f"there is no tokenizer {name!r} in {searched}{listed}, and no model of that "
+            f"name ({first_line(error)}); give --tokenizer with a model's folder or hub id, or put "
+            "its folder into tokenizers/ beside the records"
+        ) from error
+
+
+def _bare(folder: Path, template: Template | None) -> Encoder:
+    """A lone tokenizer.json, with one of our templates."""
+    tokenizer = read_bare(folder / "tokenizer.json")
+
+    def no_chat(_: Sequence[Message]) -> Sequence[Piece]:
+        raise OptionError(
+            f"the tokenizer {folder.name} comes without a chat template; give --template "
+            f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
+        )
+
+    vocab_size = tokenizer.get_vocab_size()
+    return Encoder(
+        encode=lambda text, special: tokenizer.encode(text, add_special_tokens=special).ids,
+        decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
+        chat=no_chat if template is None else template.render,
+        end=[] if template is None else [template.end],
+        vocab_size=vocab_size if template is None else max(vocab_size, template.vocab_size),
+        vocabulary=digest([tokenizer.to_str()]),
+    )
+
+
+def _own(source: str, template: Template | None) -> Encoder:
+    """A model's own tokenizer and chat template, as the engine uses them."""
+    # Imports transformers, which takes seconds and is not needed for bare files.
+    from draftsmith.model.load import read_tokenizer
+
+    tokenizer = read_tokenizer(source, {})
+    end, backend = tokenizer.eos_token_id, getattr(tokenizer, "backend_tokenizer", None)
+    return Encoder(
+        encode=lambda content, special: encode(tokenizer, content, special=special),
+        decode=lambda ids: tokenizer.decode(ids, clean_up_tokenization_spaces=False),
+        chat=partial(render_chat, tokenizer) if template is None else template.render,
+        end=[] if end is None else [end],
+        vocab_size=len(tokenizer),
+        vocabulary=digest(
+            [
+                fingerprint(tokenizer) if backend is None else backend.to_str(),
+                str(tokenizer.chat_template),
+                end,
+            ]
+        ),
+    )

@@ -1,0 +1,239 @@
+"""From rows to figures: one summary per arm and suite, with intervals over the prompts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any, TypeVar
+
+from draftsmith.core.stats import Stats, total
+from draftsmith.lab.bench.generations import Generation
+from draftsmith.lab.bench.run import PLAIN
+from draftsmith.lab.bench.suites import parts
+from draftsmith.storage import digest
+
+RESAMPLES = 1000
+T = TypeVar("T")
+Pace = tuple[float, float]
+"""Tokens and seconds of one prompt, medians over its runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure with its 95 % bootstrap interval over prompts."""
+
+    value: float
+    low: float
+    high: float
+
+    def shown(self, unit: str, digits: int = 2) -> str:
+        """`2.00× [1.50, 2.50]`, for the unit ×."""
+        low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
+        return f"{self.value:.{digits}f}{unit} [{low}, {high}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One arm on one suite; suite None for all of them."""
+
+    suite: str | None
+    arm: str
+    drafter: str
+    budget: int | str | None
+    prompts: int
+    answers: int
+    tokens: int
+    seconds: float
+    tokens_per_second: Interval
+    """Total tokens over total time."""
+    macro_tokens_per_second: float
+    """Mean over prompts."""
+    speedup: Interval
+    """Tokens per second over the baseline's, on the prompts that both answered."""
+    macro_speedup: float
+    first_token_ms: float
+    """Median over answers, as the next one is."""
+    token_ms: float
+    """Of every token after the first."""
+    passes: int
+    tokens_per_pass: float
+    drafted_per_pass: float | None
+    accepted_share: float
+    compared: int
+    identical: int
+    """Of those compared with plain decoding."""
+    largest_gap: float | None
+    """Of the two best logits where an answer leaves plain decoding's."""
+    peak_mib: float | None
+    stats: Stats | None
+    """The loop's record; None for peers."""
+
+    @property
+    def ours(self) -> bool:
+        return self.stats is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, which has none for what is not a number."""
+        made = asdict(self)
+        if math.isnan(self.speedup.value):
+            made["speedup"] = made["macro_speedup"] = None
+        if self.stats is not None:
+            made["stats"] = self.stats.as_dict()
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What was measured under one setup: all settings but arms, prompts, seed and commit."""
+
+    settings: dict[str, Any]
+    baseline: str
+    rows: list[Generation]
+    tables: dict[str | None, list[Summary]]
+    """Every arm over all suites (None), then on each part (`suites.parts`) if there are several."""
+
+    @property
+    def title(self) -> str:
+        """`edit-7m, bfloat16, cpu, 2 threads`."""
+        known = self.settings
+        parts = [known.get("model"), known.get("dtype"), known.get("device")]
+        if known.get("device") == "cpu":
+            count = known.get("threads")
+            parts.append(f"{count} thread{'s' if count != 1 else ''}")
+        if known.get("temperature"):
+            parts.append(f"temperature {known['temperature']}")
+        if "dictated" in known:
+            parts.append("dictated answers")
+        return ", ".join(str(part) for part in parts if part)
+
+    @property
+    def whole(self) -> list[Summary]:
+        return self.tables[None]
+
+    def as_dict(self) -> dict[str, Any]:
+        rows = [summary.as_dict() for table in self.tables.values() for summary in table]
+        return {"settings": self.settings, "baseline": self.baseline, "rows": rows}
+
+
+_OWN = ("arms", "budgets", "prompts", "seed", "commit")
+"""Settings in which files of one setup may differ; each arm's budget is looked at by itself."""
+
+
+def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
+    """The rows of all files by setup; an arm that differs from its namesake is in another one."""
+    groups: list[tuple[str, dict[str, tuple[object, ...]], list[Generation]]] = []
+    runs = 0
+    for rows in files:
+        parts: dict[str, list[Generation]] = {}
+        for row in rows:
+            row.run += runs  # The same prompt in two files was measured twice.
+            setup = digest(sorted(item for item in row.settings.items() if item[0] not in _OWN))
+            parts.setdefault(setup, []).append(row)
+        for setup, part in parts.items():
+            arms: dict[str, tuple[object, ...]] = {r.arm: (r.drafter, r.budget) for r in part}
+            for known, others, whole in groups:
+                if known == setup and all(others.get(a, own) == own for a, own in arms.items()):
+                    others.update(arms)
+                    whole += part
+                    break
+            else:
+                groups.append((setup, arms, part))
+        runs = 1 + max(row.run for row in rows)
+    return [_section(rows) for _, _, rows in groups]
+
+
+def _section(rows: list[Generation]) -> Section:
+    arms = list(dict.fromkeys(name for row in rows for name in row.settings.get("arms", [])))
+    drafters = {row.arm: row.drafter for row in rows}
+    arms = [*(a for a in arms if a in drafters), *(a for a in drafters if a not in arms)]
+    plain = [arm for name in PLAIN for arm in arms if drafters[arm] == name]
+    baseline = next(iter(plain), arms[0])
+    suites: dict[str | None, list[Generation]] = {None: rows}
+    if len(set(named := parts(rows))) > 1:
+        for row, part in zip(rows, named, strict=True):
+            suites.setdefault(part, []).append(row)
+    tables = {}
+    for suite, of in suites.items():
+        by_arm = {arm: [row for row in of if row.arm == arm] for arm in arms}
+        base = paces(by_arm[baseline])
+        tables[suite] = [_summary(found, base, suite) for found in by_arm.values() if found]
+    return Section(rows[0].settings, baseline, rows, tables)
+
+
+def paces(rows: Iterable[Generation]) -> dict[str, Pace]:
+    """Of every prompt the medians, over its runs, of tokens and seconds."""
+    runs: dict[str, list[Generation]] = {}
+    for row in rows:
+        runs.setdefault(row.id, []).append(row)
+    return {
+        name: (median(len(r.output_ids) for r in of), median(r.seconds for r in of))
+        for name, of in runs.items()
+    }
+
+
+def rate(units: Sequence[Pace]) -> float:
+    """Total tokens over total time."""
+    return sum(unit[0] for unit in units) / sum(unit[1] for unit in units)
+
+
+def bootstrap(
+    units: Sequence[T],
+    statistic: Callable[[Sequence[T]], float],
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The 95 % percentile interval of a statistic when the units are drawn anew."""
+    rng = random.Random(seed)
+    found = sorted(statistic(rng.choices(units, k=len(units))) for _ in range(resamples))
+    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+
+
+def interval(units: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval:
+    """A statistic of prompts with its interval."""
+    return Interval(statistic(units), *bootstrap(units, statistic, RESAMPLES))
+
+
+def speed_ratio(units: Sequence[tuple[Pace, Pace]]) -> float:
+    """The first one's tokens per second over the second one's."""
+    return rate([unit[0] for unit in units]) / rate([unit[1] for unit in units])
+
+
+def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -> Summary:
+    first = rows[0]
+    own = paces(rows)
+    both = [(own[name], base[name]) for name in own if name in base]
+    passes, tokens = sum(r.passes for r in rows), sum(len(r.output_ids) for r in rows)
+    stats = [s for r in rows if (s := r.stats) is not None]
+    whole = total(stats) if len(stats) == len(rows) else None
+    later = [(r.seconds - r.first_token_seconds) / max(1, len(r.output_ids) - 1) for r in rows]
+    compared = [row for row in rows if row.compared]
+    gaps = [row.gap for row in compared if row.gap is not None]
+    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
+    return Summary(
+        suite=suite,
+        arm=first.arm,
+        drafter=first.drafter,
+        budget=first.budget,
+        prompts=len(own),
+        answers=len(rows),
+        tokens=tokens,
+        seconds=sum(row.seconds for row in rows),
+        tokens_per_second=interval(list(own.values()), rate),
+        macro_tokens_per_second=fmean(rate([unit]) for unit in own.values()),
+        speedup=interval(both, speed_ratio) if both else Interval(*[float("nan")] * 3),
+        macro_speedup=fmean(speed_ratio([unit]) for unit in both) if both else float("nan"),
+        first_token_ms=1e3 * median(row.first_token_seconds for row in rows),
+        token_ms=1e3 * median(later),
+        passes=passes,
+        tokens_per_pass=tokens / passes if passes else 0.0,
+        drafted_per_pass=whole.drafted / passes if whole is not None and passes else None,
+        accepted_share=sum(row.accepted for row in rows) / tokens if tokens else 0.0,
+        compared=len(compared),
+        identical=sum(row.divergence is None for row in compared),
+        largest_gap=max(gaps, default=None),
+        peak_mib=max(peaks) / 2**20 if peaks else None,
+        stats=whole,
+    )

@@ -1,0 +1,1 @@
+"""Commands of the laboratory, registered as entry points of the group `draftsmith.commands`."""

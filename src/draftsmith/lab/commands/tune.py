@@ -1,0 +1,195 @@
+"""`draftsmith tune`: find the settings of a drafter that suit a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+
+from draftsmith.cli.commands import HELP, group
+from draftsmith.cli.doctor import ExamineOptions
+from draftsmith.cli.loading import bar, load_model
+from draftsmith.cli.options import Json, MachineOptions
+from draftsmith.cli.render import plain_table
+from draftsmith.cli.report import note, print_json, stdout
+from draftsmith.lab.commands.bench_options import tell
+from draftsmith.lab.commands.bench_report import text_table
+
+if TYPE_CHECKING:
+    from draftsmith.drafters.calibration import Calibration
+    from draftsmith.lab.lines import Finished
+    from draftsmith.model.loaded import LoadedModel
+
+_SHOWN = 5
+"""Layers, and heads per line, in the tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(MachineOptions):
+    """Which model answers, and what."""
+
+    panel: ClassVar = "Answers"
+    spelt: ClassVar = {"model": "MODEL", "prompts": "PROMPTS", "limit": "--limit -n N"}
+
+    model: str
+    """A hub id, a folder, a GGUF file, or a name such as smollm2."""
+    prompts: Path
+    """A file of prompts, as for `draftsmith bench run`."""
+    limit: int = 20
+    """Prompts that are used; by `tune copyspec`, conversations of each suite and task."""
+    max_new_tokens: int = 128
+    """Longest answer, in tokens."""
+
+
+def pld_plus(chosen: TuneOptions, json_: Json = False) -> None:
+    """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
+
+    The result is a small file in your cache folder that `pld_plus` reads from then on. If the
+    command is interrupted, the same command goes on where it stopped.
+
+    [bold]Example[/bold]
+
+    draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
+    """
+    loaded = load_model(chosen)
+    from draftsmith.engine.engine import Engine
+    from draftsmith.lab.tune.pld_plus import CalibrationPlan, calibrate
+
+    prompts = read(chosen.prompts, loaded, chosen.limit)
+    plan = CalibrationPlan(Engine(loaded, drafter="none"), prompts, chosen.max_new_tokens)
+    finished = begun(loaded, ".partial.jsonl")
+    with bar("calibrating", plan.size) as advance:
+        found = calibrate(plan, finished, advance)
+    path = found.save()
+    if json_:
+        print(path.read_text(encoding="utf-8"), end="", flush=True)
+    else:
+        show(found, plan.attends)
+    if not plan.attends:
+        why = "; ".join(loaded.capabilities.reasons)
+        note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
+    finished.forget()
+    note(f"saved in {path}; pld_plus uses it from now on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopySpecOptions(TuneOptions):
+    """The same, and what passes cost."""
+
+    cost: str | None = None
+    """What a pass costs: see `draftsmith bench estimate`."""
+    max_new_tokens: int = 256
+
+
+def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
+    """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
+
+    The model answers every prompt plainly, all turns of a conversation. Without --cost, what a pass
+    costs is measured now. If the command is interrupted, the same command goes on where it stopped.
+
+    [bold]Example[/bold]
+
+    draftsmith tune copyspec Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
+    """
+    from draftsmith.lab.bench import suites
+    from draftsmith.lab.bench.cost import parse_cost
+
+    records = suites.sample(suites.read(chosen.prompts).records, chosen.limit)
+    curve = None if chosen.cost is None else parse_cost(chosen.cost)
+    loaded = load_model(chosen)
+    from draftsmith.engine.engine import Engine
+    from draftsmith.lab.tune.copyspec import GAMMAS, HEADS, answers, best, cost_here, measured
+
+    engine, finished = Engine(loaded, drafter="none"), begun(loaded, ".copyspec.jsonl")
+    limit = chosen.max_new_tokens
+    with bar("answering", len(records)) as advance:
+        given = answers(engine, records, limit, finished, advance)
+    curve, found = curve or cost_here(loaded), []
+    with bar("replaying", len(GAMMAS)) as advance:
+        for gamma in GAMMAS:
+            found.append(measured(engine, given.texts, limit, curve, gamma))
+            advance(1)
+    if json_:
+        print_json({"rows": [one.as_dict() for one in found]})
+    else:
+        console, fastest = stdout(), best(found)
+        cells = [[*one.cells(), "← fastest" * (one is fastest)] for one in found]
+        console.print(text_table((*HEADS, " "), cells, console.width))
+    tell(given.wrong)
+    finished.forget()
+
+
+def auto(chosen: ExamineOptions) -> None:
+    """Ask a model once what it says after each of its 4,096 lowest ids, mostly frequent tokens.
+
+    That is as much work as a prompt of 4,096 tokens. The result is a small
+    file in your cache folder with which `auto` begins every answer of this
+    model from then on.
+
+    [bold]Example[/bold]
+
+    draftsmith tune auto Qwen/Qwen2.5-0.5B-Instruct
+    """
+    loaded = chosen.load()
+    from draftsmith.drafters.bigrams import path_of, save
+    from draftsmith.lab.tune.auto import bigrams, check, size
+
+    check(loaded)
+    path = path_of(loaded.facts)
+    with bar("asking", size(loaded)) as advance:
+        save(path, bigrams(loaded, advance))
+    note(f"saved in {path}; auto uses it from now on")
+
+
+def begun(model: LoadedModel, suffix: str) -> Finished:
+    """What an interrupted calibration of this model left in the cache folder."""
+    from draftsmith.drafters.calibration import file_of
+    from draftsmith.lab.lines import Finished
+
+    return Finished(file_of(model.facts.name).with_suffix(suffix))
+
+
+def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
+    """Ids of the first prompts that fit the model, first turns only."""
+    from draftsmith.errors import PromptError
+    from draftsmith.lab.bench.run import encoded
+    from draftsmith.lab.bench.suites import read as read_records
+
+    found: list[list[int]] = []
+    wrong = []
+    for record in read_records(path).records:
+        if len(found) < limit:
+            try:
+                found.append(encoded(model, record))
+            except PromptError as error:
+                wrong.append(f"{record.id}: {error}")
+    tell(wrong)
+    return found
+
+
+def show(found: Calibration, attends: bool) -> None:
+    """What was found, for a person; `attends`: whether heads were looked at."""
+    console = stdout()
+    told = f": {found.tokens:,} tokens of {found.prompts} answers"
+    console.print(Text.assemble((f"PLD+ on {found.model}", "bold"), told))
+    table = plain_table("", "mean accepted length", header=True)
+    layers = found.accepted["layer"]
+    for layer in sorted(layers, key=lambda n: -layers[n])[:_SHOWN]:
+        table.add_row(f"layer {layer}, K=10", f"{layers[layer]:.2f}")
+    for rank, best in found.K.items():
+        for K, length in found.accepted[rank].items():  # noqa: N806
+            chosen = "  ← shortest within 1 % of the best" if int(K) == best else ""
+            table.add_row(f"by {rank}, K={K}", f"{length:.2f}{chosen}")
+    console.print(table)
+    total = found.layers * found.heads_per_layer
+    if found.heads:
+        first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])
+        share = len(found.heads) / total
+        console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
+    elif attends:
+        console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
+
+
+app = group(HELP["tune"], pld_plus, copyspec, auto)

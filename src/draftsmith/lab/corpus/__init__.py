@@ -1,0 +1,1 @@
+"""Building corpora: texts chosen by the target's own perplexity, in a suffix array on disk."""

@@ -1,0 +1,223 @@
+"""Building a corpus: read and cut texts, rank the pieces by the target, index the best.
+
+Whatever is done is kept in the folder `building` of the corpus until the corpus is whole, so that a
+build that was killed goes on where it stopped, and ends with the bytes it would have had anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.drafters.corpus import files
+from draftsmith.drafters.corpus.files import Header
+from draftsmith.errors import OptionError
+from draftsmith.lab.corpus.index import write_index
+from draftsmith.lab.corpus.perplexity import log_likelihoods, passes, perplexities
+from draftsmith.lab.corpus.pieces import Pieces, read_pieces
+from draftsmith.lab.corpus.suffixes import sorter
+from draftsmith.lab.corpus.texts import find
+from draftsmith.lab.lines import JsonLines
+from draftsmith.model.fingerprint import fingerprint
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.storage import write_text
+from draftsmith.text import vocab
+from draftsmith.text.tokenizer import opening
+
+LEAST_PIECE = 4
+"""Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""
+
+Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Shows progress: from what is done and how much of it there is to what is told of each bit."""
+
+
+def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG001
+    """Shows nothing."""
+    return nullcontext(lambda _: None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusPlan:
+    """What becomes a corpus. Raises OptionError for numbers that cannot work."""
+
+    texts: Sequence[Path]
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of .txt, .md and .jsonl."""
+    fields: tuple[str, ...] = ("text",)
+    """Of JSON lines: what to read of each; several are joined by line breaks."""
+    piece: int = 512
+    """Documents longer than so many tokens are cut; the pieces are what is ranked."""
+    keep: int | None = 100_000
+    """How many pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
+
+    def __post_init__(self) -> None:
+        if self.piece < LEAST_PIECE:
+            raise OptionError(f"piece={self.piece} cannot work; give at least {LEAST_PIECE} tokens")
+        if self.keep is not None and self.keep < 1:
+            raise OptionError(f"keep={self.keep} cannot work; give at least 1")
+
+    def settings(self) -> dict[str, Any]:
+        """What a header remembers of it."""
+        return {"fields": list(self.fields), "piece": self.piece, "keep": self.keep}
+
+
+def build(
+    plan: CorpusPlan,
+    folder: Path,
+    tokenizer: Any,
+    model: LoadedModel | None,
+    name: str,
+    show: Show = unseen,
+) -> Header:
+    """Build the corpus of a model in `folder`, going on where an earlier build stopped.
+
+    `model` may be None where nothing is ranked; `name` is what the header calls it. Raises
+    LoadError for texts that cannot be read; OptionError if `folder` holds something else, if
+    another build began in it, or if the sorter is not installed: all of it before the model runs.
+    """
+    sorter()  # Better now than after hours of ranking.
+    if plan.keep is not None and model is None:
+        raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
+    vocabulary_print = vocab.fingerprint(tokenizer)
+    done = _finished(folder, plan, vocabulary_print, name)
+    if done is not None:
+        return done
+    skipped: list[Path] = []
+    found = tuple(find(plan.texts, skip=skipped.append))
+    workshop = folder / files.BUILDING
+    _begin(plan, workshop, found, tokenizer, model)
+    with show("reading texts", len(found)) as advance:
+        pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
+    chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
+    facts: dict[str, float] = {}
+    if plan.keep is not None and model is not None:
+        ranks = score(pieces, model, opening(tokenizer), workshop / "scores.jsonl", show)
+        chosen, facts = lowest(ranks, plan.keep)
+    read = dict(pieces.facts)
+    if skipped:
+        read["skipped as no regular file"] = len(skipped)
+    with show("sorting", 1) as advance:
+        header = write_index(
+            folder,
+            pieces.joined(chosen),
+            vocabulary=vocabulary_print,
+            examples=len(chosen),
+            model=name,
+            settings=plan.settings() | {"read": read, "pieces": len(pieces)},
+            perplexity=facts,
+        )
+        advance(1)
+    shutil.rmtree(workshop)
+    return header
+
+
+def _begin(
+    plan: CorpusPlan,
+    workshop: Path,
+    texts: Sequence[Path],
+    tokenizer: Any,
+    model: LoadedModel | None,
+) -> None:
+    """Note in `workshop` whose it is: what changes when the texts do, how they are read or scored.
+
+    Raises OptionError if another build began there.
+    """
+    stats = [(str(path), path.stat()) for path in texts]
+    sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    scored = model and [fingerprint(model), str(model.dtype), model.device.type, opening(tokenizer)]
+    whole = json.dumps([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
+    key, note = hashlib.sha256(whole.encode()).hexdigest(), workshop / "key"
+    if note.is_file() and note.read_text(encoding="utf-8") != key:
+        raise OptionError(
+            f"{workshop} holds the beginning of another build, or the scores of another model: the "
+            "texts, their fields, --piece, the tokenizer, the model or its dtype were others; give "
+            "another folder, or delete this one"
+        )
+    workshop.mkdir(parents=True, exist_ok=True)
+    write_text(note, key)
+
+
+def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], dict[str, float]]:
+    """The `keep` pieces of lowest perplexity, in the order of the texts, and figures about them.
+
+    Equal ones count in the order of the texts, too.
+    """
+    chosen = np.sort(np.argsort(ranks, kind="stable")[:keep])
+    facts = {
+        "lowest": float(ranks.min()),
+        "highest kept": float(ranks[chosen].max()),
+        "highest": float(ranks.max()),
+    }
+    return chosen, facts
+
+
+def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) -> Header | None:
+    """The header if this very corpus is there already; None if the folder is free for it."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is a file; give a folder")
+    if not (folder / files.HEADER).exists():
+        begun = not folder.exists() or (folder / files.BUILDING).is_dir()
+        strange = [] if begun else [path.name for path in folder.iterdir()]
+        if strange:
+            raise OptionError(
+                f"{folder} holds something else already (e.g. {min(strange)}); give a new folder"
+            )
+        return None
+    header = Header.load(folder)
+    same = header.settings.items() >= plan.settings().items()
+    if not same or (header.vocabulary, header.model) != (vocabulary_print, name):
+        raise OptionError(
+            f"{folder} holds a corpus of {header.model} already, built with {header.settings}; "
+            "give another folder, or delete this one"
+        )
+    if (folder / files.BUILDING).exists():  # Killed while tidying up.
+        shutil.rmtree(folder / files.BUILDING)
+    return header
+
+
+def score(
+    pieces: Pieces,
+    model: LoadedModel,
+    before: tuple[int, ...],
+    journal: Path,
+    show: Show = unseen,
+) -> NDArray[np.float64]:
+    """(P,) the target's perplexity of each piece; passes that the journal knows are not repeated.
+
+    The journal has a line for each pass, on disk before the next one begins; what comes after the
+    last whole line in order is what was being written when the power failed. Raises OptionError if
+    a piece does not fit into the model's context.
+    """
+    lengths = pieces.lengths
+    longest, room = int(lengths.max()) + len(before), model.context_length
+    if room is not None and longest > room:
+        raise OptionError(
+            f"a piece has {longest} tokens, but the context of {model.name} is {room}; give "
+            f"--piece with at most {room - len(before)}"
+        )
+    turns = passes(model, lengths)
+    sums = np.empty(len(pieces))
+    known: list[list[float]] = []
+
+    def recall(entry: dict[str, Any]) -> None:
+        if entry["pass"] != len(known):
+            raise ValueError("not the next pass")
+        known.append(entry["log_p"])
+
+    lines = JsonLines(journal, recall, begins='{"pass"', hint=None)
+    with show("ranking", len(pieces)) as advance:
+        for number, rows in enumerate(turns):
+            if number == len(known):
+                known.append(log_likelihoods(model, (pieces[row] for row in rows), before))
+                lines.add({"pass": number, "log_p": known[-1]})
+            sums[rows] = known[number]
+            advance(len(rows))
+    return perplexities(sums, lengths, before)

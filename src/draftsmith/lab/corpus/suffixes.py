@@ -1,0 +1,53 @@
+"""Suffix arrays: where every suffix of a list of token ids starts, in lexicographic order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.drafters.corpus.files import ID, POSITION
+from draftsmith.errors import OptionError
+
+Ids = NDArray[Any]
+"""(N,) big-endian 32-bit token ids: in this order of bytes, comparing bytes is comparing ids."""
+
+_CHUNK = 1 << 24
+"""Entries filtered at a time, which bounds what is held twice."""
+
+MOST = 0xFFFFFFFF
+"""Positions that 32 bits can name."""
+
+
+def sorted_suffixes(ids: Ids, largest: int) -> Iterator[NDArray[np.uint32]]:
+    """The suffix array of `ids`, in pieces: the N starts of its suffixes, smallest suffix first.
+
+    `largest` is the largest id that is no separator. Raises OptionError if the sorter is not
+    installed or `ids` is too long. Memory: five bytes for each byte that an id needs (three bytes
+    for a vocabulary of 150,000).
+    """
+    if len(ids) > MOST:
+        raise OptionError(f"{len(ids)} tokens are too many for one corpus; {MOST} fit: keep fewer")
+    # One number more than the ids need: the separator becomes the last one there is.
+    width = ((largest + 1).bit_length() + 7) // 8
+    # The last bytes of each id, the most significant first.
+    text = np.ascontiguousarray(ids, ID).view(np.uint8).reshape(-1, 4)[:, 4 - width :]
+    found = sorter()(text.flatten())
+    for start in range(0, len(found), _CHUNK):
+        piece = found[start : start + _CHUNK]
+        # Of the suffixes of the bytes only those that start where an id does are suffixes of ids.
+        yield (piece[piece % width == 0] // width).astype(POSITION)
+
+
+def sorter() -> Any:
+    """The function that sorts the suffixes of bytes; raises OptionError if it is not installed."""
+    try:
+        from pydivsufsort import divsufsort
+    except ImportError as error:
+        raise OptionError(
+            f"building a corpus needs pydivsufsort, which cannot be imported ({error}); "
+            "pip install 'draftsmith[corpus]'"
+        ) from error
+    return divsufsort

@@ -1,0 +1,176 @@
+"""The output folder of a training: what it is about, its checkpoints, and the model at the end.
+
+`training/run.json`           what the training is about; another one is refused
+`training/step-000100/`       the newest checkpoint: `state.safetensors`, and `state.json`, last
+`training/log.csv`, …         the curves (`curves.py`)
+`training/measured.json`      what was measured on held-out text before and after
+`config.json`, …              the model, when the training is over; the checkpoint is then deleted
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftsmith.errors import LoadError, OptionError, WriteError
+from draftsmith.lab.train.recipe import Recipe
+from draftsmith.storage import sync_folder, write_text
+
+TRAINING = "training"
+_RUN, _STATE, _TENSORS, _MODEL = "run.json", "state.json", "state.safetensors", "model.new"
+_MEASURED = "measured.json"
+_SLOTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW remembers of each weight."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One output folder."""
+
+    folder: Path
+
+    def check_free(self) -> None:
+        """Raise OptionError for a folder with anything but an unfinished training in it."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise OptionError(f"{self.folder} is a file; give a new folder")
+        if (self.folder / "config.json").exists():
+            raise OptionError(
+                f"{self.folder} holds a model already; give a new folder, nothing is overwritten"
+            )
+        inside = {path.name for path in self.folder.glob("*")}
+        if inside and not (self.training / _RUN).is_file():
+            raise OptionError(
+                f"{self.folder} holds something else (e.g. {min(inside)}); give a new folder"
+            )
+
+    @property
+    def training(self) -> Path:
+        """Where everything but the model is."""
+        return self.folder / TRAINING
+
+    def begin(self, recipe: Recipe, about: Mapping[str, Any]) -> None:
+        """Note what the training is about, or check that it is what the earlier one was about.
+
+        `about` tells models, texts and tokens apart. Raises OptionError if they are others.
+        """
+        path = self.training / _RUN
+        if path.is_file():
+            known = json.loads(path.read_text(encoding="utf-8"))
+            wrong = [
+                f"{name}: {known[part].get(name)!r}, now {value!r}"
+                for part, values in (("recipe", asdict(recipe)), ("about", about))
+                for name, value in values.items()
+                if known[part].get(name) != value
+            ]
+            if wrong:
+                raise OptionError(
+                    f"{self.folder} holds the checkpoint of another training ({'; '.join(wrong)}); "
+                    "give another folder, or delete this one"
+                )
+            return
+        with kept_whole(path):
+            self.training.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"recipe": asdict(recipe), "about": dict(about)}, indent=1)
+            write_text(path, text + "\n")
+
+    def _checkpoints(self) -> list[Path]:
+        """Whole ones, oldest first."""
+        return sorted(path.parent for path in self.training.glob(f"step-*/{_STATE}"))
+
+    def save(
+        self, step: int, seconds: float, weights: Mapping[str, Tensor], adamw: torch.optim.AdamW
+    ) -> None:
+        """Write a checkpoint after `step` steps; the one before is deleted once it is whole."""
+        state = {f"weights/{name}": weight.detach() for name, weight in weights.items()}
+        for name, weight in weights.items():
+            for slot in _SLOTS:
+                state[f"{slot}/{name}"] = adamw.state[weight][slot]
+        older = self._checkpoints()
+        folder = self.training / f"step-{step:06d}"
+        with kept_whole(folder, folder):
+            folder.mkdir(exist_ok=True)
+            save_file({key: t.contiguous() for key, t in state.items()}, folder / _TENSORS)
+            with (folder / _TENSORS).open("rb") as file:
+                os.fsync(file.fileno())
+            write_text(folder / _STATE, json.dumps({"step": step, "seconds": seconds}) + "\n")
+            sync_folder(self.training)
+        for checkpoint in older:
+            if checkpoint != folder:
+                shutil.rmtree(checkpoint)
+
+    def restore(
+        self, weights: Mapping[str, torch.nn.Parameter], adamw: torch.optim.AdamW
+    ) -> tuple[int, float]:
+        """Steps and seconds done, with weights and optimizer put back to them; 0 of a new training.
+
+        Raises LoadError for a damaged checkpoint.
+        """
+        found = self._checkpoints()
+        if not found:
+            return 0, 0.0
+        try:
+            known = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
+            state = load_file(found[-1] / _TENSORS)
+            step, seconds = int(known["step"]), float(known["seconds"])
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    weight.copy_(state[f"weights/{name}"])
+                    adamw.state[weight] = {
+                        "step": torch.tensor(float(step), device="cpu"),
+                        **{slot: state[f"{slot}/{name}"].to(weight.device) for slot in _SLOTS},
+                    }
+        except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
+            raise LoadError(
+                f"the checkpoint {found[-1]} cannot be read ({error}); delete it to go on from an "
+                "earlier one, or from the start"
+            ) from error
+        return step, seconds
+
+    def finish(self, save: Callable[[Path], None], measured: Mapping[str, Any]) -> None:
+        """Let `save` write the model, and put it into the folder once it is whole."""
+        fresh = self.training / _MODEL
+        with kept_whole(self.folder, fresh):
+            if fresh.exists():
+                shutil.rmtree(fresh)
+            fresh.mkdir()
+            save(fresh)
+            write_text(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
+            # config.json says that there is a model, so it comes last.
+            for path in sorted(fresh.iterdir(), key=lambda path: path.name == "config.json"):
+                os.replace(path, self.folder / path.name)
+            sync_folder(self.folder)
+        fresh.rmdir()
+        for checkpoint in self._checkpoints():
+            shutil.rmtree(checkpoint)
+
+
+@contextmanager
+def kept_whole(path: Path, half: Path | None = None) -> Iterator[None]:
+    """Turn a failing disk into WriteError, after the folder `half` was removed with what was in it.
+
+    The error says so where it cannot be removed.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason, kept = getattr(error, "strerror", None) or error, "nothing of it was kept"
+        if half is not None and half.exists():
+            try:
+                shutil.rmtree(half)
+            except OSError as left:
+                kept = f"{half} is left half written ({left.strerror or left}), delete it"
+        raise WriteError(
+            f"{path} cannot be written ({reason}); {kept}. Make room, and give the "
+            "same command again: it goes on from the newest checkpoint"
+        ) from error

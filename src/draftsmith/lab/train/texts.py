@@ -1,0 +1,120 @@
+"""From files to sequences of ids: read, decontaminated, rearranged for infilling, joined, cut."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftsmith.errors import OptionError
+from draftsmith.lab.corpus.build import Show, unseen
+from draftsmith.lab.corpus.texts import PLAIN, documents, find
+from draftsmith.lab.train.held_out import HeldOut
+from draftsmith.lab.train.infill import Markers, infilled
+from draftsmith.text.tokenizer import encode, opening
+
+CODE = (
+    ".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".java", ".js", ".jsx", ".ts", ".tsx",
+    ".rs", ".rb", ".php", ".sh", ".bash", ".sql", ".kt", ".scala", ".swift", ".lua", ".jl", ".r",
+)  # fmt: skip
+"""Suffixes of the files that a folder is searched for, beside those of corpora."""
+_INFILL = 2
+"""Kind of random numbers, beside those of `batches`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What to train on, and what to keep out of it."""
+
+    paths: Sequence[Path]
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files.
+
+    Those that end in .txt or .md are prose, all others code.
+    """
+    prose: Sequence[Path] = ()
+    """Files and folders of other texts, such as chats: never rearranged for infilling."""
+    held_out: Sequence[Path] = ()
+    """Files and folders whose text is taken out of the others, and measured on."""
+    fields: tuple[str, ...] = ("text",)
+    """Of JSON lines: what to read of each; several are joined by line breaks."""
+
+    def read(self, paths: Sequence[Path], show: Show = unseen) -> Iterator[tuple[str, bool]]:
+        """The texts of some files, and whether each is code. Raises LoadError."""
+        files = find(paths, PLAIN + CODE)
+        with show("reading texts", len(files)) as advance:
+            for path in files:
+                prose = any(suffix in PLAIN for suffix in path.suffixes[-2:])
+                for text in documents(path, self.fields):
+                    if text:
+                        yield text, not prose
+                advance(1)
+
+    def stream(
+        self, tokenizer: Any, infill: float, seed: int, show: Show = unseen
+    ) -> NDArray[np.int32]:
+        """(n,) ids of all training texts in order, without held-out text, a separator after each.
+
+        Raises OptionError if code should be rearranged and the tokenizer has no markers for it.
+        """
+        markers = Markers.of(tokenizer.get_vocab())
+        if infill and markers is None:
+            raise OptionError(
+                f"infill={infill}, but the tokenizer has no markers for prefix, suffix and "
+                "middle that we know; give infill=0"
+            )
+        banned = HeldOut(text for text, _ in self.read(self.held_out))
+        before, after = opening(tokenizer), separator(tokenizer)
+        ids = array("i")
+        pieces = (
+            (piece, code and paths is self.paths)
+            for paths in (self.paths, self.prose)
+            for text, code in self.read(paths, show)
+            for piece in banned.remove(text)
+        )  # fmt: skip
+        write = partial(encode, tokenizer)
+        for number, (text, code) in enumerate(pieces):
+            rng = np.random.default_rng([seed, _INFILL, number])
+            share = infill if code else 0.0
+            ids.extend((*before, *infilled(text, share, markers, write, rng), *after))
+        return np.array(ids, dtype=np.int32)
+
+    def held_out_stream(self, tokenizer: Any) -> NDArray[np.int32]:
+        """(n,) ids of the held-out texts as they are, a separator after each."""
+        before, after = opening(tokenizer), separator(tokenizer)
+        ids = array("i")
+        for text, _ in self.read(self.held_out):
+            ids.extend((*before, *encode(tokenizer, text), *after))
+        return np.array(ids, dtype=np.int32)
+
+
+def separator(tokenizer: Any) -> tuple[int, ...]:
+    """What ends a text: <|endoftext|> where there is one, else the end of sequence."""
+    end = tokenizer.get_vocab().get("<|endoftext|>", tokenizer.eos_token_id)
+    return () if end is None else (int(end),)
+
+
+def sequences(
+    stream: NDArray[np.int32], length: int, what: str, before: Sequence[int] = ()
+) -> NDArray[np.int32]:
+    """(N, T+1): T=`length` inputs and their labels, cut from a stream; the rest is left out.
+
+    `before` is what the tokenizer puts before every text: here it stands before every sequence, for
+    some models make nothing of a text that lacks it. Raises OptionError, calling the texts `what`,
+    if not even one sequence can be had.
+    """
+    own = length + 1 - len(before)
+    if len(stream) < own:
+        raise OptionError(
+            f"the {what} have {len(stream)} tokens in all, and one sequence needs {own}: "
+            "give more text, or a smaller --length"
+        )
+    views = np.lib.stride_tricks.sliding_window_view(stream, own)[::length]
+    if not before:
+        return views
+    return np.hstack((np.tile(np.array(before, dtype=np.int32), (len(views), 1)), views))

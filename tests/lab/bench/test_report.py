@@ -1,0 +1,405 @@
+"""Reports: figures and intervals, tables, the page, comparisons, bad files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from draftsmith.cli import app
+from draftsmith.errors import LoadError, OptionError
+from draftsmith.lab.bench import generations
+from draftsmith.lab.bench.cost import CostTable, Point
+from draftsmith.lab.bench.generations import Generation
+from draftsmith.lab.bench.page import page
+from draftsmith.lab.bench.plots import Plots
+from draftsmith.lab.bench.report import facts, markdown
+from draftsmith.lab.bench.summary import Section, bootstrap, paces, sections
+from draftsmith.lab.bench.versus import compare_files
+from draftsmith.lab.commands.bench_report import text_table
+
+SETTINGS = {
+    "model": "m", "weights": "7 (0)", "dtype": "bfloat16", "device": "cpu", "threads": 2,
+    "arms": ["none", "hf:generate", "copyspec@4", "copyspec@8"], "temperature": 0.0,
+    "machine": "Some CPU", "versions": {"torch": "2"}, "commit": "abc",
+}  # fmt: skip
+DRAFTERS = {
+    "none": "none()",
+    "hf:generate": "transformers.generate()",
+    "copyspec@4": "copyspec(gamma=3, block=10)",
+    "copyspec@8": "copyspec(gamma=3, block=10)",
+}
+
+
+def row(arm: str, number: int, seconds: float, tokens: int = 20, **more: Any) -> Generation:
+    ours = not arm.startswith("hf:")
+    drafted = 12 if arm.startswith("copy") else 0
+    passes = tokens - 5 if drafted else tokens
+    made: dict[str, Any] = {
+        "id": f"s/{number}", "suite": "s", "category": None, "turn": 1, "run": 0, "arm": arm,
+        "drafter": DRAFTERS[arm], "budget": 4, "seed": 0, "prompt_ids": [1, 2],
+        "output_ids": list(range(tokens)), "text": "the answer is 42", "finish_reason": "stop",
+        "max_new_tokens": 50, "seconds": seconds, "first_token_seconds": seconds / 10,
+        "peak_bytes": 5 << 20, "passes": passes, "accepted": tokens - passes,
+        "settings": SETTINGS, "compared": arm != "none",
+    }  # fmt: skip
+    if ours:
+        share = dict.fromkeys(("prefill", "draft", "target", "verify", "other"), seconds / 6)
+        made |= {"attempts": 3, "drafted": drafted, "phases": share | {"total": seconds}}
+    if drafted:
+        made |= {
+            "drafted_by_depth": [3, 3, 3, 3], "accepted_by_depth": [3, 2],
+            "by_source": {"copyspec": {"attempts": 3, "drafted": 12, "accepted": 5}},
+        }  # fmt: skip
+    return Generation(**(made | more))
+
+
+def rows(factor: float = 2.0, count: int = 5, **more: Any) -> list[Generation]:
+    found = []
+    for number in range(count):
+        slow = 1.0 + 0.2 * number
+        found += [
+            row("none", number, slow, **more),
+            row("hf:generate", number, 1.25 * slow, **more),
+            row("copyspec@4", number, slow / factor, **more),
+            row("copyspec@8", number, slow / (factor + 0.1 * number), **more),
+        ]
+    return found
+
+
+def section(found: list[Generation] | None = None) -> Section:
+    (made,) = sections([found or rows()])
+    return made
+
+
+def line(one: Generation) -> str:
+    return json.dumps(one.as_dict()) + "\n"
+
+
+def write(path: Path, found: list[Generation]) -> Path:
+    path.write_text("".join(map(line, found)), encoding="utf-8")
+    return path
+
+
+def test_speeds_are_totals_over_totals() -> None:
+    made = section()
+    by_arm = {s.arm: s for s in made.whole}
+    assert made.baseline == "none"
+    assert list(by_arm) == SETTINGS["arms"]
+    none, four, eight = by_arm["none"], by_arm["copyspec@4"], by_arm["copyspec@8"]
+    assert none.tokens_per_second.value == pytest.approx(100 / sum(1 + 0.2 * i for i in range(5)))
+    assert four.speedup.value == pytest.approx(2)
+    assert (four.speedup.low, four.speedup.high) == pytest.approx((2, 2))
+    assert eight.speedup.low < eight.speedup.value < eight.speedup.high
+    assert eight.macro_speedup == pytest.approx(2.2)
+    assert by_arm["hf:generate"].speedup.value == pytest.approx(0.8)
+    assert by_arm["hf:generate"].stats is None
+    assert by_arm["hf:generate"].drafted_per_pass is None
+    assert four.tokens_per_pass == pytest.approx(20 / 15)
+    assert four.drafted_per_pass == pytest.approx(12 / 15)
+    assert none.first_token_ms == pytest.approx(140)
+    assert none.token_ms == pytest.approx(1400 * 0.9 / 19)
+    assert (four.identical, four.compared) == (5, 5)
+    assert four.peak_mib == 5
+
+
+def test_runs_count_by_their_median() -> None:
+    found = [row("none", 0, s) for s in (1.0, 9.0, 2.0)]
+    for number, one in enumerate(found):
+        one.run = number
+    assert paces(found) == {"s/0": (20, 2.0)}
+
+
+def test_the_same_prompts_in_two_files_are_two_runs() -> None:
+    (made,) = sections([rows(), rows()])
+    assert {one.run for one in made.rows} == {0, 1}
+    assert made.whole[0].answers == 10
+    assert made.whole[0].prompts == 5
+
+
+def test_other_setups_are_other_sections() -> None:
+    others = rows(settings=SETTINGS | {"dtype": "float32"})
+    found = sections([rows(), others])
+    assert [s.title for s in found] == ["m, bfloat16, cpu, 2 threads", "m, float32, cpu, 2 threads"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"max_new_tokens": 32}, {"linear layers": "packed"}, {"versions": {"torch": "3"}},
+     {"cost": [1.0, 1.5]}],
+)  # fmt: skip
+def test_runs_of_any_other_setting_are_not_further_runs(other: dict[str, Any]) -> None:
+    found = sections([rows(), rows(settings=SETTINGS | other)])
+    assert [len(made.rows) for made in found] == [20, 20]
+    assert [made.settings for made in found] == [SETTINGS, SETTINGS | other]
+
+
+def test_an_arm_of_another_budget_is_not_a_further_run_of_its_namesake() -> None:
+    found = sections([rows(), rows(budget=8)])
+    assert [{row.budget for row in made.rows} for made in found] == [{4}, {8}]
+
+
+def test_further_arms_prompts_and_seeds_join_a_section() -> None:
+    more = {"arms": ["none", "copyspec@8"], "budgets": [4, 8], "prompts": "1 (x)", "seed": 3}
+    arms = [row("none", 9, 1.0), row("copyspec@8", 9, 0.5)]
+    for one in arms:
+        one.settings = SETTINGS | more
+    (made,) = sections([[one for one in rows() if one.arm != "copyspec@8"], arms])
+    assert [summary.arm for summary in made.whole] == SETTINGS["arms"]
+
+
+def test_prompts_of_two_files_have_as_many_runs_as_each_was_asked() -> None:
+    (made,) = sections([[row("none", 1, 1.0)], [row("none", 2, 1.0)]])
+    assert dict(facts(made))["Prompts"] == "2, 1 run each"
+    (made,) = sections([[row("none", 1, 1.0)], [row("none", n, 1.0) for n in (1, 2)]])
+    assert dict(facts(made))["Prompts"] == "2, 1 to 2 runs each"
+
+
+def test_suites_are_summed_and_shown() -> None:
+    others = rows(4.0, suite="other")
+    for one in others:
+        one.id = one.id.replace("s/", "o/")
+    made = section(rows() + others)
+    assert list(made.tables) == [None, "s", "other"]
+    assert [(s.suite, s.arm) for s in made.tables["s"][:1]] == [("s", "none")]
+    assert len(made.tables["s"] + made.tables["other"]) == 8
+    assert 2 < made.whole[2].speedup.value < 4
+
+
+def test_another_baseline() -> None:
+    (made,) = sections([[r for r in rows() if r.arm != "none"]])
+    assert made.baseline == "hf:generate"
+
+
+def test_the_bootstrap_of_one_unit_is_that_unit() -> None:
+    assert bootstrap([3.0], sum) == (3.0, 3.0)
+
+
+class Checker(HTMLParser):
+    """Tags in balance, and everything that would be loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+        if tag not in ("meta", "br", "wbr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+        self.loaded += [v for v in found if not v.startswith("#")]  # A part of the page itself.
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def checked(html: str) -> Checker:
+    checker = Checker()
+    checker.feed(html)
+    assert checker.open == []
+    return checker
+
+
+def cost() -> CostTable:
+    points = tuple(Point(1, c, p, 1 + p / 50, 1, 2) for c in (128, 512) for p in (1, 8, 64))
+    return CostTable("m", "cpu", "bfloat16", 2, "Some CPU", {}, points, {128: 5.0})
+
+
+def test_the_page_needs_nothing_else() -> None:
+    html = page([section()], cost=cost())
+    found = checked(html)
+    assert found.loaded == []
+    assert not re.search(r"@import|url\((?!#)|<script|https?://", html)
+    for wanted in ("Speed-up", "Where the time goes", "Tokens per pass", "Accepted by position",
+                   "Accepted by source", "Accepted against passes", "Cost of a pass",
+                   "2.00×", "5 of 5"):  # fmt: skip
+        assert wanted in found.text
+    assert html.count("<svg viewBox") == html.count('role="img" aria-label=') == 7
+    assert html == page([section()], cost=cost())
+    assert "prefers-color-scheme: dark" in html
+    assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", html)
+
+
+def test_names_cannot_break_the_page() -> None:
+    bad = '<script>alert("x")</script>&'
+    found = rows(settings=SETTINGS | {"model": bad})
+    for one in found:
+        one.suite = bad
+        one.id = bad + one.id
+    html = page([section(found)])
+    assert checked(html).loaded == []
+    assert "<script" not in html
+    assert "<script" not in markdown([section(found)])
+
+
+def test_a_lone_arm_has_a_page_too() -> None:
+    html = page([section([row("hf:generate", 0, 1.0)])])
+    checked(html)
+    checked(page([section([row("none", 0, 1.0)])]))
+
+
+def test_markdown() -> None:
+    text = markdown([section()])
+    assert "| arm | tokens/s | speed-up |" in text
+    assert "copyspec@8 is 2." in text
+    assert "times [2." in text
+    assert "as fast as hf:generate, with the same tokens in 5 of 5 answers." in text
+    assert "2.00× [2.00, 2.00]" in text
+
+
+def test_two_files_beside_each_other() -> None:
+    before, now = rows(), rows(3.0, settings=SETTINGS | {"threads": 1, "commit": "def"})
+    now[2].output_ids = [7]
+    found = compare_files(before, now, ("a", "b"))
+    by_arm = {one.arm: one for one in found.rows}
+    assert by_arm["none"].ratio.value == pytest.approx(1)
+    assert by_arm["copyspec@8"].ratio.value > 1.3
+    assert (by_arm["copyspec@4"].identical, by_arm["copyspec@8"].identical) == (4, 5)
+    assert found.changed == ["threads: 2 there, 1 now", "commit: abc there, def now"]
+    html = page([], found)
+    assert "threads: 2 in A, 1 in B" in checked(html).text
+    others = [row("none", 99, 1.0)]
+    with pytest.raises(OptionError, match="have no arm and prompt in common"):
+        compare_files(before, others, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("{oops\n", "line 2: not JSON"),
+        ('{"messages": []}\n', "line 2: no result of `draftsmith bench run`"),
+        ('{"arm": "a", "output_ids": [], "format": 9}\n', "line 2: written in format 9, not 1"),
+        ('{"arm": "a", "output_ids": [], "format": 1}\n', "line 2: incomplete, it has no 'id'"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(line(row("none", 0, 1.0)) + text if text else "")
+    with pytest.raises(LoadError, match=f"r.jsonl.*{message}"):
+        generations.read(path)
+
+
+def test_a_torn_end_is_left_out_and_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", rows())
+    whole = path.read_text()
+    path.write_text(whole + line(rows()[0])[:70])
+    done = CliRunner().invoke(app, ["bench", "report", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "r.jsonl, which is not whole" in done.stderr
+    assert "--resume" in done.stderr
+    assert "5 of 5" in done.stdout
+    assert path.read_text() == whole + line(rows()[0])[:70]
+
+
+def test_a_full_disk_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = write(tmp_path / "r.jsonl", rows())
+    command = ["bench", "report", str(path), "-o", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    write(path, rows(3.0))
+    monkeypatch.setattr(os, "fsync", full)
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2
+    assert "report.html cannot be written: No space left on device" in done.stderr
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+
+
+def test_without_matplotlib_the_report_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "r.jsonl", rows())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert CliRunner().invoke(app, ["bench", "report", str(path)]).exit_code == 0
+    done = CliRunner().invoke(app, ["bench", "report", str(path), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "pip install 'draftsmith[bench]'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_when_and_where_it_was_measured() -> None:
+    weights = SETTINGS | {"weights": "7998720 (5c26cf6c)"}
+    found = rows(settings=weights, began="2026-11-22T08:18:05+00:00", load=0.5)
+    found[-1].began, found[-1].load = "2026-11-22T09:01:00+00:00", 1.5
+    said = markdown([section(found)])
+    assert "- Model: m: 7,998,720 parameters, checksum 5c26cf6c" in said
+    assert "- Measured: 2026-11-22 08:18 to 2026-11-22 09:01 UTC" in said
+    assert "- Machine load: 0.50 to 1.50 per core, median 0.50" in said
+    assert "Measured:" not in markdown([section()])  # by a version that did not note it
+
+
+def test_peers_are_among_the_tokens_per_pass() -> None:
+    found = rows()
+    plots = Plots(section(found))
+    colour = plots.colour["hf:generate"]
+    assert colour not in plots.width()  # decodes plainly: one token per pass
+    for one in found:
+        if one.arm == "hf:generate":
+            one.passes, one.accepted = 10, 10
+    assert f"stroke: {colour}" in Plots(section(found)).width()
+
+
+def test_wrong_types_are_named(tmp_path: Path) -> None:
+    item = json.loads(line(row("none", 0, 1.0))) | {"seconds": "long"}
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps(item) + "\n")
+    with pytest.raises(LoadError, match="line 1: 'seconds' is a str"):
+        generations.read(path)
+    with pytest.raises(LoadError, match="cannot be read: No such file"):
+        generations.read(tmp_path / "none.jsonl")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", rows()), write(tmp_path / "b.jsonl", rows(3.0))
+    table = tmp_path / "cost.json"
+    cost().save(table)
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["bench", "report", str(a), "-o", str(out), "--cost", str(table)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "copyspec@8" in done.stdout
+    assert {p.name for p in out.iterdir()} == {"report.html", "report.md"}
+    both = CliRunner().invoke(app, ["bench", "report", "--compare", str(a), str(b), "--json"])
+    assert both.exit_code == 0, both.output
+    assert len(json.loads(both.stdout)["compare"]["rows"]) == 4
+    none = CliRunner().invoke(app, ["bench", "report"])
+    assert (none.exit_code, "nothing to report" in none.stderr) == (2, True)
+
+
+def test_narrow_terminals_get_fewer_columns() -> None:
+    heads = ["arm", "tokens/s", "speed-up", "", "memory"]
+    rows = [["none", "100", "1×", "", "5 MiB"], ["copyspec", "200", "2×", "", ""]]
+
+    def shown(width: int) -> list[str]:
+        return [str(column.header) for column in text_table(heads, rows, width).columns]
+
+    assert shown(200) == shown(36) == ["arm", "tokens/s", "speed-up", "memory"]
+    assert shown(35) == ["arm", "tokens/s", "speed-up"]
+    assert shown(10) == ["arm", "speed-up"]
+
+
+def test_ties_are_called_ties() -> None:
+    found = rows()
+    found[3].divergence, found[3].gap = 2, 0.0
+    found[2].divergence, found[2].gap = 2, 0.0625
+    said = markdown([section(found)])
+    assert "4 of 5 (exact ties)" in said
+    assert "4 of 5 (gap ≤ 0.062)" in said

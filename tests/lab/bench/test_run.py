@@ -1,0 +1,605 @@
+"""Live runs: arms, rows, interruption and resumption, agreement with replay."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import architectures
+import tiny
+from draftsmith import builtin
+from draftsmith.cli import app
+from draftsmith.core.cost import RecordedCost
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.core.target import REST, Needs
+from draftsmith.drafters import registry
+from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, WriteError
+from draftsmith.lab.bench import generations, machine, suites
+from draftsmith.lab.bench.answer import Answer, Ask
+from draftsmith.lab.bench.arms import Arm, Ours, build, parse_arm
+from draftsmith.lab.bench.cost import Slope
+from draftsmith.lab.bench.encoding import Encoding
+from draftsmith.lab.bench.estimate import automatic
+from draftsmith.lab.bench.generations import Generation, ResultFile, differences
+from draftsmith.lab.bench.records import Record, conversation
+from draftsmith.lab.bench.replay import ReplayBudget, replay
+from draftsmith.lab.bench.run import RunPlan, in_turn, measure
+from draftsmith.lab.bench.settings import commit, settings
+from draftsmith.lab.bench.sweep import Replayer, sweep
+from draftsmith.model.agreement import first_difference, top_two_gap
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from installed import bare_names
+
+TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}
+ARMS = ("none", "hf:generate", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load(tiny.model(), tokenizer=tiny.tokenizer())
+
+
+def records(count: int = 3) -> list[Record]:
+    texts = ["the quick brown fox", "hello world, hello", "def foo(x): return x"]
+    asked = [f"{texts[i % 3]} {i} {texts[i % 3]}" for i in range(count)]
+    return [Record(f"t/{i}", "t", prompt=prompt) for i, prompt in enumerate(asked)]
+
+
+def plan_of(model: LoadedModel, *arms: str, **options: Any) -> RunPlan:
+    specs = [parse_arm(arm) for arm in arms or ARMS]
+    given = {"records": records(), "max_new_tokens": 24, "sampling": SamplingParams(seed=0)}
+    return RunPlan(model, **({"arms": build(model, specs)} | given | options))
+
+
+def go(plan: RunPlan, path: Path | None = None) -> list[Generation]:
+    file = ResultFile(path, settings(plan))
+    measure(plan, file)
+    return file.rows
+
+
+def timeless(row: Generation) -> dict[str, Any]:
+    return {k: v for k, v in row.as_dict().items() if k not in TIMES}
+
+
+def test_every_prompt_by_every_arm(model: LoadedModel) -> None:
+    rows = go(plan_of(model, runs=2))
+    assert len(rows) == 3 * len(ARMS) * 2
+    assert len({row.key for row in rows}) == len(rows)
+    for row in rows:
+        assert len(row.output_ids) == 24
+        assert row.finish_reason == "length"
+        assert 0 < row.first_token_seconds < row.seconds
+        assert row.text == tiny.tokenizer().decode(row.output_ids, skip_special_tokens=True)
+        assert row.accepted == 24 - row.passes
+        assert row.settings["threads"] == torch.get_num_threads()
+    for row in rows:
+        plain = next(r for r in rows if (r.run, r.id, r.arm) == (row.run, row.id, "none"))
+        assert row.output_ids == plain.output_ids
+        assert row.compared == (row.arm != "none")
+        assert row.divergence is None
+    assert all(r.passes == 24 for r in rows if r.arm in ("none", "hf:generate"))
+    assert any(r.passes < 24 for r in rows if r.arm.startswith("hf:prompt"))
+
+
+def test_arms_take_turns(model: LoadedModel) -> None:
+    plan = plan_of(model)
+    firsts = [in_turn(plan.arms, turn)[0].name for turn in range(4)]
+    assert firsts == list(ARMS)
+    rows = go(plan)
+    assert [r.arm for r in rows[:4]] == list(ARMS)
+    assert [r.arm for r in rows[4:8]] == [*ARMS[1:], ARMS[0]]
+
+
+def test_a_row_can_be_read_again_and_replayed(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows = go(plan_of(model), path)
+    assert [timeless(row) for row in generations.read(path).entries] == [
+        timeless(row) for row in rows
+    ]
+    again = suites.read(path).records
+    assert [list(r.output_ids or ()) for r in again] == [row.output_ids for row in rows]
+    assert str(Path.home()) not in path.read_text()
+
+
+def test_replay_and_live_runs_agree(model: LoadedModel, tmp_path: Path) -> None:
+    assert_replay_agrees(plan_of(model, *id_only(), max_new_tokens=60), tmp_path / "r.jsonl")
+
+
+def id_only() -> list[str]:
+    """Every drafter that looks at token ids only, at fixed budgets."""
+    names = [n for n in bare_names() if registry.lookup(n).needs == Needs() and n != "auto"]
+    names.append("auto(logits=False)")
+    able = []
+    for name in names:
+        try:
+            registry.parse(name)
+        except OptionError:  # It needs an option, such as a folder.
+            continue
+        able += [f"{name}@drafter", f"{name}@5"]
+    assert {
+        "none@drafter",
+        "copyspec@drafter",
+        "prompt_lookup@5",
+        "auto(logits=False)@drafter",
+    } <= {*able}
+    return able
+
+
+def assert_replay_agrees(plan: RunPlan, path: Path) -> None:
+    for row in go(plan, path):
+        own = next(arm for arm in plan.arms if arm.name == row.arm)
+        assert isinstance(own, Ours)
+        width = own.budget if isinstance(own.budget, int) else None
+        # Of a longer prompt the pass that reads its end gives a token: what follows is replayed.
+        given = int(len(row.prompt_ids) > REST)
+        record = replace(
+            Record(row.id, row.suite),
+            prompt_ids=(*row.prompt_ids, *row.output_ids[:given]),
+            output_ids=tuple(row.output_ids[given:]),
+            max_new_tokens=row.max_new_tokens - given,
+        )
+        replayer = Replayer(Encoding(), ReplayBudget(width))
+        (done,) = sweep([record], [own.engine.drafter], replayer).done
+        again = done.replay.stats
+        counts = (given + again.passes, again.drafted, again.accepted, again.attempts)
+        assert counts == (row.passes, row.drafted, row.accepted, row.attempts), row.arm
+        assert again.accepted_by_depth == row.accepted_by_depth
+        assert again.drafted_by_depth == row.drafted_by_depth
+
+
+def test_with_a_recorded_cost_the_same_passes_are_made_again(model: LoadedModel) -> None:
+    specs = [
+        parse_arm(arm)
+        for arm in ("copyspec", "auto(logits=False)", "prompt_lookup(tokens=4)+auto(logits=False)")
+    ]
+    asked = records(4)
+    counts = []
+    for slope in (0.02, 0.02, 0.9):
+        budget = automatic(Slope(slope))
+        arms = build(model, specs, RecordedCost(dict(budget.curve)))
+        rows = go(plan_of(model, records=asked, max_new_tokens=60, arms=arms))
+        counts.append([(row.arm, row.passes, row.drafted, row.accepted) for row in rows])
+        for row, arm in ((row, arm) for row in rows for arm in arms if row.arm == arm.name):
+            assert isinstance(arm, Ours)
+            given = row.prompt_ids, row.output_ids, arm.engine.drafter, model.vocab_size
+            again = replay(*given, budget, row.max_new_tokens).stats
+            assert (again.passes, again.drafted) == (row.passes, row.drafted), row.arm
+    assert counts[0] == counts[1] != counts[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("edit-7m" not in builtin.names(), reason="the built-in model is not there")
+def test_replay_and_the_built_in_model_agree(tmp_path: Path) -> None:
+    before, message = builtin.demo()
+    lines = before.splitlines(keepends=True)
+    asked = []
+    for i in range(4):
+        part = "".join(lines[i % 6 * 4 : i % 6 * 4 + 20 + 3 * i])
+        chat = tuple(builtin.edit_messages(f"part{i}.py", message, part))
+        asked.append(Record(f"edit/{i}", "edit", messages=chat))
+    loaded = load(builtin.path(), dtype="float32")
+    plan = plan_of(loaded, *id_only(), records=asked, max_new_tokens=160)
+    assert_replay_agrees(plan, tmp_path / "r.jsonl")
+
+
+class Stopping:
+    """An arm that is interrupted at its n-th answer."""
+
+    budget = None
+    seeded = True
+
+    def __init__(self, arm: Arm, after: int) -> None:
+        self.arm, self.left = arm, after
+        self.name, self.drafter = arm.name, arm.drafter
+
+    def answer(self, ask: Ask) -> Answer:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return self.arm.answer(ask)
+
+
+@pytest.mark.parametrize("after", [1, 3, 4])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_run_goes_on_where_it_was_stopped(
+    model: LoadedModel, tmp_path: Path, after: int, torn: bool
+) -> None:
+    plan = plan_of(model, "none", "hf:prompt_lookup", "copyspec@4", runs=2, warmup=0)
+    whole = go(plan, tmp_path / "whole.jsonl")
+    path = tmp_path / "parts.jsonl"
+    first, second, third = plan.arms
+    with pytest.raises(KeyboardInterrupt):
+        go(replace(plan, arms=[first, Stopping(second, after), third]), path)
+    kept = generations.read(path).entries
+    assert 0 < len(kept) < len(whole)
+    if torn:
+        path.write_text(path.read_text() + json.dumps(kept[0].as_dict())[:50])
+    rows = go(plan, path)
+    assert [timeless(row) for row in rows] == [timeless(row) for row in whole]
+    assert [timeless(row) for row in generations.read(path).entries] == [
+        timeless(row) for row in whole
+    ]
+    assert len(go(plan, path)) == len(whole)  # Nothing is left to do.
+
+
+def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    go(plan_of(model, "none"), path)
+    with pytest.raises(OptionError, match=r"max_new_tokens: 24 there, 25 now"):
+        go(plan_of(model, "none", max_new_tokens=25), path)
+    with pytest.raises(OptionError, match=r"arms: none there, none, copyspec now"):
+        go(plan_of(model, "none", "copyspec"), path)
+    with pytest.raises(OptionError, match="prompts: 3"):
+        go(plan_of(model, "none", records=records(2)), path)
+
+
+def test_records_that_could_not_be_told_apart_are_refused(model: LoadedModel) -> None:
+    """One would be compared with the other's answer, and left out where a run goes on."""
+    asked = [Record("1", suite, prompt=f"the quick {suite}") for suite in ("a", "b")]
+    with pytest.raises(OptionError, match="two records have the id '1'"):
+        plan_of(model, "none", records=asked)
+
+
+def test_a_commit_meanwhile_is_no_other_setting() -> None:
+    assert differences({"commit": "a", "x": 1}, {"commit": "b", "x": 1}) == []
+    assert differences({"x": 1}, {"x": 1, "y": [2]}) == ["y: None there, 2 now"]
+
+
+def test_turns_are_asked_with_the_plain_answers(model: LoadedModel) -> None:
+    asked = conversation(["the quick", "again"], id="c", suite="c")
+    rows = go(plan_of(model, records=asked, runs=2, max_new_tokens=8))
+    firsts = {row.text for row in rows if row.turn == 1}
+    assert len(firsts) == 1
+    expected = [
+        {"role": "user", "content": "the quick"},
+        {"role": "assistant", "content": firsts.pop()},
+        {"role": "user", "content": "again"},
+    ]
+    text = tiny.tokenizer().apply_chat_template(
+        expected, tokenize=False, add_generation_prompt=True
+    )
+    prompt = tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]
+    assert [r.prompt_ids for r in rows if r.turn == 2] == [prompt] * 8
+
+
+def test_the_context_limits_the_answer(model: LoadedModel) -> None:
+    long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
+    over = Record("over", "t", prompt_ids=(5,) * 600)
+    plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
+    file = ResultFile(None, settings(plan))
+    wrong = measure(plan, file)
+    assert {row.max_new_tokens for row in file.rows} == {12}
+    assert {len(row.output_ids) for row in file.rows} == {12}
+    assert wrong == ["over: the prompt has 600 tokens, but this model's context is 512, answer "
+                     "included; shorten the prompt"]  # fmt: skip
+    with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
+        go(plan_of(model, "none", records=[over]))
+
+
+def test_the_records_own_limit_counts(model: LoadedModel) -> None:
+    asked = [replace(record, max_new_tokens=5) for record in records(1)]
+    assert len(go(plan_of(model, "none", records=asked, max_new_tokens=None))[0].output_ids) == 5
+    assert len(go(plan_of(model, "none", records=asked, max_new_tokens=7))[0].output_ids) == 7
+
+
+def test_seeds_mean_the_same_for_guessing_arms(model: LoadedModel) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    rows = go(plan_of(model, sampling=sampling, runs=2))
+    assert all(r.divergence is None and r.compared for r in rows if r.arm.startswith("copyspec"))
+    assert not any(r.compared for r in rows if r.arm.startswith("hf:"))
+    first, second = ([r.output_ids for r in rows if r.run == run] for run in (0, 1))
+    assert first != second
+    before = torch.get_rng_state()
+    again = go(plan_of(model, sampling=sampling, runs=2))
+    assert [r.output_ids for r in again] == [r.output_ids for r in rows]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Wrong:
+    """An arm whose answers leave plain decoding's at token 3."""
+
+    name, drafter, budget, seeded = "wrong", "wrong", None, True
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm = arm
+
+    def answer(self, ask: Ask) -> Answer:
+        good = self.arm.answer(ask)
+        return replace(good, tokens=[*good.tokens[:3], good.tokens[3] ^ 1, *good.tokens[4:]])
+
+
+def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
+    plan = plan_of(model, "none")
+    rows = go(replace(plan, arms=[*plan.arms, Wrong(plan.arms[0])]))
+    plain, wrong = rows[:2]
+    assert (wrong.compared, wrong.divergence) == (True, 3)
+    ids = torch.tensor([plain.prompt_ids + plain.output_ids[:3]])
+    best = tiny.model()(ids).logits[0, -1].detach().topk(2).values
+    assert wrong.gap == pytest.approx(float(best[0] - best[1]), abs=1e-5)
+    assert top_two_gap(model, ids[0].tolist()) == pytest.approx(wrong.gap)
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 2, 4]) == 2
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], [1]) == 0
+
+
+def test_the_seconds_of_phases_add_up(model: LoadedModel) -> None:
+    row = next(r for r in go(plan_of(model, records=records(1))) if r.phases and "copy" in r.arm)
+    assert row.phases is not None
+    assert row.stats is not None
+    parts = sum(v for k, v in row.phases.items() if k != "total")
+    assert parts == pytest.approx(row.phases["total"], rel=1e-6)
+    assert row.phases["total"] <= row.seconds
+    assert row.stats.passes == row.passes
+
+
+def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
+    folder = tmp_path / "assistant"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    rows = go(plan_of(model, "none", f"hf:assisted(model={folder},tokens=4)"))
+    assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
+    assert all(r.divergence is None for r in rows)
+    assert all(r.passes < 24 for r in rows if r.arm != "none")
+    assert str(tmp_path) not in json.dumps([r.as_dict() for r in rows])
+
+
+def test_an_assistant_with_another_tokenizer(model: LoadedModel, tmp_path: Path) -> None:
+    folder, vocabulary = tmp_path / "other", tiny.tokenizer(280)
+    config = type(tiny.model().config)(**tiny.model().config.to_dict())
+    config.vocab_size = len(vocabulary)
+    torch.manual_seed(0)
+    type(tiny.model())(config).save_pretrained(folder)
+    vocabulary.save_pretrained(folder)
+    plan = plan_of(model, "none", f"hf:assisted(model={folder})")
+    assert {"tokenizer", "assistant_tokenizer"} <= vars(plan.arms[1])["options"].keys()
+    assert all(row.divergence is None for row in go(plan))
+
+
+def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
+    plan = plan_of(model, "hf:generate")
+    vars(plan.arms[0])["options"]["no_such_option"] = 1
+    with pytest.raises(UnsupportedError, match=r"hf:generate cannot answer .*no_such_option"):
+        go(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("copyspek", UnknownName, r"unknown arm 'copyspek'. Did you mean 'copyspec'"),
+        ("hf:prompt_lokup", UnknownName, r"Did you mean 'hf:prompt_lookup'"),
+        ("generate", UnknownName, r"Did you mean 'hf:generate'"),
+        ("hf:prompt_lookup(token=3)", UnknownName, r"unknown option of hf:prompt_lookup 'token'"),
+        ("hf:prompt_lookup(tokens=0)", OptionError, "tokens must be a number of at least 1"),
+        ("hf:prompt_lookup(tokens", OptionError, "cannot be read"),
+        ("hf:prompt_lookup(10)", OptionError, "name the options"),
+        ("hf:assisted", OptionError, "give the assistant"),
+        ("copyspec(gama=3)", UnknownName, "unknown option of copyspec 'gama'"),
+        ("copyspec+longest_match(mni=2)", UnknownName, "unknown option of longest_match 'mni'"),
+        ("copyspec+atuo", UnknownName, "unknown arm 'atuo'. Did you mean 'auto'"),
+        ("copyspec@x", OptionError, "budget must be .*, got 'x'"),
+    ],
+)
+def test_unknown_arms(text: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        parse_arm(text)
+
+
+def test_arms_by_name() -> None:
+    spec = parse_arm(" copyspec( gamma = 3 ) @ 8 ")
+    assert (spec.name, spec.budget) == ("copyspec(gamma=3)@8", 8)
+    assert parse_arm("auto").budget == "auto"
+    assert parse_arm("auto", "drafter").budget == "drafter"
+    assert parse_arm("hf:assisted(model=/some/where/small)").name == "hf:assisted(model=small)"
+
+
+def test_no_arm_twice(model: LoadedModel) -> None:
+    with pytest.raises(OptionError, match="the arm none is there twice"):
+        plan_of(model, "none", "none")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": r.prompt}) + "\n" for r in records()))
+    base = ["bench", "run", str(prompts), "-m", str(folder), "--max-new-tokens", "12"]
+    arms = ["-a", "none", "-a", "hf:generate", "-a", "copyspec@drafter"]
+    done = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    (section,) = json.loads(done.stdout)["sections"]
+    assert [row["arm"] for row in section["rows"]] == ["none", "hf:generate", "copyspec@drafter"]
+    assert section["rows"][2]["identical"] == 3
+    assert len(generations.read(out).entries) == 9
+    again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
+    assert (again.exit_code, "exists; go on with --resume" in again.stderr) == (2, True)
+    cost = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--cost", "0.5"])
+    assert (cost.exit_code, "cost: None there, 1.0, 1.5, 2.0" in cost.stderr) == (2, True)
+    more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
+    assert more.exit_code == 0
+    assert len(generations.read(out).entries) == 18
+    with prompts.open("ab") as file:
+        file.write(b'{"prompt": "\xe9"}\n')
+    wrong = CliRunner().invoke(app, [*base, *arms, "-o", str(tmp_path / "w")])
+    assert (wrong.exit_code, "out with --on-error skip" in wrong.stderr) == (2, True)
+    left = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2",
+                                    "--on-error", "skip"])  # fmt: skip
+    assert (left.exit_code, "line 4: not UTF-8" in left.stderr) == (0, True)
+    bad = CliRunner().invoke(app, [*base, "-a", "copyspek", "-o", str(tmp_path / "x")])
+    assert (bad.exit_code, "Did you mean 'copyspec'" in bad.stderr) == (2, True)
+
+
+def test_a_full_disk_names_the_file_and_keeps_what_there_is(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plan = tmp_path / "r.jsonl", plan_of(model, "none", "copyspec@4")
+    whole = go(plan, tmp_path / "whole.jsonl")
+    real, count = os.fsync, iter(range(100))
+
+    def full_after_three(number: int) -> None:
+        if next(count) >= 3:
+            raise OSError(28, "No space left on device")
+        real(number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_after_three)
+        with pytest.raises(
+            WriteError, match=r"r\.jsonl cannot be written: No space left on device"
+        ):
+            go(plan, path)
+    assert {p.name for p in tmp_path.iterdir()} == {"r.jsonl", "whole.jsonl"}
+    assert len(generations.read(path).entries) == 3
+    assert [timeless(row) for row in go(plan, path)] == [timeless(r) for r in whole]
+
+
+def test_rows_say_when_and_under_which_load(model: LoadedModel) -> None:
+    row = go(plan_of(model, "none", records=records(1)))[0]
+    assert row.began is not None
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(row.began)).seconds) < 600
+    assert row.load is None or row.load >= 0
+
+
+def test_the_peak_is_put_back(model: LoadedModel) -> None:
+    rows = go(plan_of(model, "none", records=records(2)))
+    peaks = [row.peak_bytes for row in rows]
+    if peaks[0] is None:
+        pytest.skip("this system does not tell")
+    assert all(peak and peak > 1 << 20 for peak in peaks)
+
+
+def test_rows_come_in_order(model: LoadedModel) -> None:
+    rows = go(plan_of(model, runs=2))
+    places = [(row.run, int(row.id.partition("/")[2])) for row in rows]
+    assert all(a <= b for a, b in pairwise(places))
+
+
+def test_runs_on_layers_laid_out_otherwise_are_not_put_together(tmp_path: Path) -> None:
+    tiny.model().save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    plain, packed = (
+        settings(RunPlan(load(tmp_path, prepack=laid_out), [], [], SamplingParams()))
+        for laid_out in (False, True)
+    )
+    (said,) = differences(plain, packed)
+    assert said.startswith("linear layers: as loaded there, ")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_arm_gives_the_dictated_answer(model: LoadedModel, temperature: float) -> None:
+    """The ids of a recorded generation, or its text and an ending; nothing a model would say."""
+    answers = [(5, 6, 7, 5, 6, 7, 5, 6, 7), "hello world, hello world", (9,)]
+    asked = [
+        replace(one, **{"output" if isinstance(answer, str) else "output_ids": answer})
+        for one, answer in zip(records(), answers, strict=True)
+    ]
+    sampling = SamplingParams(seed=0, temperature=temperature)
+    plan = plan_of(model, records=asked, sampling=sampling, dictate=True)
+    rows = go(plan)
+    tokenizer = model.tokenizer
+    wanted = [[*answers[0]], [*tokenizer(answers[1])["input_ids"], tokenizer.eos_token_id], [9]]
+    for row in rows:
+        assert row.output_ids == wanted[int(row.id[-1])]
+        assert "dictated" in row.settings
+    drafted = {row.arm: row for row in rows if row.id == "t/0"}
+    assert drafted["copyspec(gamma=2)@4"].passes < drafted["none"].passes == 9
+
+
+def test_transformers_prompt_lookup_is_not_told_what_will_be_dictated(model: LoadedModel) -> None:
+    """It asks logits processors for the candidates that they would forbid."""
+    prompt = (5, 6, 7, 8, 9, 10, 20, 5)
+    asked = Record("t/0", "t", prompt_ids=prompt, output_ids=(6, 30, 31))
+    widths: list[int] = []
+    watch = model.model.register_forward_pre_hook(
+        lambda _model, _args, given: widths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    arms = build(model, [parse_arm("hf:prompt_lookup(tokens=6)")])
+    try:
+        (row,) = go(plan_of(model, arms=arms, records=[asked], dictate=True, warmup=0))
+    finally:
+        watch.remove()
+    assert row.output_ids == [6, 30, 31]
+    assert widths[0] > len(prompt)  # 6 was drafted behind 5, and what followed it
+    assert row.passes == 2
+
+
+def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -> None:
+    bare, *others = records()
+    asked = [bare, *(replace(one, output_ids=(1, 10**6)) for one in others)]
+    file = ResultFile(None, {})
+    with pytest.raises(LoadError, match="has no answer that could be dictated"):
+        measure(plan_of(model, records=asked, dictate=True), file)
+    asked[1] = replace(asked[1], output_ids=(1, 2))
+    wrong = measure(plan_of(model, records=asked, dictate=True, warmup=0), file)
+    assert wrong[0].startswith("t/0: the record has no answer")
+    assert wrong[1].startswith("t/2: token id 1000000 of the answer is none")
+    assert {row.id for row in file.rows} == {"t/1"}
+
+
+def test_an_answer_that_cannot_be_dictated_is_not_measured(model: LoadedModel) -> None:
+    asked = replace(records()[0], output_ids=(5, model.tokenizer.eos_token_id, 6))
+    with pytest.raises(UnsupportedError, match="none did not give the dictated answer"):
+        go(plan_of(model, "none", records=[asked], dictate=True))
+
+
+def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
+    model = load(architectures.build("mamba"))
+    asked = replace(records()[0], prompt_ids=(7, 8, 9), output_ids=(5, 6))
+    plan = plan_of(model, "none", records=[asked], dictate=True)
+    assert [row.output_ids for row in go(plan)] == [[5, 6]]
+    with pytest.raises(UnsupportedError, match="does not tell this model positions"):
+        go(plan_of(model, "hf:generate", records=[asked], dictate=True))
+
+
+def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the quick brown fox the quick"}\n')
+    plain, other = tmp_path / "plain.jsonl", tmp_path / "other.jsonl"
+    common = ["-m", str(folder), "--max-new-tokens", "12", "--dtype", "float32"]
+    done = CliRunner().invoke(
+        app, ["bench", "run", str(prompts), "-a", "none", "-o", str(plain), *common]
+    )
+    assert done.exit_code == 0, done.output
+    words = ["bench", "run", str(plain), "--dictate", "-a", "none", "-a", "auto", "-a",
+             "hf:prompt_lookup", "-o", str(other), "--dtype", "bfloat16", *common[:-2]]  # fmt: skip
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "dictated answers" in done.output
+    (said,) = {tuple(row.output_ids) for row in generations.read(plain).entries}
+    rows = generations.read(other).entries
+    assert [tuple(row.output_ids) for row in rows] == [said] * 3
+
+
+def test_without_a_fresh_mark_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox may forbid to reset the high-water mark: it is then the whole process's."""
+
+    class Forbidden:
+        def write_text(self, _text: str) -> None:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(machine, "_RESET", Forbidden())
+    assert machine.reset_peak(torch.device("cpu")) is False
+
+
+def test_a_commit_that_git_does_not_tell_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(command: list[str], **_: Any) -> Any:
+        raise subprocess.CalledProcessError(128, command, stderr="fatal: dubious ownership\nmore")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    told = commit.__wrapped__()
+    assert told in (None, "unknown (fatal: dubious ownership)")  # None: this is no checkout
+    assert (told is None) == (not (Path(__file__).parents[3] / ".git").exists())

@@ -1,0 +1,308 @@
+"""Reading records: the publishers' formats, our own lines, what is wrong with a file, samples."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.shared import recorded
+
+from draftsmith.errors import LoadError
+from draftsmith.lab.bench.records import Record
+from draftsmith.lab.bench.run import filled
+from draftsmith.lab.bench.suites import TASKS, evenly, parts, read, sample, task
+
+
+def write(path: Path, *items: Any) -> Path:
+    path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
+    return path
+
+
+def one(tmp_path: Path, item: Any) -> Record:
+    records = read(write(tmp_path / "log.jsonl", item)).records
+    assert len(records) == 1
+    return records[0]
+
+
+def test_a_prompt_and_its_output(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt": "Once", "output": " upon", "max_new_tokens": 9})
+    assert (record.prompt, record.output, record.turn) == ("Once", " upon", 1)
+    assert (record.suite, record.id, record.max_new_tokens) == ("log", "log/0", 9)
+    assert record.answered
+
+
+def test_messages_count_turns(tmp_path: Path) -> None:
+    chat = [{"role": r, "content": r} for r in ("system", "user", "assistant", "user")]
+    record = one(tmp_path, {"messages": chat, "output": "x", "suite": "mine", "category": "c"})
+    assert (record.turn, record.suite, record.category) == (2, "mine", "c")
+
+
+def test_every_answer_of_a_logged_chat_is_replayed(tmp_path: Path) -> None:
+    chat = [{"role": r, "content": f"{r} {i}"} for i in (1, 2) for r in ("user", "assistant")]
+    path = write(tmp_path / "log.jsonl", {"id": "a", "messages": chat})
+    first, second = read(path).records
+    assert (first.id, first.output, len(first.messages)) == ("a/1", "assistant 1", 1)
+    assert (second.turn, second.output, len(second.messages)) == (2, "assistant 2", 3)
+    assert first.conversation == second.conversation == "a"
+
+
+def test_what_records_are_reported_under() -> None:
+    given = [("spec_bench", "coding", 2), ("spec_bench", "rag", 1), ("mt_redundant", "math", 1),
+             ("mt_redundant", "math", 2), ("humaneval", "code", 1)]  # fmt: skip
+    assert parts([Record("x", suite, category, turn) for suite, category, turn in given]) == [
+        "spec_bench, mt_bench", "spec_bench, rag", "mt_redundant, turn 1", "mt_redundant, turn 2",
+        "humaneval",
+    ]  # fmt: skip
+
+
+def test_records_named_by_their_lines_are_no_conversation(tmp_path: Path) -> None:
+    asked = [{"role": r, "content": r} for r in ("user", "assistant", "user")]
+    path = write(tmp_path / "log.jsonl", *[{"messages": asked, "output": "x"}] * 4)
+    assert [r.conversation for r in read(path).records] == [f"log/{i}" for i in range(4)]
+    path = write(
+        tmp_path / "log.jsonl", *({"prompt": "x", "output": "y", "id": f"a/{i}"} for i in (1, 2))
+    )
+    assert [r.conversation for r in read(path).records] == ["a/1", "a/2"]
+
+
+def test_turns_that_a_run_wrote_are_one_conversation(tmp_path: Path) -> None:
+    rows = [{"id": f"a/{i}", "turn": i, "prompt_ids": [1], "output_ids": [2]} for i in (1, 2)]
+    assert {r.conversation for r in read(write(tmp_path / "log.jsonl", *rows)).records} == {"a"}
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt": "p"}, {"messages": [{"role": "user", "content": "p"}]}]
+)
+def test_an_answer_of_ours_is_one_whatever_else_a_line_holds(
+    tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    other = {"question": "q", "answer": "a", "task_id": 1, "entry_point": "e"}
+    record = one(tmp_path, asked | {"output": "o"} | other)
+    assert (record.output, record.prompt or record.messages[0]["content"]) == ("o", "p")
+
+
+def test_the_parts_of_an_api_message_are_joined(tmp_path: Path) -> None:
+    content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    record = one(tmp_path, {"messages": [{"role": "user", "content": content}], "output": "x"})
+    assert record.messages[0]["content"] == "ab"
+
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 7}
+SAID = {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"request": ASKED, "response": {"id": "chatcmpl-1", "choices": [SAID], "usage": {}}},
+        {"request": {"body": ASKED}, "response": {"status_code": 200, "body": {"choices": [SAID]}}},
+        {"request": json.dumps(ASKED), "response": json.dumps({"choices": [SAID]})},
+        {
+            "request": ASKED | {"stream": True},
+            "response": [
+                {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+                {"choices": [{"index": 0, "delta": {"content": "Hel"}}]},
+                {"choices": [{"index": 0, "delta": {"content": "lo."}}]},
+                {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+                {"choices": [], "usage": {}},
+            ],
+        },
+        {"time": 5, "request": ASKED | {"tools": []}, "response": {"choices": [SAID]}},
+    ],
+)
+def test_a_log_of_an_api_is_read(tmp_path: Path, line: dict[str, Any]) -> None:
+    record = one(tmp_path, line)
+    assert [dict(m) for m in record.messages] == ASKED["messages"]
+    assert (record.output, record.max_new_tokens, record.turn) == ("Hello.", 7, 1)
+    assert (record.id, record.suite, record.answered) == ("log/0", "log", True)
+
+
+def test_every_choice_of_a_logged_call_is_a_record(tmp_path: Path) -> None:
+    choices = [{"index": i, "text": f"t{i}"} for i in (3, 2, 1, 0)]
+    line = {"id": "a", "request": {"prompt": ["p", "q"], "n": 2}, "response": {"choices": choices}}
+    path = write(tmp_path / "log.jsonl", line)
+    found = [(r.id, r.prompt, r.output) for r in read(path).records]
+    assert found == [("a/0", "p", "t0"), ("a/1", "p", "t1"), ("a/2", "q", "t2"), ("a/3", "q", "t3")]
+    ids = one(tmp_path, {"request": {"prompt": [5, 6]}, "response": {"choices": [{"text": "x"}]}})
+    assert (ids.prompt_ids, ids.prompt, ids.output) == ((5, 6), None, "x")
+
+
+@pytest.mark.parametrize(
+    ("request_", "response", "reason"),
+    [
+        (ASKED, {"error": {"message": "overloaded"}}, "the response has no 'choices'"),
+        (ASKED, {"choices": []}, "no choices with text"),
+        (ASKED, {"choices": [{"message": {"content": None}}]}, "a choice of the response has no t"),
+        (ASKED, {"choices": [{"message": {"tool_calls": [{"id": "1"}]}}]}, "could call tools"),
+        (ASKED | {"tools": [{"type": "function"}]}, {"choices": [SAID]}, "could call tools"),
+        (ASKED, None, "'response' is not an object"),
+        ("x", {"choices": [SAID]}, "not JSON"),
+        ({}, {"choices": [SAID]}, "says what was asked"),
+        ({"prompt": ["a", "b"]}, {"choices": [{"text": "x"}]}, "1 choices for 2 prompts"),
+    ],
+)
+def test_what_is_wrong_in_a_logged_call_is_named(
+    tmp_path: Path, request_: Any, response: Any, reason: str
+) -> None:
+    path = write(tmp_path / "log.jsonl", {"request": request_, "response": response})
+    with pytest.raises(LoadError, match=reason):
+        read(path)
+
+
+def test_ids_need_no_text(tmp_path: Path) -> None:
+    record = one(tmp_path, {"prompt_ids": [1, 2], "output_ids": [3]})
+    assert (record.prompt_ids, record.output_ids, record.answered) == ((1, 2), (3,), True)
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ([1], "expected a JSON object, found list"),
+        ({"text": "x"}, "found 'text'"),
+        ({"prompt": ""}, "says what was asked"),
+        ({"prompt": 3}, "'prompt' is not text"),
+        ({"prompt": "x", "turn": "2"}, "'turn' is not a number"),
+        ({"prompt": "x", "max_new_tokens": -5}, "'max_new_tokens' is -5"),
+        ({"prompt": "x", "output": "y", "tools": [{"type": "function"}]}, "could call tools"),
+        (
+            {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+            "could call tools",
+        ),
+        ({"messages": []}, "not a list of messages"),
+        ({"messages": ["hi"]}, "no 'role'"),
+        ({"messages": [{"role": "user", "content": None}]}, "'content' is not text"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "what was asked"),
+        ({"prompt_ids": [1, -1]}, "not a list of token ids"),
+        ({"question_id": 1, "category": "x", "turns": "hi"}, "not a list of texts"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, item: Any, reason: str) -> None:
+    path = write(tmp_path / "log.jsonl", {"prompt": "x", "output": "y"}, item)
+    with pytest.raises(LoadError, match="line 2") as error:
+        read(path, "fail")
+    assert reason in str(error.value)
+    assert "--on-error skip" in str(error.value)
+    with pytest.raises(LoadError, match=r"; correct it$"):
+        read(path)  # by a command without that option
+    reading = read(path, "skip")
+    assert len(reading.records) == 1
+    assert len(reading.wrong) == 1
+    assert reason in reading.wrong[0]
+
+
+def test_blank_lines_do_not_shift_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"prompt": "x"}\n\n{"prompt": \n')
+    with pytest.raises(LoadError, match=r"log\.jsonl, line 3: not JSON"):
+        read(path)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_an_empty_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(content)
+    with pytest.raises(LoadError, match=r"no records \(it is empty\)"):
+        read(path)
+
+
+def test_nothing_but_wrong_lines(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"no records \(2 wrong lines\)"):
+        read(write(tmp_path / "log.jsonl", 1, 2), "skip")
+
+
+def test_a_missing_or_broken_file(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="No such file"):
+        read(tmp_path / "no.jsonl")
+    for name in ("torn.jsonl.gz", "torn.jsonl.xz", "torn.json"):
+        (tmp_path / name).write_text('{"prompt": ')
+        with pytest.raises(LoadError, match=name):
+            read(tmp_path / name)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
+    with pytest.raises(LoadError, match=r"latin\.jsonl, line 1: not UTF-8 \(byte 0xe9\)"):
+        read(tmp_path / "latin.jsonl")
+
+
+def test_one_line_that_is_no_utf8_leaves_the_others_readable(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n{"prompt": "\xe9"}\n{"prompt": "c"}\n')
+    found = read(path, "skip")
+    assert [record.prompt for record in found.records] == ["a", "c"]
+    assert found.wrong == [f"{path}, line 2: not UTF-8 (byte 0xe9)"]
+
+
+@pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".xz", lzma)])
+def test_compressed_files(tmp_path: Path, ending: str, module: Any) -> None:
+    path = tmp_path / f"mine.jsonl{ending}"
+    with module.open(path, "wt", encoding="utf-8") as file:
+        file.write('{"prompt": "é", "output": "y"}\n')
+    record = read(path).records[0]
+    assert (record.prompt, record.suite) == ("é", "mine")
+
+
+def test_a_sample_is_spread_and_keeps_conversations_whole() -> None:
+    assert evenly(80, 60)[:5] == [0, 1, 2, 4, 5]
+    assert evenly(3, 5) == [0, 1, 2]
+    assert evenly(10, 1) == [0]
+    records = [
+        Record(f"s/{i}/{turn}", "s", turn=turn, prompt="x") for i in range(10) for turn in (1, 2)
+    ]
+    assert [r.id for r in sample(records, 2)] == ["s/0/1", "s/0/2", "s/5/1", "s/5/2"]
+    assert sample(records, None) == records
+
+
+def test_spec_bench_is_sampled_task_by_task() -> None:
+    records = [
+        Record(f"spec_bench/{c}{i}", "spec_bench", c, prompt="x")
+        for c in ("writing", "math", "rag")
+        for i in range(4)
+    ]
+    assert {task(r) for r in records} == {"mt_bench", "rag"}
+    assert [r.category for r in sample(records, 2)] == ["writing", "math", "rag", "rag"]
+
+
+def test_earlier_answers_are_put_in_their_places() -> None:
+    messages = (
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "b"},
+    )
+    first = Record("x/1", "x", messages=messages[:1])
+    second = Record("x/2", "x", turn=2, messages=messages)
+    both = [first, second]
+    assert filled(second, 0, {}, both) == second
+    asked = filled(second, 0, {(0, "x/1"): "one"}, both)
+    assert [m["content"] for m in asked.messages] == ["a", "one", "b"]
+
+
+COUNTS = {
+    "mt_bench.jsonl": (160, 2), "mt_redundant.jsonl": (160, 2), "spec_bench.jsonl": (560, 2),
+    "humaneval.jsonl.gz": (164, 1), "mbpp_test.jsonl": (500, 1), "gsm8k_test.jsonl": (3957, 3),
+    "quotesum_dev.jsonl": (265, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_publishers_files(shared_data: Path, name: str) -> None:
+    records = read(shared_data / "prompts" / name).records
+    assert (len(records), max(r.turn for r in records)) == COUNTS[name]
+    assert len({r.id for r in records}) == len(records)
+    assert {r.suite for r in records} == {name.partition(".")[0]}
+    assert all(r.messages and not r.answered for r in records)
+    later = [r for r in records if r.turn > 1]
+    assert all(r.messages[1]["content"] is None for r in later)
+
+
+def test_recorded_suites_match_their_questions(shared_data: Path) -> None:
+    for name in ("mt_bench.jsonl", "mt_redundant.jsonl", "spec_bench.jsonl", "humaneval.jsonl.gz"):
+        asked = read(shared_data / "prompts" / name).records
+        answers = {(r.conversation, r.turn): r for r in recorded(shared_data, asked[0].suite)}
+        questions = {(r.conversation, r.turn): r for r in asked}
+        assert answers.keys() == questions.keys()
+        for place, question in questions.items():
+            said = answers[place].messages[-1]["content"]
+            assert said.split() == question.messages[-1]["content"].split()
+    assert len(TASKS) == 6

@@ -1,0 +1,118 @@
+"""`draftsmith corpus` as its users type it."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import command
+import tiny
+from draftsmith.drafters.corpus.files import BUILDING, HEADER
+from draftsmith.lab.corpus import build as building
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "lazy", "def", "foo", "return", "hello", "test")
+
+
+call = partial(command.call, "corpus")
+fails = partial(command.fails, 2, "corpus")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(2)
+    lines = [json.dumps({"text": " ".join(rng.choices(WORDS, k=30))}) for _ in range(20)]
+    path = tmp_path_factory.mktemp("texts") / "a.jsonl"
+    path.write_text("\n".join([*lines, '{"text": "hello world, this is a test"}']))
+    return path
+
+
+@pytest.fixture(scope="module")
+def built(model: str, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built") / "c"
+    result = call("build", "-m", model, "--texts", texts, "--no-filter", "-o", folder)
+    assert result.exit_code == 0, result.output
+    assert "not ranked" in result.stdout
+    return folder
+
+
+def test_build_ranks_and_says_so(model: str, texts: Path, tmp_path: Path) -> None:
+    command = ("build", "-m", model, "--texts", texts, "--keep", 5, "--piece", 20, "-o")
+    result = call(*command, tmp_path / "c", "--json")
+    assert result.exit_code == 0, result.output
+    header = json.loads(result.stdout)
+    assert header["examples"] == 5
+    assert header["settings"]["keep"] == 5
+    assert header["perplexity"]["highest kept"] < header["perplexity"]["highest"]
+    again = call(*command, tmp_path / "c")
+    assert again.exit_code == 0
+    assert "was built before; delete it to build it again" in again.stderr
+    assert "5 of" in again.stdout
+
+
+def test_info_tells_what_is_there(built: Path) -> None:
+    shown = call("info", built)
+    assert shown.exit_code == 0
+    assert "21 documents" in shown.stdout
+    assert json.loads(call("info", built, "--json").stdout)["documents"] == 21
+
+
+def test_damage_is_found(built: Path, tmp_path: Path) -> None:
+    for path in built.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tokens = tmp_path / "tokens.bin"
+    tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])
+    assert "tokens.bin is damaged" in fails("info", tmp_path)
+
+
+def test_query_shows_what_followed(built: Path) -> None:
+    result = call("query", built, "so: hello world, this is")
+    assert result.exit_code == 0, result.output
+    assert "occurs 1 time," in result.stdout
+    assert "' a test'" in result.stdout
+    found = json.loads(call("query", built, "so: hello world, this is", "--json").stdout)
+    assert found["occurrences"] == 1
+    assert found["continuations"] == [{"text": " a test", "begin": 1, "whole": 1}]
+    nothing = call("query", built, "}{")
+    assert nothing.exit_code == 0
+    assert "nothing in the corpus ends like this" in nothing.stdout
+
+
+def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    both = ("--keep", 5, "--no-filter")
+    assert "choose one" in fails("build", "-m", model, "--texts", texts, *both, "-o", new)
+    assert "no file or folder" in fails("build", "-m", model, "--texts", "x", "-o", new)
+    keep = ("--keep", 5, "-o", built)
+    assert "holds a corpus of" in fails("build", "-m", model, "--texts", texts, *keep)
+    assert "is not a corpus" in fails("info", tmp_path)
+    assert "there is no folder" in fails("query", new, "x")
+
+
+def test_ctrl_c_tells_how_to_go_on(
+    model: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    command = ("build", "-m", model, "--texts", texts, "-o", tmp_path / "c")
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "log_likelihoods", interrupted)
+        result = call(*command)
+    assert result.exit_code == 130
+    assert "give the same command again" in result.stderr
+    assert (tmp_path / "c" / BUILDING).is_dir()
+    assert call(*command).exit_code == 0
+    assert (tmp_path / "c" / HEADER).is_file()

@@ -1,0 +1,73 @@
+"""`draftsmith train sdsat` as its users type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tiny
+from draftsmith.cli import app
+from draftsmith.lab.train import sdsat
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny.model().save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "code.py").write_text("\n".join(tiny.TEXT * 4))
+    (tmp_path / "held_out.txt").write_text("brown dog return hello tokenizer " * 30)
+    return tmp_path
+
+
+def call(folder: Path, *args: object) -> Any:
+    common = ["train", "sdsat", "-m", folder / "model", "--texts", folder / "code.py"]
+    common += ["-o", folder / "out", "--length", 16, "--rows", 2, "--steps", 2, "--cpu"]
+    return CliRunner().invoke(app, [str(arg) for arg in (*common, *args)])
+
+
+def test_it_trains_and_says_what_came_out(folder: Path) -> None:
+    held_out = ("--held-out", folder / "held_out.txt")
+    result = call(folder, "--infill", 0, "--add-token", *held_out, "--save-every", 1, "--L", 2)
+    assert result.exit_code == 0, result.output
+    assert "329 <|adaptive_0|>" in result.stdout
+    assert "held-out loss" in result.stdout
+    assert "step 1 of 2, 32 tokens: standard" in result.stderr
+    settings = json.loads((folder / "out" / "sdsat.json").read_text())
+    assert settings["L"] == settings["recipe"]["L"] == 2
+
+
+def test_json(folder: Path) -> None:
+    result = call(folder, "--infill", 0, "--add-token", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["tokens"] == [329]
+    assert found["after"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--add-token",), "give --infill=0"),
+        (("--infill", 0), "--add-token"),
+        (("--objective", "best"), "unknown objective 'best'"),
+        (("--infill", 0, "--add-token", "--length", 4000), "--length=4000"),
+    ],
+)
+def test_bad_input_is_one_line(folder: Path, args: tuple[object, ...], says: str) -> None:
+    result = call(folder, *args)
+    assert result.exit_code == 2, result.output
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert not (folder / "out").exists()
+
+
+def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdsat, "NEEDED", ("accelerate", "no_such_package"))
+    result = call(folder)
+    assert result.exit_code == 2
+    assert "training needs no_such_package; install" in result.stderr

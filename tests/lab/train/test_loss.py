@@ -1,0 +1,97 @@
+"""The objectives against sums written out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftsmith.lab.train.batches import Batch
+from draftsmith.lab.train.loss import loss_of
+
+A, V = 6, 7
+IDS = torch.tensor([[0, 1, 2, 3, 4], [5, 4, 3, 2, 1]])
+DEPTHS = torch.tensor([[0, 1, 2, 0], [0, 0, 1, 0]])
+BATCH = Batch(IDS, DEPTHS)
+TABLE = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
+
+
+def logits(ids: Tensor) -> Tensor:
+    """(R, T, V): a model whose distribution depends on the two last tokens."""
+    before = torch.nn.functional.pad(ids, (1, 0))[:, :-1]
+    return TABLE[ids] + 0.5 * TABLE[before].flip(-1)
+
+
+def minus_log(row: list[int], position: int, label: int) -> float:
+    """-log p(label), the distribution without the adaptive token, from the definition."""
+    fed = torch.tensor([row])
+    scores = logits(fed)[0, position].tolist()
+    mass = sum(math.exp(score) for token, score in enumerate(scores) if token != A)
+    return -math.log(math.exp(scores[label]) / mass)
+
+
+MIXED = [[0, A, A, 3], [5, 4, A, 2]]
+PLAIN = [[0, 1, 2, 3], [5, 4, 3, 2]]
+LABELS = [[1, 2, 3, 4], [4, 3, 2, 1]]
+REPLACED = [(0, 1), (0, 2), (1, 2)]
+ALL = [(row, position) for row in range(2) for position in range(4)]
+
+
+def summed(rows: list[list[int]], at: list[tuple[int, int]]) -> float:
+    return sum(minus_log(rows[r], t, LABELS[r][t]) for r, t in at)
+
+
+def test_improved_is_equation_9() -> None:
+    loss = loss_of("improved", logits, BATCH, [A], BATCH.labels.numel(), w=0.7)
+    plain, adaptive = summed(PLAIN, ALL), summed(MIXED, REPLACED)
+    assert float(loss.total) == pytest.approx((plain / 8 + 0.7 * adaptive / 8) / 2, rel=1e-5)
+    assert float(loss.standard) == pytest.approx(plain, rel=1e-5)
+    assert float(loss.adaptive) == pytest.approx(adaptive, rel=1e-5)
+
+
+def test_basic_is_equation_8() -> None:
+    loss = loss_of("basic", logits, BATCH, [A], BATCH.labels.numel())
+    assert float(loss.total) == pytest.approx(summed(MIXED, ALL) / 8, rel=1e-5)
+    standard = [at for at in ALL if at not in REPLACED]
+    assert float(loss.standard) == pytest.approx(summed(MIXED, standard), rel=1e-5)
+    assert float(loss.adaptive) == pytest.approx(summed(MIXED, REPLACED), rel=1e-5)
+
+
+def test_plain_is_equation_7() -> None:
+    loss = loss_of("plain", logits, BATCH, [A], BATCH.labels.numel())
+    assert float(loss.total) == pytest.approx(summed(PLAIN, ALL) / 8, rel=1e-5)
+
+
+def test_the_mask_stands_where_the_input_is_adaptive() -> None:
+    """Changing what is fed before a window's label, but not at an adaptive token, is seen only
+    through the model; a loss shifted by one would count position 0 or 3 of the first row."""
+    only = Batch(IDS[:1], torch.tensor([[0, 0, 1, 0]]))
+    loss = loss_of("improved", logits, only, [A], only.labels.numel())
+    assert float(loss.adaptive) == pytest.approx(minus_log([0, 1, A, 3], 2, 3), rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["improved", "basic", "plain"])
+def test_parts_of_a_step_add_up_to_it(objective: str) -> None:
+    positions = BATCH.labels.numel()
+    whole = loss_of(objective, logits, BATCH, [A], positions)
+    parts = [
+        loss_of(objective, logits, BATCH.part(slice(r, r + 1)), [A], positions) for r in range(2)
+    ]
+    assert float(whole.total) == pytest.approx(float(parts[0].total + parts[1].total), rel=1e-5)
+
+
+def test_nothing_is_learnt_from_the_adaptive_tokens_own_probability() -> None:
+    table = TABLE.clone().requires_grad_()
+    scores = table[BATCH.plain]
+    loss_of("plain", lambda _: scores, BATCH, [A], BATCH.labels.numel()).total.backward()
+    assert table.grad is not None
+    assert torch.equal(table.grad[:, A], torch.zeros(V))
+    assert table.grad.abs().sum() > 0
+
+
+def test_rows_without_windows_still_count() -> None:
+    none = Batch(IDS, torch.zeros_like(DEPTHS))
+    loss = loss_of("improved", logits, none, [A], none.labels.numel())
+    assert float(loss.total) == pytest.approx(summed(PLAIN, ALL) / 8 / 2, rel=1e-5)

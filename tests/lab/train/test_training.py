@@ -1,0 +1,485 @@
+"""Whole trainings of a tiny model: what they write, and that stopping them changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import tiny
+from draftsmith.errors import (
+    LoadError,
+    OptionError,
+    TrainingError,
+    UnsupportedError,
+    WriteError,
+)
+from draftsmith.lab.train import curves
+from draftsmith.lab.train.curves import StepLosses
+from draftsmith.lab.train.recipe import Recipe
+from draftsmith.lab.train.run import kept_whole
+from draftsmith.lab.train.sdsat import Options, train
+from draftsmith.lab.train.texts import Texts
+from draftsmith.model.adaptive import AdaptiveTokens
+from work import DIES
+
+RECIPE = Recipe(
+    length=24, rows=4, rows_per_pass=4, steps=12, L=3, infill=0, bfloat16=False,
+    learning_rate=1e-3, final_learning_rate=2e-4,
+)  # fmt: skip
+OPTIONS = Options(add_token=True, cpu=True, save_every=4)
+
+
+class Killed(BaseException):
+    """Nobody catches it, as nobody catches SIGKILL."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tied embeddings, and two rows that no token has."""
+    folder = tmp_path_factory.mktemp("tied")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tiny.tokenizer()) + 2, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=64, tie_word_embeddings=True, dtype="bfloat16",
+    )  # fmt: skip
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    folder = tmp_path_factory.mktemp("texts")
+    rng = random.Random(0)
+    words = " ".join(tiny.TEXT).split()
+    for name, count in (("code.py", 900), ("held_out.txt", 200)):
+        (folder / name).write_text(" ".join(rng.choices(words, k=count)))
+    return Texts(paths=[folder / "code.py"], held_out=[folder / "held_out.txt"])
+
+
+@pytest.fixture(scope="module")
+def unbroken(
+    model: Path, texts: Texts, tmp_path_factory: pytest.TempPathFactory
+) -> Path:  # fmt: skip
+    folder = tmp_path_factory.mktemp("unbroken") / "out"
+    train(str(model), RECIPE, texts, folder, OPTIONS)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same(one: Path, other: Path) -> None:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=0, atol=1e-6)
+
+
+def killer(step: int) -> Any:
+    def follow(row: StepLosses) -> None:
+        if row.step == step:
+            raise Killed
+
+    return follow
+
+
+def test_a_killed_training_ends_as_an_unbroken_one(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for step in sorted(random.Random(3).sample(range(1, 12), 3)):
+        with pytest.raises(Killed):
+            train(str(model), RECIPE, texts, out, OPTIONS, follow=killer(step))
+        assert not (out / "config.json").exists()
+    train(str(model), RECIPE, texts, out, OPTIONS)
+    assert_same(out, unbroken)
+    ours, theirs = (curves.read(folder / "training") for folder in (out, unbroken))
+    assert [replace(row, seconds=0) for row in ours] == [replace(r, seconds=0) for r in theirs]
+
+
+def command(model: Path, texts: Texts, out: Path) -> list[str]:
+    """`RECIPE` and `OPTIONS` as a user types them, with a checkpoint after every step."""
+    return [
+        *("train", "sdsat", "-m", str(model), "-o", str(out)),
+        *("--texts", str(texts.paths[0]), "--held-out", str(texts.held_out[0])),
+        *("--length", "24", "--rows", "4", "--rows-per-pass", "4", "--steps", "12", "--L", "3"),
+        *("--infill", "0", "--float32", "--learning-rate", "1e-3"),
+        *("--final-learning-rate", "2e-4", "--add-token", "--cpu", "--save-every", "1"),
+        *("--threads", "1"),
+    ]
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
+) -> None:
+    """The command itself, killed anywhere: in a step, or while a checkpoint is written."""
+    out = tmp_path / "out"
+    code = f"from draftsmith.cli import main; main({command(model, texts, out)!r})"
+    rng = random.Random(7)
+    for _ in range(3):  # the first step ends after about 8,900 lines, every further one takes 720
+        dies = DIES.format(lines=rng.randrange(9_000, 11_000), parts=("/draftsmith/train/",))
+        killed = subprocess.run([sys.executable, "-c", dies + code])
+        assert killed.returncode == -signal.SIGKILL
+        assert any(out.glob("*")), "too early to kill it"
+        assert not (out / "config.json").exists(), "too late to kill it"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert_same(out, unbroken)
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    script = tmp_path / "script.py"
+    script.write_text(f"from draftsmith.cli import main; main({command(model, texts, out)!r})")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    done = subprocess.run([*launch, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("held-out loss") == 1, "only one of them reports"
+    ours, theirs = weights(out), weights(unbroken)
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_training_writes(unbroken: Path, model: Path) -> None:
+    adaptive = AdaptiveTokens.load(str(unbroken))
+    assert adaptive is not None
+    assert (adaptive.tokens, adaptive.L, adaptive.objective) == ((329,), 3, "improved")
+    assert adaptive.recipe == asdict(RECIPE)
+    trained = AutoModelForCausalLM.from_pretrained(unbroken)
+    assert trained.generation_config.suppress_tokens == [329]
+    assert trained.get_input_embeddings().weight.shape[0] == 330
+    assert AutoTokenizer.from_pretrained(unbroken).convert_ids_to_tokens(329) == "<|adaptive_0|>"
+    inside = {path.name for path in (unbroken / "training").iterdir()}
+    assert inside == {"log.csv", "losses.png", "tensorboard", "run.json", "measured.json"}
+    assert (unbroken / "training" / "losses.png").read_bytes().startswith(b"\x89PNG")
+    measured = json.loads((unbroken / "training" / "measured.json").read_text())
+    assert measured["before"] != measured["after"]
+    assert len(measured["depths"]["accuracy"]) == 12  # half of a sequence
+    moved = [
+        name
+        for name, weight in weights(unbroken).items()
+        if "embed" not in name and not torch.equal(weight, weights(model).get(name, weight))
+    ]
+    assert moved
+
+
+def test_tensorboard_can_read_the_log(unbroken: Path) -> None:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter  # noqa: F401  (the format's other half)
+
+    values: dict[str, list[int]] = {}
+    for path in (unbroken / "training" / "tensorboard").iterdir():
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            event = Event.FromString(data[at + 12 : at + 12 + size])
+            for value in event.summary.value:
+                values.setdefault(value.tag, []).append(event.step)
+            at += size + 16  # length, its checksum, the record, its checksum
+    assert values["standard"] == values["adaptive"] == list(range(1, 13))
+
+
+def test_accumulating_gradients_changes_nothing(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
+) -> None:
+    train(str(model), replace(RECIPE, rows_per_pass=1), texts, tmp_path / "out", OPTIONS)
+    ours, theirs = weights(tmp_path / "out"), weights(unbroken)
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_tied_embeddings_stay_tied(tied: Path, texts: Texts, tmp_path: Path, lora: int) -> None:
+    """The shared table learns the adaptive row; nothing asks for it as an answer."""
+    recipe = replace(RECIPE, lora=lora, diverse=True, L=2, steps=3)
+    trained = train(str(tied), recipe, texts, tmp_path / "out", Options(cpu=True))
+    rows = len(tiny.tokenizer())
+    assert trained.tokens == (rows, rows + 1)
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert after.config.tie_word_embeddings
+    assert after.lm_head.weight is after.model.embed_tokens.weight
+    assert after.dtype == torch.bfloat16
+    before = AutoModelForCausalLM.from_pretrained(tied, dtype="auto")
+    table, old = after.model.embed_tokens.weight, before.model.embed_tokens.weight
+    assert not torch.equal(table[rows], table[rows + 1])
+    if lora:
+        assert torch.equal(table[:rows], old[:rows]), "LoRA leaves all other rows alone"
+        linear, was = (m.model.layers[0].mlp.up_proj.weight for m in (after, before))
+        assert not torch.equal(linear, was), "adapters are merged"
+        assert not (tmp_path / "out" / "adapter_config.json").exists()
+
+
+def test_plain_fine_tuning_teaches_no_tokens(model: Path, texts: Texts, tmp_path: Path) -> None:
+    recipe = replace(RECIPE, objective="plain", steps=2)
+    trained = train(str(model), recipe, texts, tmp_path / "out", OPTIONS)
+    assert trained.tokens == ()
+    assert trained.depths is None
+    assert AdaptiveTokens.load(str(tmp_path / "out")) is None
+    assert weights(tmp_path / "out")["model.embed_tokens.weight"].shape[0] == 329
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_no_free_token(model: Path, texts: Texts, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"0 free token ids.*--add-token"):
+        train(str(model), RECIPE, texts, tmp_path / "out", Options(cpu=True))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [((7,), "contain token 7"), ((2,), "has a meaning already"), ((999,), "there is no token 999")],
+)
+def test_a_token_that_is_not_free(
+    model: Path, texts: Texts, tmp_path: Path, tokens: tuple[int, ...], says: str
+) -> None:
+    common = tiny.tokenizer()(" the")["input_ids"][-1]
+    tokens = (common,) if tokens == (7,) else tokens
+    says = f"contain token {common}" if "contain" in says else says
+    with pytest.raises(OptionError, match=says):
+        train(str(model), RECIPE, texts, tmp_path / "out", Options(tokens=tokens, cpu=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_shorter_than_a_sequence(model: Path, texts: Texts, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("hello world")
+    with pytest.raises(OptionError, match=r"training texts have \d+ tokens.*needs 25"):
+        train(str(model), RECIPE, Texts(paths=[short]), tmp_path / "out", OPTIONS)
+    wrong = replace(texts, held_out=[short])
+    with pytest.raises(OptionError, match="held-out texts have"):
+        train(str(model), RECIPE, wrong, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sequence_longer_than_the_context(tied: Path, texts: Texts, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="length=65, but the context"):
+        train(str(tied), replace(RECIPE, length=65), texts, tmp_path / "out", Options(cpu=True))
+
+
+def test_infilling_without_markers(model: Path, texts: Texts, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"infill=0.5, but the tokenizer has no markers"):
+        train(str(model), replace(RECIPE, infill=0.5), texts, tmp_path / "out", OPTIONS)
+
+
+def test_quantized_weights(model: Path, texts: Texts, tmp_path: Path) -> None:
+    source = tmp_path / "quantized"
+    shutil.copytree(model, source)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"quantized \(gptq\) and cannot be trained"):
+        train(str(source), RECIPE, texts, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_could_not_be_saved(model: Path, texts: Texts, tmp_path: Path) -> None:
+    source = tmp_path / "odd"
+    shutil.copytree(model, source)
+    settings = {"do_sample": False, "temperature": 0.5}
+    (source / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(OptionError, match=r"generation_config of .* contradicts itself"):
+        train(str(source), RECIPE, texts, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_that_are_no_plain_table(
+    model: Path, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Packed(torch.nn.Module):
+        """Rows in four bits, say."""
+
+    monkeypatch.setattr(LlamaForCausalLM, "get_input_embeddings", lambda _: Packed())
+    with pytest.raises(UnsupportedError, match=r"embeddings .* are Packed"):
+        train(str(model), RECIPE, texts, tmp_path / "out", OPTIONS)
+
+
+def test_a_full_disk_keeps_what_there_was(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands in for it: the write itself fails."""
+    out = tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def follow(row: StepLosses) -> None:
+        if row.step == 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+
+    try:
+        with pytest.raises(WriteError, match=r"cannot be written .* give the same command again"):
+            train(str(model), RECIPE, texts, out, OPTIONS, follow=follow)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (out / "training").glob("step-*")] == ["step-000004"]
+    train(str(model), RECIPE, texts, out, OPTIONS)
+    assert_same(out, unbroken)
+
+
+def test_a_full_disk_while_the_model_is_written(
+    model: Path, texts: Texts, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        full = OSError(28, "No space left on device")
+        patch.setattr(AdaptiveTokens, "save", lambda *_: (_ for _ in ()).throw(full))
+        with pytest.raises(WriteError, match="No space left on device"):
+            train(str(model), RECIPE, texts, out, OPTIONS)
+    assert {path.name for path in out.iterdir()} == {"training"}
+    assert not (out / "training" / "model.new").exists()
+    train(str(model), RECIPE, texts, out, OPTIONS)
+    assert_same(out, unbroken)
+
+
+def test_the_checkpoint_of_another_training(
+    model: Path, tied: Path, texts: Texts, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(str(model), RECIPE, texts, out, OPTIONS, follow=killer(5))
+    there = snapshot(out)
+    other = replace(RECIPE, L=2)
+    with pytest.raises(OptionError, match=r"another training \(L: 3, now 2\)"):
+        train(str(model), other, texts, out, OPTIONS)
+    with pytest.raises(OptionError, match=r"another training .*weights"):
+        train(str(tied), RECIPE, texts, out, OPTIONS)
+    more = Texts(paths=[*texts.paths, *texts.held_out])
+    with pytest.raises(OptionError, match=r"another training .*text"):
+        train(str(model), RECIPE, more, out, OPTIONS)
+    assert snapshot(out) == there
+
+
+def test_a_damaged_checkpoint(model: Path, texts: Texts, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        train(str(model), RECIPE, texts, out, OPTIONS, follow=killer(5))
+    os.truncate(out / "training" / "step-000004" / "state.safetensors", 1000)
+    with pytest.raises(LoadError, match="step-000004 cannot be read"):
+        train(str(model), RECIPE, texts, out, OPTIONS)
+
+
+def test_an_earlier_transformers_can_read_what_is_written(unbroken: Path) -> None:
+    """It knows neither this one's names of tokenizer classes nor `rope_parameters`."""
+    settings = json.loads((unbroken / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert not isinstance(settings.get("extra_special_tokens"), list)
+    config = json.loads((unbroken / "config.json").read_text())
+    assert config["rope_theta"] == 10_000.0
+    assert config["rope_scaling"] is None
+
+
+def test_scaled_positions_keep_both_names(model: Path, texts: Texts, tmp_path: Path) -> None:
+    source = tmp_path / "scaled"
+    shutil.copytree(model, source)
+    config = json.loads((source / "config.json").read_text())
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config.pop("rope_parameters", None)
+    config |= {"rope_theta": 5000.0, "rope_scaling": scaling}  # as transformers 4 writes it
+    (source / "config.json").write_text(json.dumps(config))
+    train(str(source), replace(RECIPE, steps=1), texts, tmp_path / "out", OPTIONS)
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (written["rope_theta"], written["rope_scaling"]) == (5000.0, scaling)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").config
+    again = getattr(loaded, "rope_parameters", None) or loaded.rope_scaling
+    assert {**again, **scaling} == again
+
+
+def test_the_umask_decides_who_may_read(model: Path, texts: Texts, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        train(str(model), replace(RECIPE, steps=1), texts, tmp_path / "out", OPTIONS)
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
+    assert {path.name: path.stat().st_mode & 0o777 for path in files} == {
+        path.name: 0o640 for path in files
+    }
+
+
+def test_a_diverging_training_stops(model: Path, texts: Texts, tmp_path: Path) -> None:
+    wild = replace(RECIPE, learning_rate=1e30, warmup=0.0)
+    with pytest.raises(TrainingError, match=r"the loss of step \d+ is (nan|inf): .* diverged"):
+        train(str(model), wild, texts, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_nothing_is_overwritten(model: Path, texts: Texts, unbroken: Path, tmp_path: Path) -> None:
+    there = snapshot(unbroken)
+    with pytest.raises(OptionError, match="holds a model already"):
+        train(str(model), RECIPE, texts, unbroken, OPTIONS)
+    assert snapshot(unbroken) == there
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OptionError, match=r"holds something else \(e.g. notes.txt\)"):
+        train(str(model), RECIPE, texts, tmp_path, OPTIONS)
+    with pytest.raises(OptionError, match="is a file"):
+        train(str(model), RECIPE, texts, tmp_path / "notes.txt", OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 2}', '{"format": 1, "tokens": [1, 2], "L": 3, "objective": ""}']
+)
+def test_a_damaged_file_of_adaptive_tokens(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sdsat.json").write_text(text)
+    with pytest.raises(LoadError, match="does not say what the model's adaptive tokens are"):
+        AdaptiveTokens.load(str(tmp_path))
+
+
+def test_diverse_tokens_ask_for_less_than_L() -> None:  # noqa: N802
+    diverse = AdaptiveTokens(tokens=(5, 6, 7), L=3, objective="improved")
+    assert diverse.ask(2) == (5, 6)
+    with pytest.raises(OptionError, match="k=3"):
+        diverse.ask(3)
+    assert AdaptiveTokens(tokens=(5,), L=3, objective="improved").ask(5) == (5,) * 5
+
+
+def test_a_half_written_folder_is_removed_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = tmp_path / "step"
+    half.mkdir()
+    with (
+        pytest.raises(WriteError, match=r"No space.*; nothing of it was kept"),
+        kept_whole(half, half),
+    ):
+        raise OSError(28, "No space left on device")
+    assert not half.exists()
+    half.mkdir()
+
+    def refuse(_folder: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with (
+        pytest.raises(WriteError, match=r"step is left half written \(Permission denied\), delete"),
+        kept_whole(half, half),
+    ):
+        raise OSError(28, "No space left on device")

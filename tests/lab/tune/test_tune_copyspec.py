@@ -1,0 +1,140 @@
+"""Choosing γ: what is counted equals what decoding does, and the similarity is appendix A's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tiny
+from architectures import build, prompt
+from draftsmith.cli import app
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.lab.bench.cost import Slope
+from draftsmith.lab.bench.records import Record, conversation
+from draftsmith.lab.lines import Finished
+from draftsmith.lab.tune import copyspec as tuning
+from draftsmith.lab.tune.copyspec import GAMMAS, answers, best, measured, similarity
+
+LIMIT = 60
+
+
+def asked(engine: Engine, records: list[Record]) -> tuning.Answers:
+    return answers(engine, records, LIMIT, Finished(), lambda _: None)
+
+
+def test_counts_are_those_of_decoding() -> None:
+    engine = Engine.from_pretrained(
+        build("gpt2"), tokenizer=tiny.tokenizer(), drafter="none"
+    )  # its answers end in loops
+    prompts = [prompt(12, seed=n) * 2 for n in (1, 2)]
+    given = asked(engine, [Record(str(i), "s", prompt_ids=tuple(p)) for i, p in enumerate(prompts)])
+    for gamma in (1, 3):
+        found = measured(engine, given.texts, LIMIT, Slope(0.02), gamma)
+        live = [
+            engine.generate(
+                ids, drafter=f"copyspec(gamma={gamma})", budget="drafter", temperature=0.0,
+                max_new_tokens=LIMIT,
+            )
+            for ids in prompts
+        ]  # fmt: skip
+        assert [answer for _, answer in given.texts] == [one.tokens for one in live]
+        for name in ("passes", "attempts", "drafted", "accepted"):
+            assert asdict(found.stats)[name] == sum(asdict(one.stats)[name] for one in live)
+        assert found.stats.accepted > 0
+
+
+def test_later_turns_are_asked_with_the_models_own_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+    turns = conversation(["the quick", "again"], id="c", suite="s")
+    over = Record("over", "s", prompt_ids=(5,) * 600)
+    heard: list[int] = []
+    path = tmp_path / "begun.jsonl"
+    given = answers(engine, [*turns, over], 8, Finished(path), heard.append)
+    first, second = given.texts
+    text = tiny.tokenizer().decode(first[1], skip_special_tokens=True)
+    chat = [{"role": "user", "content": "the quick"}, {"role": "assistant", "content": text},
+            {"role": "user", "content": "again"}]  # fmt: skip
+    assert second[0] == engine.prepare({}).encode(chat)
+    assert heard == [1, 1, 1]
+    assert given.wrong[0].startswith("over: the prompt has 600 tokens")
+    monkeypatch.setattr(Engine, "generate", pytest.fail)  # they are known already
+    assert answers(engine, turns, 8, Finished(path), heard.append).texts == given.texts
+    with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
+        asked(engine, [over])
+    with pytest.raises(UnsupportedError, match="one token per pass"):
+        asked(Engine.from_pretrained(build("mamba"), drafter="none"), turns)
+
+
+def test_other_weights_of_the_same_name_answer_anew(tmp_path: Path) -> None:
+    model, path = tiny.model(), tmp_path / "begun.jsonl"
+    record = Record("a", "s", prompt_ids=(3, 4, 5))
+    found = []
+    for _ in range(2):
+        engine = Engine.from_pretrained(model, tokenizer=tiny.tokenizer(), drafter="none")
+        found.append(answers(engine, [record], 8, Finished(path), lambda _: None).texts)
+        with torch.no_grad():
+            model.get_input_embeddings().weight.copy_(torch.randn(model.config.vocab_size, 64))
+    assert found[0] != found[1]
+
+
+def test_the_similarity_is_that_of_the_average_and_the_next_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    E = torch.randn((40, 8), generator=torch.Generator().manual_seed(1))  # noqa: N806
+    texts = [([3, 1, 4, 1, 5], [9, 2, 6]), ([5, 3, 5], [8, 9]), ([1], [2])]
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "EPOCHS", 0)
+        for gamma in (1, 3):
+            cosines = []
+            for before, answer in texts:
+                ids = [*before, *answer]
+                for t in range(max(gamma, len(before)), len(ids)):
+                    average = E[ids[t - gamma : t]].mean(0)
+                    cosines.append(torch.cosine_similarity(average, E[ids[t]], dim=0))
+            mean = float(torch.stack(cosines).mean())
+            assert similarity(E, texts, gamma) == pytest.approx(mean, abs=1e-6)
+    # What always follows comes nearer, and the model's own embeddings stay as they are.
+    before, loop = E.clone(), [([7, 8, 9] * 40, [7, 8, 9] * 40)]
+    monkeypatch.setattr(tuning, "EPOCHS", 20)
+    tuned = similarity(E, loop, 1)
+    monkeypatch.setattr(tuning, "EPOCHS", 0)
+    assert tuned > similarity(E, loop, 1)
+    assert torch.equal(E, before)
+    assert similarity(E, [([1], [2])], 3) != similarity(
+        E, [([1], [2])], 3
+    )  # no place: not a number
+
+
+def test_the_fastest_gamma_is_named() -> None:
+    engine = Engine.from_pretrained(build("gpt2"), tokenizer=tiny.tokenizer(), drafter="none")
+    given = asked(engine, [Record("a", "s", prompt_ids=tuple(prompt(12, seed=1) * 2))])
+    found = [measured(engine, given.texts, LIMIT, Slope(0.5), gamma) for gamma in GAMMAS]
+    fastest = max(one.estimate.speedup for one in found)
+    assert best(found).estimate.speedup == pytest.approx(fastest, abs=1e-3)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    folder, file = tmp_path / "tiny", tmp_path / "prompts.jsonl"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    asks = ["the quick brown fox jumps over the quick brown", "hello " * 600]
+    file.write_text("".join(json.dumps({"prompt": ask}) + "\n" for ask in asks), encoding="utf-8")
+    command = ["tune", "copyspec", str(folder), str(file), "--max-new-tokens", "16"]
+    ran = CliRunner().invoke(app, [*command, "--cost", "0.02"])
+    assert ran.exit_code == 0, ran.output
+    assert "← fastest" in ran.stdout
+    assert "left out: prompts/1" in ran.stderr
+    assert list((tmp_path / "cache" / "pld_plus").iterdir()) == []
+    ran = CliRunner().invoke(app, [*command, "--json"])
+    rows = json.loads(ran.stdout)["rows"]
+    assert [row["gamma"] for row in rows] == [*GAMMAS]
+    assert rows[0]["attempts"] >= rows[-1]["attempts"]

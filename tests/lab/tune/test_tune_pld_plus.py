@@ -1,0 +1,204 @@
+"""The calibration of PLD+: what it counts equals what decoding does, and it can be interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tiny
+from architectures import build, prompt
+from draftsmith.cli import app
+from draftsmith.drafters import calibration
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.lab.lines import Finished
+from draftsmith.lab.tune import pld_plus as tuning
+from draftsmith.lab.tune.pld_plus import (
+    LENGTHS,
+    CalibrationPlan,
+    answer_and_peaks,
+    best_layer,
+    calibrate,
+    likely_source,
+    passes,
+    passes_by_attention,
+    passes_by_layer,
+    ranked,
+    shortest_good,
+)
+
+PROMPTS = [prompt(12, seed=n) * 2 for n in (1, 2)]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    engine = Engine.from_pretrained(build("gpt2"), drafter="none")  # its answers end in loops
+    monkeypatch.setattr(engine.model.model.config, "_name_or_path", "some/gpt")
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_passes_follow_from_what_drafts_would_reach() -> None:
+    assert passes([0, 0, 0], 10) == 3
+    assert passes([2, 9, 9], 10) == 1
+    assert passes([5, 0, 1, 0, 0, 0], 1) == 4  # two tokens, two, one and one
+    assert passes([], 10) == 0
+
+
+def test_a_token_comes_from_where_the_common_past_is_longest() -> None:
+    ids = [5, 1, 9, 4, 1, 9, 4, 1, 9]
+    assert likely_source(ids, 6) == 5  # "4 1 9": preceded by 4 there, by 5 at position 2
+    assert likely_source([1, 2, 1, 2, 7, 2], 5) == 3  # none has a common past: the latest
+    assert likely_source([1, 2, 3], 3) is None
+    assert likely_source([1, 2, 3, 4], 3) is None
+
+
+def test_choices() -> None:
+    assert ranked(Counter({(1, 0): 2, (0, 1): 2, (0, 0): 5, (2, 2): 0})) == [
+        ((0, 0), 5),
+        ((0, 1), 2),
+        ((1, 0), 2),
+    ]
+    assert best_layer({1: 2.0, 2: 3.0, 3: 1.0}) == 2
+    assert best_layer(dict.fromkeys(range(1, 33), 1.0)) == 9  # the paper's, where all are equal
+    assert shortest_good({10: 2.9, 20: 2.985, 30: 3.0}) == 20
+
+
+def actual_passes(engine: Engine, ids: list[int], spec: str, K: int) -> int:  # noqa: N803
+    result = engine.generate(ids, drafter=spec, budget=K, temperature=0.0, max_new_tokens=60)
+    return int(result.stats.passes)
+
+
+def test_counted_passes_are_those_of_decoding(engine: Engine) -> None:
+    plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=60)
+    accepted = 0
+    for ids in PROMPTS:
+        answer = answer_and_peaks(plan, ids)["answer"]
+        assert answer == engine.generate(ids, temperature=0.0, max_new_tokens=60).tokens
+        by_layer = passes_by_layer(plan, ids, answer)
+        heads = ((0, 1), (1, 3))
+        by_heads = passes_by_attention(plan, ids, answer, heads)
+        for K in (10, 50):  # noqa: N806
+            at = LENGTHS.index(K)
+            for layer in (1, 2):
+                spec = f"pld_plus(layer={layer}, K={K})"
+                assert by_layer[layer - 1][at] == actual_passes(engine, ids, spec, K)
+            spec = f"pld_plus(rank=attention, heads={heads}, K={K})"
+            assert by_heads[at] == actual_passes(engine, ids, spec, K)
+            accepted += len(answer) - by_heads[at]
+    assert accepted > 0
+
+
+def test_a_calibration_that_was_interrupted_goes_on(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=20)
+    whole = calibrate(plan, Finished(), lambda _: None)
+    path = tmp_path / "notes.jsonl"
+    done = 0
+
+    def stop_after_three(count: int) -> None:
+        nonlocal done
+        done += count
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(plan, Finished(path), stop_after_three)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"key": "torn')
+    monkeypatch.setattr(tuning, "answer_and_peaks", pytest.fail)  # it is known already
+    finished = Finished(path)
+    assert calibrate(plan, finished, lambda _: None) == whole
+    finished.forget()
+    assert not path.exists()
+    assert whole.prompts == 2
+    assert set(whole.accepted) >= {"layer", "hidden"}
+
+
+def test_what_is_remembered_of_an_answer_is_of_its_very_weights(engine: Engine) -> None:
+    plan = CalibrationPlan(engine, PROMPTS)
+    before, parameter = plan.key, next(engine.model.model.parameters())
+    try:
+        with torch.no_grad():
+            parameter.neg_()
+        assert CalibrationPlan(engine, PROMPTS).key != before
+    finally:
+        with torch.no_grad():
+            parameter.neg_()
+
+
+def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_text("costly diary\n", encoding="utf-8")
+    with pytest.raises(LoadError, match="delete it, or give another file"):
+        Finished(path)
+
+
+def test_models_that_cannot_be_calibrated(engine: Engine) -> None:
+    with pytest.raises(OptionError, match="no prompts"):
+        CalibrationPlan(engine, [])
+    with pytest.raises(OptionError, match="no name"):
+        CalibrationPlan(Engine.from_pretrained(build("llama")), PROMPTS)
+    with pytest.raises(UnsupportedError, match="one token per pass"):
+        CalibrationPlan(Engine.from_pretrained(build("mamba")), PROMPTS)
+
+
+def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine.from_pretrained(build("falcon"))
+    monkeypatch.setattr(engine.model.model.config, "_name_or_path", "some/falcon")
+    plan = CalibrationPlan(engine, PROMPTS[:1], max_new_tokens=10)
+    found = calibrate(plan, Finished(), lambda _: None)
+    assert plan.size == 2
+    assert found.heads == ()
+    assert set(found.K) == {"hidden"}
+    found.save()
+    with pytest.raises(OptionError, match="which heads copy is not known"):
+        engine.generate(PROMPTS[0], drafter="pld_plus(rank=attention)")
+
+
+def test_the_command_saves_what_pld_plus_then_uses(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tiny"
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    file = tmp_path / "prompts.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"prompt": "the quick brown fox jumps over the quick brown"},
+        {"messages": [{"role": "user", "content": "hello world hello"}]},
+        {"prompt": "hello " * 600},  # does not fit
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    command = ["tune", "pld-plus", str(folder), str(file), "--max-new-tokens", "16"]
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 0, ran.output
+    assert "left out" in ran.stderr
+    assert "layer" in ran.stdout
+    found = list((cache / "pld_plus").iterdir())
+    assert [path.suffix for path in found] == [".json"]
+    assert json.loads(found[0].read_text(encoding="utf-8"))["prompts"] == 2
+    ran = CliRunner().invoke(app, [*command, "--json"])
+    assert json.loads(ran.stdout)["layers"] == 2
+    engine = Engine.from_pretrained(folder, drafter="pld_plus")
+    known = calibration.load(engine.model.facts)
+    assert known is not None
+    result = engine.generate("the fox", max_new_tokens=3)
+    assert any("from its calibration on 2 prompts" in notice for notice in result.notices)
+    monkeypatch.setattr(CalibrationPlan, "attends", False)
+    ran = CliRunner().invoke(app, command)
+    assert "attention cannot be recorded" in " ".join(ran.stderr.split())
+    assert "heads" not in ran.stdout
