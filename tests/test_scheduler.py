@@ -720,8 +720,8 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         runner: Any = scheduler.runner
         if model.capabilities.packed:
             return int(runner._memory.held())
-        rows = [job.session.row for job in engine.scheduler._active if job.session.row]
-        rows += [kept.row for kept in engine.scheduler.prefixes._kept]
+        rows = [job.session.row for job in scheduler.running if job.session.row]
+        rows += [kept.row for kept in engine.resources.prefixes._kept]
         pairs = [pair for row in rows if row.cached for pair in contents(runner, row)]
         return sum(keys.nbytes + values.nbytes for keys, values in pairs)
 
