@@ -72,8 +72,8 @@ while interrupted < 9 or not partial:
             armed = False
     except KeyboardInterrupt as stop:
         interrupted += 1
-        for found, whole in zip(getattr(stop, "partial", ()), alone):
-            assert found.tokens == whole[: len(found.tokens)]
+        for found, plain in zip(getattr(stop, "partial", ()), alone):
+            assert found.tokens == plain[: len(found.tokens)]
             partial += bool(found.tokens) and found.finish_reason == "cancelled"
 over.set()
 for thread in threads:
