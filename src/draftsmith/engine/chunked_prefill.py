@@ -25,7 +25,7 @@ def _times() -> deque[float]:
     return deque(maxlen=_RECENT)
 
 
-class Chunks:
+class ChunkedPrefill:
     """What passes with and without parts of prompts took, and what follows for the next."""
 
     def __init__(self) -> None:
