@@ -893,7 +893,7 @@ def test_a_stall_is_said_once() -> None:
     while scheduler.unfinished:
         scheduler.step()
     said = [
-        notice for sequence in sequences for notice in sequence.notices if "in one pass" in notice
+        notice for sequence in sequences for notice in sequence.remarks if "in one pass" in notice
     ]
     assert said == ["this model reads a prompt in one pass: others waited for one over 100 tokens "
                     "(said once)"]  # fmt: skip

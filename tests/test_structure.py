@@ -90,7 +90,7 @@ def test_only_model_and_integrations_touch_transformers() -> None:
 
 def test_a_token_is_accepted_in_one_place_only() -> None:
     """Nothing but verify.py compares drafts with the target."""
-    makers = [p for p in files() if "Verdict(" in p.read_text(encoding="utf-8")]
+    makers = [p for p in files() if "Verification(" in p.read_text(encoding="utf-8")]
     assert [p.name for p in makers] == ["verify.py"]
 
 
