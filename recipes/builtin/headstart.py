@@ -4,7 +4,7 @@ A network this small needs millions of tokens before heads that copy form by acc
 forms compares three tokens or so: too few to keep its place in a file of repeated lines. The
 circuit is well known, so it is written down instead of waited for, layer by layer below. It finds
 the place whose past (six tokens and a bag of some dozens) is nearest to the present one, and says
-what came next there. What each part gives is in `docs/lab-notes.md`.
+what came next there. What each part gives is in `docs/lab-notes`.
 """
 
 from __future__ import annotations

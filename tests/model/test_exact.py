@@ -290,7 +290,7 @@ def test_the_real_model_answers_exactly(smollm2: str, dtype: str, shared_data: P
     ours = Engine.from_pretrained(smollm2, dtype=dtype, exact=True)
     lines = (shared_data / "prompts" / "spec_bench.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [json.loads(line) for line in lines]
-    # docs/lab-notes.md tells of 48.
+    # docs/lab-notes tells of 48.
     texts = [one["turns"][0] for one in asked[:: len(asked) // 2]][:2]
     encoded = [ours.prepare({}).encode([{"role": "user", "content": t}])[:200] for t in texts]
     for sampling in ({"temperature": 0.0}, {"temperature": 0.7, "seed": 5}):

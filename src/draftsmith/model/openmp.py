@@ -3,7 +3,7 @@
 GNU's runtime, which torch has on Linux, gives every thread that computes a team of its own, for as
 long as that thread lives. Once all teams together are more threads than there are cores, a worker
 that has nothing to do sleeps at once, and has to be woken for each of the hundreds of small
-operations of a pass: with two cores no faster than one (docs/lab-notes.md, 2026-11-23). So whoever
+operations of a pass: with two cores no faster than one (docs/lab-notes, 2026-11-23). So whoever
 has computed, and may leave the next pass to another thread, ends its team; a new one takes 0.1 ms
 there.
 """
