@@ -44,10 +44,11 @@ class Call(AbstractContextManager["Call"]):
         self.ended = False
         """Whether its sequences are done, and their rows free."""
 
-    def run(self) -> None:
+    def run(self, after_step: Callable[[], object] = lambda: None) -> None:
         """Drive until all sequences are done."""
         while not self.ended:
             self.step()
+            after_step()
 
     def step(self) -> None:
         """Make a pass for all sequences that are not done; begin with the first call."""

@@ -12,6 +12,7 @@ from typing import Any, SupportsIndex, TypedDict, Unpack
 from weakref import finalize
 
 import torch
+from tqdm import tqdm
 
 from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
@@ -199,7 +200,14 @@ class Engine:
         return request.notices(self.model, settings)
 
     @known_options("generate", request.INSTEAD_OF_PROMPT, Options.__annotations__)
-    def generate(self, prompt: Any, *, n: SupportsIndex = 1, **options: Unpack[Options]) -> Any:
+    def generate(
+        self,
+        prompt: Any,
+        *,
+        n: SupportsIndex = 1,
+        progress: bool = False,
+        **options: Unpack[Options],
+    ) -> Any:
         """Answer a prompt, or a list of prompts in one ragged batch.
 
         A prompt is a text (continued as it is), token ids (a list, a tensor, an array, or what a
@@ -208,16 +216,19 @@ class Engine:
         resemble; `grammar`, a `Grammar` that it must follow; `chat_template_kwargs`; `cache_salt`,
         a word without which nobody else's cached prefixes and earlier answers serve; and the fields
         of `SamplingParams`, of which those not given come from the model's generation_config.
+        `progress` shows on standard error how many answers have ended.
+
         Returns a `GenerationResult`; a list of them for a list of prompts; with n > 1 a list of n
         per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
         anything runs, GenerationInterrupted (with what was generated) after.
         """
         began = perf_counter()
-        n = number("n", n, int, least=1)
+        n, progress = number("n", n, int, least=1), switch("progress", progress)
         prompts, batched = as_batch(prompt)
         sequences = self.prepare(options, began).sequences(prompts, n)
         with partial_results(sequences), Call(self.resources, sequences, self.max_batch) as call:
-            call.run()
+            with tqdm(total=len(sequences), unit="answer", disable=not progress) as bar:
+                call.run(lambda: bar.update(sum(s.finished for s in sequences) - bar.n))
             raise_failures(sequences)
         results = [sequence.result() for sequence in sequences]
         if n > 1:

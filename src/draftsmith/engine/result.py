@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
-from draftsmith.core.stats import PREDICTION, SourceStats, Stats
+from draftsmith.core.stats import PREDICTION, TARGET, SourceStats, Stats
 from draftsmith.engine.attribution import MIN_LENGTH, Copy, Span, find_copies
+from draftsmith.text.tokenizer import token_texts
+
+_COLORS = ("0,114,178", "213,94,0", "0,158,115", "204,121,167", "230,159,0", "86,180,233")
+"""Red, green and blue of one drafter after the other; Okabe and Ito's, for all eyes."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,12 +42,45 @@ class GenerationResult:
     preceding: tuple[int, ...] = ()
     """The token of the prompt behind which its tokens are `text`; empty where they begin a text."""
 
+    tokenizer: Any = field(default=None, compare=False)
+    """What made `text` of `tokens`; None where the model was loaded without one."""
+
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
         return (
             f"GenerationResult(text={text!r}, {len(self.tokens)} tokens, "
             f"finish_reason={self.finish_reason!r}, "
             f"{self.stats.tokens_per_pass:.2f} tokens per pass)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the answer for a notebook: each token in the color of the drafter that guessed it.
+
+        Colors are translucent, so that they suit a light page and a dark one.
+        """
+        texts = [self.text]
+        if self.tokenizer is not None:
+            texts = token_texts(self.tokenizer, self.tokens, preceding=self.preceding)
+        names = [name for name in dict.fromkeys(self.sources) if name != TARGET]
+        colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(names)}
+
+        def marked(text: str, source: str) -> str:
+            if source not in colors:
+                return escape(text)
+            style = f"background:rgba({colors[source]},.3)"
+            return f'<span style="{style}" title="{escape(source)}">{escape(text)}</span>'
+
+        stats, kinds = self.stats, [marked(name, name) for name in names]
+        facts = [
+            f"{len(self.tokens)} tokens in {stats.passes} passes",
+            f"{stats.tokens_per_pass:.2f} tokens per pass",
+            *([f"guessed by {', '.join(kinds)}"] if kinds else []),
+            *map(escape, self.notices),
+        ]
+        answer = "".join(map(marked, texts, self.sources)) if len(texts) > 1 else escape(self.text)
+        return (
+            f'<div style="white-space:pre-wrap">{answer}</div>'
+            f'<div style="opacity:.75;font-size:.85em">{" · ".join(facts)}</div>'
         )
 
     def to_dict(self) -> dict[str, Any]:

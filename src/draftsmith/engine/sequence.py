@@ -135,6 +135,7 @@ class TextSequence(Sequence):
             notices=(*self.remarks, *self.notices.values()),
             exact=self.exact,
             preceding=self.preceding,
+            tokenizer=self.tokenizer,
         )
 
 

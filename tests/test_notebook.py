@@ -1,0 +1,74 @@
+"""The notebook runs from top to bottom, and results show themselves in it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from draftsmith.engine.engine import Engine
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "tour.ipynb"
+
+
+def run(cell: str, names: dict[str, Any]) -> Any:
+    """Run one cell; return the value of its last expression, as a notebook does."""
+    body = ast.parse(cell).body
+    last = body.pop() if isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None
+
+
+@pytest.mark.slow
+def test_every_cell_runs(smollm2: str) -> None:  # noqa: ARG001
+    shown, names = list[Any](), dict[str, Any]()
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code":
+            shown.append(run("".join(cell["source"]), names))
+    pages = [one._repr_html_() for one in shown if one is not None]
+    assert len(pages) == 2
+    assert "prediction" in pages[0]
+    assert "guessed by" not in pages[1]
+
+
+class Text(HTMLParser):
+    """What a page says, and the titles of its colored spans."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.parts, self.titles = list[str](), list[str | None]()
+        self.feed(page)
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "span":
+            self.titles.append(dict(attrs)["title"])
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_result_shows_its_text_and_who_guessed_it(tokenizer: bool) -> None:
+    given = tiny.tokenizer() if tokenizer else None
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=given, drafter="copyspec(gamma=1)")
+    ids = tiny.tokenizer().encode("the quick brown fox <b>the quick brown fox")
+    result = engine.generate(ids, max_new_tokens=12)
+    shown = Text(result._repr_html_())
+    assert "".join(shown.parts).startswith(result.text)
+    assert f"12 tokens in {result.stats.passes} passes" in shown.parts[-1]
+    guessed = [source for source in result.sources if source != "target"]
+    assert len(shown.titles) == (len(guessed) if tokenizer else 0) + len({*guessed})
+
+
+def test_progress_shows_a_bar_of_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    plain = engine.generate(["the", "a fox"], max_new_tokens=4)
+    assert capsys.readouterr().err == ""
+    found = engine.generate(["the", "a fox"], max_new_tokens=4, progress=True)
+    assert [one.tokens for one in found] == [one.tokens for one in plain]
+    assert "2/2" in capsys.readouterr().err
