@@ -1,4 +1,4 @@
-"""Jobs: sequences with their text, and what their callers are handed."""
+"""Jobs: sequences with their text, and what callers receive."""
 
 from __future__ import annotations
 
@@ -17,62 +17,63 @@ from draftsmith.text.tokenizer import TextStream, decode
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A bit of streamed answer: the text one token released, who guessed it, when it came."""
+    """A piece of a streamed answer: the text that one token released."""
 
     text: str
     token: int
     source: str
+    """Source of the token: a drafter's name, or `target`."""
     seconds: float
-    """Since the call."""
+    """Seconds since the call."""
     start: int = 0
-    """Where the token's own text begins in the answer's text, in characters."""
+    """Position in the answer's text, in characters, where the token's own text begins."""
 
 
 @dataclass(eq=False, slots=True)
 class TextSequence:
-    """A sequence with what it takes to drive it and to turn it into a result."""
+    """A sequence with everything needed to run it and to create its result."""
 
     sequence: Sequence
     tokenizer: Any
     stream: TextStream | None = None
-    """Set where text is wanted while tokens come: for streaming and for stop strings."""
+    """Decodes text while tokens arrive, for streaming and stop strings; else None."""
     notices: tuple[str, ...] = ()
     began: float = field(default_factory=perf_counter)
-    """When the call was made, or the request arrived."""
+    """Time of the call, or of the request's arrival."""
     salt: str = ""
-    """PrefixCache are shared with requests of the same salt only."""
+    """Only requests with the same salt share cached prefixes."""
     preceding: tuple[int, ...] = ()
-    """What its text is decoded behind."""
+    """Tokens decoded before the answer, so that leading spaces survive."""
     rewinds: bool = False
-    """Whether the next request is expected to begin in the middle of this one's row."""
+    """Whether the next request is expected to reuse only a part of this one's row."""
     keeps_drafter: bool = False
-    """Whether its caller takes the drafter's state when it is done."""
+    """Whether the caller takes the drafter's state at the end."""
     pieces: deque[Piece] = field(default_factory=deque)
-    """Of its answer, not taken yet."""
+    """Pieces that the caller has not consumed."""
     released: list[str] = field(default_factory=list)
-    """All text so far, token by token."""
+    """Text of the answer, token by token."""
     booked: tuple[int, str] = (0, "")
-    """How many tokens have been turned into pieces, and the text that is held back behind them.
+    """Number of tokens that have become pieces, and the text that is held back after them.
 
-    Set in one go: `result` may be asked for by another thread, in the midst of a pass.
+    Assigned at once, because another thread may call `result` during a pass.
     """
     since: int = 0
-    """The number of passes when it was given a row."""
+    """Number of passes of the scheduler when the row was opened."""
     key: Any = None
-    """What its row is computed under; None: nothing that others could use."""
+    """Conditions under which its row is computed; None: the row cannot be shared."""
     marked: bool = False
-    """Whether its row was asked to keep the prompt's end for others (`Runner.mark`)."""
+    """Whether its row was asked to keep the state at the prompt's end (`Runner.mark`)."""
     need: Any = None
-    """The most it may come to hold (`memory.Need`); None: not asked yet."""
+    """Maximum memory it can use (`memory.Need`); None: not computed yet."""
     exact: bool = False
-    """Whether its passes compute every token alike in any company."""
+    """Whether its passes compute every token in the same way in any batch."""
     admitted: float | None = None
-    """When it was given a row."""
+    """Time at which its row was opened."""
     thread: int = 0
-    """The thread whose scheduler gave it a row."""
+    """Thread whose scheduler opened its row."""
 
     def book(self) -> None:
-        """Make pieces of the tokens that came since the last time."""
+        """Create pieces for the tokens since the last call."""
         sequence, now = self.sequence, perf_counter() - self.began
         if not sequence.settled:  # a pass was interrupted
             return
@@ -87,20 +88,20 @@ class TextSequence:
             if sequence.finished and texts:
                 texts[-1] += held
                 held = ""
-                if self.stream.silent:  # it stands behind all text
+                if self.stream.silent:  # the last token has no text: it starts at the end
                     self.stream.starts[-1] = sum(map(len, (*self.released, *texts)))
         self.released += texts
         self.booked = new.stop, held
-        # One that failed may have emitted a token and not its text.
+        # A failed sequence may have emitted a token without text.
         for text, at in zip(texts, new, strict=False):
             token = sequence.ids[sequence.prompt_length + at]
             start = 0 if self.stream is None else self.stream.starts[at]
             self.pieces.append(Piece(text, token, sequence.sources[at], now, start))
 
     def result(self) -> GenerationResult:
-        """What was generated so far, but for the tokens of a pass that is not over."""
+        """Return what was generated so far, without the tokens of a running pass."""
         sequence, (booked, held) = self.sequence, self.booked
-        reason = sequence.finish_reason  # its token came before it, so it counts if that does
+        reason = sequence.finish_reason  # read first: a token is emitted before its finish reason
         if sequence.generated > booked:
             reason = None
         new = range(sequence.prompt_length, sequence.prompt_length + booked)
@@ -127,10 +128,10 @@ class TextSequence:
 
 @contextmanager
 def partial_results(sequences: abc.Sequence[TextSequence]) -> Iterator[None]:
-    """Turn an error into GenerationInterrupted, which holds what there is of all sequences.
+    """Convert an error into GenerationInterrupted with the results of all sequences so far.
 
-    Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`; an error before the first
-    token stays what it is.
+    A KeyboardInterrupt is raised unchanged, with the attribute `partial`. An error before the first
+    token is raised unchanged.
     """
     try:
         yield
@@ -141,19 +142,19 @@ def partial_results(sequences: abc.Sequence[TextSequence]) -> Iterator[None]:
         done = sum(sequence.generated for sequence in sequences)
         if not done:
             raise
-        # The drafter's or the processor's own error stays visible as the cause.
+        # The original error of the drafter or processor remains visible as the cause.
         kind = "" if isinstance(error, DraftsmithError) else f"{type(error).__name__}: "
         raise GenerationInterrupted(
             f"generation failed after {done} tokens ({kind}{error}); "
-            f"what was generated is in this error's .partial",
+            f"the results so far are in this error's .partial",
             [sequence.result() for sequence in sequences],
         ) from error
 
 
 def raise_failures(sequences: abc.Sequence[TextSequence]) -> None:
-    """Raise what has ended the first of the sequences that failed.
+    """Raise the error of the first failed sequence.
 
-    A StopIteration becomes a RuntimeError, as in a generator: it would end a loop over a stream.
+    A StopIteration becomes a RuntimeError, as in generators: it would end the loop over a stream.
     """
     for sequence in sequences:
         if isinstance(error := sequence.error, StopIteration):
