@@ -190,7 +190,7 @@ def test_a_file_carries_answers_from_one_engine_to_the_next(tmp_path: Path) -> N
     second = remembering(answers_file=str(path))
     assert second.generate(PROMPTS[0], max_new_tokens=60).stats.passes < fresh.passes
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(LoadError, match="give another file, or delete it"):
+    with pytest.raises(LoadError, match="use another file, or delete it"):
         remembering(answers_file=path)
     second.close()
     assert count(remembering(answers_file=path)) == 2, "what was in memory is not lost"

@@ -798,9 +798,9 @@ def test_the_repr_of_a_result_is_short(engine: Engine) -> None:
 
 
 def test_n_belongs_to_generate(engine: Engine) -> None:
-    with pytest.raises(OptionError, match="n needs generate"):
+    with pytest.raises(OptionError, match=r"use generate\(\) for n answers"):
         engine.stream(IDS, n=2)
-    with pytest.raises(OptionError, match="n needs generate"):
+    with pytest.raises(OptionError, match=r"use generate\(\) for n answers"):
         engine.chat(n=2)
     with pytest.raises(UnknownName, match="Did you mean 'temperature'"):
         engine.chat(temprature=1.0)

@@ -491,5 +491,5 @@ def test_a_hub_that_does_not_answer_is_no_model_without_adaptive_tokens(
 
 def test_a_name_that_is_no_hub_id_has_no_adaptive_tokens() -> None:
     for name in ("no such folder", "some/where/else.gguf"):
-        with pytest.raises(UnsupportedError, match="never taught"):
+        with pytest.raises(UnsupportedError, match="not trained with"):
             SDSAT(k=2).bind(ModelFacts(layers=2, heads=2, name=name))

@@ -389,7 +389,7 @@ def test_a_stream_may_be_closed_while_another_thread_waits_for_its_next_piece() 
     try:
         assert within.wait(300)
         stream.close()
-        with pytest.raises(OptionError, match="let it end first"):
+        with pytest.raises(OptionError, match="wait until it has ended"):
             chat.send("and now")  # what came of the answer is not known yet
     finally:
         closed.set()
@@ -718,7 +718,7 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = 2 * model.row_bytes(600)
     engine = engine_of(name, memory=memory)
     scheduler = Driver(engine)
-    with pytest.raises(OptionError, match=r"up to 3000 new ones, .*\(rows [\d,]+, .*logits"):
+    with pytest.raises(OptionError, match=r"\(rows [\d,]+, .*logits.* to 3000 new tokens"):
         engine.generate(prompt(200), max_new_tokens=3000)
 
     def held() -> int:
@@ -852,7 +852,7 @@ def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.Mo
         engine.generate(prompt(300, n), max_new_tokens=2)
         assert memory.held() <= 3 * model.row_bytes(1000)
     assert 3 <= len(engine.resources.prefixes) < 12
-    with pytest.raises(OptionError, match="most of what was free"):
+    with pytest.raises(OptionError, match="three quarters of the free memory"):
         engine.generate(prompt(1500), max_new_tokens=2)
     assert engine.generate(prompt(300, 29), max_new_tokens=2).stats.reused_tokens == 299
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: None)
@@ -895,8 +895,10 @@ def test_a_stall_is_said_once() -> None:
     said = [
         notice for sequence in sequences for notice in sequence.remarks if "in one pass" in notice
     ]
-    assert said == ["this model reads a prompt in one pass: others waited for one over 100 tokens "
-                    "(said once)"]  # fmt: skip
+    assert said == [
+        "this model reads a prompt in one pass: other answers waited for a prompt of 100 tokens "
+        "(reported once)"
+    ]
 
 
 def test_a_model_put_into_training_mode_ends_answers_that_are_under_way() -> None:

@@ -226,5 +226,5 @@ def test_a_cache_folder_that_may_not_be_looked_into_is_told(
     assert not caplog.records
     monkeypatch.setattr(Path, "is_file", forbidden)
     assert storage.known_about("some/model", "auto", ".bin") is None
-    assert "what is known about some/model is not used" in caplog.text
+    assert "the saved file about some/model is not used" in caplog.text
     assert "Permission denied" in caplog.text

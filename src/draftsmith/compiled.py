@@ -1,7 +1,7 @@
-"""Functions that numba compiles at their first call and keeps on disk.
+"""Functions that numba compiles at their first call and caches on disk.
 
-Plain `numba.njit(cache=True)` does not notice that a function of another file changed which was
-compiled into this one, and fails where the cache cannot be written or was cut off.
+Plain `numba.njit(cache=True)` has two gaps: it does not notice changes of functions in other files
+that were compiled into this one, and it fails if the cache is not writable or truncated.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ event.register("numba:compiler_lock", _timer)
 
 
 def compiled(function: Function) -> Function:
-    """Compile at the first call, or load from the cache. Calls release the interpreter's lock."""
+    """Compile at the first call, or load from the cache. Calls release the GIL."""
     made = numba.njit(**OPTIONS)(function)
-    with suppress(RuntimeError):  # no folder can be written: each process compiles
+    with suppress(RuntimeError):  # no cache folder is writable: each process compiles
         made._cache = _Cache(function)
     return made  # type: ignore[no-any-return]
 
 
 def inner(function: Function, **options: Any) -> Function:
-    """Compile a function that only compiled functions call."""
+    """Compile a function that is called by compiled functions only."""
     alone = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(**alone, **OPTIONS, **options)(function)  # type: ignore[no-any-return]
 
 
 inlined = partial(inner, forceinline=True)
-"""The same, inlined wherever it is called: no arguments are passed at run time."""
+"""Like `inner`, and inlined into its callers, so that no arguments are passed at run time."""
 fused = partial(inner, fastmath={"contract"})
-"""The same; a product and the sum that it is added to are rounded once."""
+"""Like `inner`, with fused multiply-add: a product and its sum are rounded once."""
 
 
 def compiling() -> float:
-    """Seconds that this process has spent compiling, or loading compiled code."""
+    """Return the seconds that this process has spent compiling or loading compiled code."""
     return _timer.duration if _timer.done else 0.0
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Compiled code on disk, by all functions that it was compiled from.
+    """Cache whose key includes all functions that the code was compiled from.
 
-    Code that cannot be read or written is compiled again: a full disk, a file that was cut off.
+    Code that cannot be read or written (a full disk, a truncated file) is compiled again.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -74,7 +74,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def digest(function: FunctionType) -> str:
-    """Digest of the bytecode and constants of a function and of the compiled ones that it calls."""
+    """Return a digest of the bytecode and constants of a function and the ones it calls."""
     found: dict[FunctionType, list[Any]] = {}
 
     def visit(one: FunctionType) -> None:

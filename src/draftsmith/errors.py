@@ -1,16 +1,16 @@
-"""Everything draftsmith raises on purpose.
+"""The exceptions that draftsmith raises.
 
 DraftsmithError
-├── OptionError (ValueError)      a value or name the caller gave does not fit
-│   └── UnknownName               … an unknown drafter or option; names the nearest known one
+├── OptionError (ValueError)      an option has a wrong value or does not fit another one
+│   └── UnknownName               … there is no such drafter or option; names the nearest one
 ├── PromptError (ValueError)      the prompt is empty, too long, or of the wrong type
 ├── LoadError                     a model, tokenizer or file cannot be read
-├── WriteError (OSError)          a file cannot be written: no room, no permission, no folder
-├── UnsupportedError              the model cannot do what was asked, and why
+├── WriteError (OSError)          a file cannot be written: no space, no permission, no folder
+├── UnsupportedError              the model cannot do what was requested; names the reason
 ├── DrafterError                  a drafter broke its contract
-│   └── DrafterStalled            … held up a pass; later answers ask it again
-├── TrainingError                 a training cannot go on: its loss is no number any more
-└── GenerationInterrupted         stopped half-way; `.partial` holds what was generated
+│   └── DrafterStalled            … delayed a pass too long; later answers use it again
+├── TrainingError                 a training cannot continue: its loss is not finite
+└── GenerationInterrupted         failed during generation; `.partial` holds the results so far
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 
 class DraftsmithError(Exception):
-    """Base of every error that draftsmith raises on purpose."""
+    """Base of all exceptions that draftsmith raises."""
 
 
 class OptionError(DraftsmithError, ValueError):
-    """An option has a value that cannot work; the message names both and what would."""
+    """An option has a wrong value; the message names the option, its value and valid values."""
 
 
 class UnknownName(OptionError):
-    """A drafter or an option that does not exist; the message suggests the nearest that does."""
+    """There is no such drafter or option; the message suggests the nearest name."""
 
     def __init__(
         self, kind: str, name: str, known: Iterable[str], instead: str | None = None
@@ -53,11 +53,11 @@ class LoadError(DraftsmithError):
 
 
 class WriteError(DraftsmithError, OSError):
-    """A file could not be written; the message names it and says why."""
+    """A file could not be written; the message names the file and the reason."""
 
 
 class UnsupportedError(DraftsmithError):
-    """The model cannot do what was asked; the message says why."""
+    """The model cannot do what was requested; the message names the reason."""
 
 
 class DrafterError(DraftsmithError):
@@ -65,15 +65,15 @@ class DrafterError(DraftsmithError):
 
 
 class DrafterStalled(DrafterError):
-    """A drafter held up a pass for so long that its answers go on without it."""
+    """A drafter delayed a pass so long that the answers of the pass continue without it."""
 
 
 class TrainingError(DraftsmithError):
-    """A training diverged; the message says in which step, and what to change."""
+    """A training diverged; the message names the step and what to change."""
 
 
 class GenerationInterrupted(DraftsmithError):
-    """Generation failed half-way; `partial` holds the results generated so far."""
+    """Generation failed after some tokens; `partial` holds the results so far."""
 
     def __init__(self, message: str, partial: Any) -> None:
         super().__init__(message)
@@ -81,6 +81,6 @@ class GenerationInterrupted(DraftsmithError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else's code says first, or what it is if it says nothing."""
+    """Return the first line of an error message, up to 200 characters; its type if it is empty."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

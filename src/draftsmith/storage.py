@@ -1,4 +1,4 @@
-"""Files: read with one kind of error, written whole or not at all, grown by whole lines."""
+"""Files: reading with one exception type, atomic writing, and the cache folder."""
 
 from __future__ import annotations
 
@@ -29,74 +29,78 @@ T = TypeVar("T")
 _LOG = logging.getLogger("draftsmith")
 
 NEW = ".new"
-"""Ends the name of a file that is being written; what comes before is different for each writer."""
+"""Suffix of files that are being written, after a name that is different for each writer."""
 
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-"""How to open packed files, by their ending."""
+"""Functions that open compressed files, by suffix."""
 
 _UNREADABLE = (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error)
 
 
 def cache_folder() -> Path:
-    """Where draftsmith keeps what it has made or learnt on this machine.
+    """Return the folder where draftsmith stores what it computes on this machine.
 
     It is `$DRAFTSMITH_CACHE`, else `$XDG_CACHE_HOME/draftsmith`, else `~/.cache/draftsmith`.
-    Raises WriteError where nothing tells where home is.
+    Raises WriteError if there is no home folder.
     """
-    own = os.environ.get("DRAFTSMITH_CACHE")
+    chosen = os.environ.get("DRAFTSMITH_CACHE")
     try:
-        if own:
-            return Path(own).expanduser()
+        if chosen:
+            return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
-    except RuntimeError as error:  # pathlib's
+    except RuntimeError as error:  # raised by pathlib
         raise WriteError(
-            "there is no home folder to keep files in: set DRAFTSMITH_CACHE to a folder"
+            "there is no home folder for the cache: set DRAFTSMITH_CACHE to a folder"
         ) from error
 
 
 def open_text(path: Path, errors: str = "strict") -> IO[str]:
-    """Open a text for reading, by its ending: plain, .gz or .xz; a byte order mark is left out."""
+    """Open a plain, .gz or .xz text file for reading; a byte order mark is skipped."""
     opened = PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", errors=errors)
     return cast(IO[str], opened)
 
 
 def no_utf8(text: str) -> tuple[int, str] | None:
-    """Where what was read with errors="surrogateescape" is no UTF-8 first, and how to say so."""
+    """Return (position, message) of the first non-UTF-8 byte of a text; None if there is none.
+
+    The text must have been read with errors="surrogateescape".
+    """
     wrong = re.search("[\udc80-\udcff]", text)
     return wrong and (wrong.start(), f"not UTF-8 (byte 0x{ord(wrong[0]) - 0xDC00:x})")
 
 
 def file_about(model: str, kind: str, suffix: str) -> Path:
-    """The file of this kind about a model, in the cache folder, named after its hub id or folder.
+    """Return the path in the cache folder for a file of this kind about a model.
 
-    Raises WriteError where there is no such folder.
+    The file is named after the model's hub id or folder. Raises WriteError if there is no cache
+    folder.
     """
     folder = Path(model).expanduser()
     identity = str(folder.resolve()) if folder.is_dir() else model
-    named = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+    suffix_of_name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
     readable = re.sub(r"[^\w.-]+", "-", Path(identity).name)[:60]
-    return cache_folder() / kind / f"{readable}-{named}{suffix}"
+    return cache_folder() / kind / f"{readable}-{suffix_of_name}{suffix}"
 
 
 def known_about(model: str, kind: str, suffix: str) -> Path | None:
-    """That file if there is one to be read; a model made in memory has no name, and so none.
+    """Return the path of `file_about` if the file exists; None if not, or if `model` is empty.
 
-    A folder that may not be looked into is logged: what was learnt of the model is not used then.
+    If the folder cannot be accessed, a warning is logged and None is returned.
     """
     try:
         path = file_about(model, kind, suffix)
-    except WriteError:  # there is no home folder, so nothing was kept
+    except WriteError:  # without a home folder there are no files
         return None
     try:
         return path if model and path.is_file() else None
     except OSError as error:
-        _LOG.warning("what is known about %s is not used: %s: %s", model, path, _reason(error))
+        _LOG.warning("the saved file about %s is not used: %s: %s", model, path, _reason(error))
         return None
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise LoadError, naming `path`, for what goes wrong with files inside."""
+    """Convert errors of reading files into LoadError, with `path` in the message."""
     try:
         yield
     except _UNREADABLE as error:
@@ -105,7 +109,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise WriteError, naming `path`, for what goes wrong with files inside."""
+    """Convert errors of writing files into WriteError, with `path` in the message."""
     try:
         yield
     except WriteError:
@@ -119,10 +123,11 @@ def _reason(error: Exception) -> object:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
-    Raises ValueError for what is no JSON or no UTF-8 (`no_utf8`), for more nesting than Python
-    follows, and for strings with half a surrogate pair, which no tokenizer takes and no file holds.
+    Raises ValueError for text that is not JSON or not UTF-8 (`no_utf8`), for nesting beyond
+    Python's recursion limit, and for strings with an unpaired surrogate, which no tokenizer
+    accepts.
     """
     if wrong := no_utf8(text):
         raise ValueError(wrong[1])
@@ -141,16 +146,16 @@ def parse_json(text: str) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text whole or not at all; raises WriteError."""
+    """Write a text file atomically; raises WriteError."""
     write_chunks(path, [text.encode("utf-8")])
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> int:
-    """Write a file whole or not at all, and see it on disk; returns its CRC-32.
+    """Write a file atomically and flush it to disk; return its CRC-32.
 
-    Until it is whole, the file that was there stays, also for readers that have it mapped. Of
-    several writers the last one to finish wins. What is no regular file, a pipe say, is written
-    directly. Raises WriteError.
+    The old file stays until the new one is complete, also for processes that have it mapped. Of
+    several concurrent writers the last one to finish wins. A path that is not a regular file, such
+    as a pipe, is written directly. Raises WriteError.
     """
     total = 0
     with writing(path), _replacing(path) as file:
@@ -161,10 +166,10 @@ def write_chunks(path: Path, chunks: Iterable[bytes]) -> int:
 
 
 def check_writable(path: Path) -> None:
-    """Raise WriteError if `path` cannot be written: before the work, not after it."""
+    """Raise WriteError if `path` cannot be written. Call it before long work."""
     with writing(path):
         if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder; give a file")
+            raise IsADirectoryError(None, "it is a folder; give the path of a file")
         if not path.exists() or path.is_file():
             fresh, file = _create_beside(path.resolve())
             fresh.unlink()
@@ -173,12 +178,12 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file, which takes the place of `path` if nothing fails."""
+    """Yield a new file, which replaces `path` if no error is raised."""
     if path.exists() and not path.is_file():
         with path.open("wb") as direct:
             yield direct
         return
-    target = path.resolve()  # a link is followed, so that it stays one
+    target = path.resolve()  # follow a link, so that it remains a link
     _remove_abandoned(target)
     fresh, file = _create_beside(target)
     try:
@@ -186,7 +191,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if os.name == "nt":  # which renames no open file
+            if os.name == "nt":  # Windows cannot rename an open file
                 file.close()
             os.replace(fresh, target)
     except BaseException:
@@ -196,44 +201,44 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _create_beside(target: Path) -> tuple[Path, IO[bytes]]:
-    """Create an empty file beside `target` under a name of its own, locked while it is open."""
+    """Create an empty file beside `target` under a unique name, locked while it is open."""
     while True:
         fresh = target.with_name(f"{_stem(target)}{secrets.token_hex(8)}{NEW}")
         file = fresh.open("xb")
         if lock(file) and not os.fstat(file.fileno()).st_nlink:
-            file.close()  # another writer took it for abandoned before it was locked
+            file.close()  # another writer removed it as abandoned before it was locked
             continue
         return fresh, file
 
 
 def _stem(target: Path) -> str:
-    """Return how the names of new files for `target` begin; short enough for any file system."""
+    """Return the beginning of the names of new files for `target`, of limited length."""
     return f"{target.name[:50]}."
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Delete what killed writers of `target` left: new files that nobody has locked."""
+    """Delete new files that killed writers of `target` left: those that are not locked."""
     if fcntl is None:
         return
     name = re.compile(re.escape(_stem(target)) + "[0-9a-f]{16}" + re.escape(NEW))
     try:
         names = os.listdir(target.parent)
-    except PermissionError:  # files can be written to some folders that cannot be listed
+    except PermissionError:  # some writable folders cannot be listed
         return
     for left in map(target.with_name, filter(name.fullmatch, names)):
         try:
             with left.open("r+b") as file:
                 if lock(file, wait=False):
                     left.unlink(missing_ok=True)
-        except (FileNotFoundError, PermissionError):  # finished meanwhile, or another user's
+        except (FileNotFoundError, PermissionError):  # it was finished, or is another user's
             continue
 
 
 def lock(file: IO[bytes], *, wait: bool = True) -> bool:
     """Lock a file until it is closed; return whether the lock was granted.
 
-    It is not where the system or the file system knows no locks, and, unless `wait`, where
-    somebody else has it.
+    Returns False if the system or file system has no locks, and, without `wait`, if another process
+    holds the lock.
     """
     if fcntl is None:
         return False
@@ -248,11 +253,11 @@ def lock(file: IO[bytes], *, wait: bool = True) -> bool:
 
 _NOT_LOCKED = {errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS,
                errno.EINVAL}  # fmt: skip
-"""Errors of `flock`: locked by somebody else, or no locks on this file system."""
+"""Errors of `flock` if another process holds the lock, or if the file system has no locks."""
 
 
 def sync_folder(folder: Path) -> None:
-    """See a folder's names on disk, where the system knows how to."""
+    """Flush the names in a folder to disk, where the system supports it."""
     if os.name == "nt":
         return
     number = os.open(folder, os.O_RDONLY)
@@ -263,5 +268,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def digest(key: object) -> str:
-    """A fingerprint of what JSON can say."""
+    """Return a fingerprint of a value that can be converted to JSON."""
     return hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()[:24]

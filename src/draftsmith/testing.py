@@ -1,7 +1,6 @@
-"""An exact toy target, exact enumeration of a decoder's distribution, and the contract of every
-drafter.
+"""Tools for testing drafters: an exact toy target, exact enumeration, and the drafter contract.
 
-For us and for plugin authors:
+Plugin authors can use them, too:
 
     from draftsmith.testing import check_drafter
     def test_my_drafter(): check_drafter(MyDrafter())
@@ -36,7 +35,7 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class ToyRow:
-    """A sequence of the toy target; its cache is the list of ids it has seen."""
+    """A sequence of the toy target; its cache is the list of the ids it has read."""
 
     pending: list[int]
     ids: list[int] = field(default_factory=list)
@@ -49,11 +48,10 @@ class ToyRow:
 
 
 class ToyTarget:
-    """A target whose distribution is a function of the last `order` ids, given or random; exact in
-    float64.
+    """A target with a distribution that depends on the last `order` ids; exact in float64.
 
-    It checks the loop while serving it: a token is only ever fed after its own prefix. Its taps are
-    functions of the prefix, too: see `toy_taps`.
+    The distribution is given or random. The target checks the loop: it raises AssertionError if a
+    token does not follow its own prefix. Its taps are functions of the prefix, too (`toy_taps`).
     """
 
     def __init__(
@@ -74,15 +72,15 @@ class ToyTarget:
         self._distribution = distribution or self._random
         self._distributions: dict[Ids, Tensor] = {}
         self.refused: AssertionError | None = None
-        """Why a pass could not be computed."""
+        """Error of the last pass that failed a check."""
 
     @property
     def facts(self) -> ModelFacts:
-        """What drafters may know of it."""
+        """Facts about the target for drafters."""
         return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size, shape=self.shape)
 
     def distribution(self, prefix: abc.Sequence[int]) -> Tensor:
-        """(V,) float64 probabilities of the next id after `prefix`."""
+        """Return (V,) float64 probabilities of the next id after `prefix`."""
         key = tuple(prefix[-self.order :])
         if key not in self._distributions:
             self._distributions[key] = self._distribution(key).double()
@@ -95,7 +93,7 @@ class ToyTarget:
         return (2 * scores).softmax(-1)
 
     def logits(self, prefix: abc.Sequence[int]) -> Tensor:
-        """(V,) log-probabilities; -inf where the distribution is zero."""
+        """Return (V,) log-probabilities; -inf where the distribution is zero."""
         return self.distribution(prefix).log()
 
     def open(self, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
@@ -122,19 +120,19 @@ class ToyTarget:
         return [self._forward(row, draft) for row, draft in zip(rows, drafts, strict=True)]
 
     def _refuse(self, what: str) -> AssertionError:
-        """An error that is kept: the loop would go on without the draft."""
+        """Create an error and keep it, because the loop catches it and continues without drafts."""
         self.refused = AssertionError(what)
         return self.refused
 
     def _forward(self, row: ToyRow, draft: Draft) -> RowOutput:
         if row.taken < len(row.pending):
             if draft:
-                raise self._refuse("a chunk has no draft")
+                raise self._refuse("a row with pending tokens left must not have a draft")
             return RowOutput(torch.empty((0, self.vocab_size), dtype=torch.float64, device="cpu"))
         prefixes = [[*row.ids, *row.pending]]
         for token, origin in zip(draft.tokens, draft.origins or (), strict=False):
             if origin >= 0 and prefixes[0][origin] != token:
-                raise self._refuse(f"{token} is said to be a copy of position {origin}")
+                raise self._refuse(f"origin {origin} of token {token} holds another token")
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             prefixes.append([*prefixes[parent + 1], token])
         return RowOutput(torch.stack([self.logits(prefix) for prefix in prefixes]))
@@ -154,7 +152,7 @@ class ToyTarget:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             rest = row.pending[row.taken :]
             if len(emitted) != (0 if rest else len(path) + 1):
-                raise AssertionError(f"{len(emitted)} tokens emitted along a path of {len(path)}")
+                raise AssertionError(f"{len(emitted)} tokens emitted for a path of {len(path)}")
             row.ids += [*row.pending[: row.taken], *emitted[:-1]]
             row.pending = [*rest, *emitted[-1:]]
 
@@ -168,10 +166,10 @@ class ToyTarget:
 
 
 def toy_taps(ids: abc.Sequence[int], needs: Needs) -> Taps:
-    """Hidden states and attention of all ids but the last: functions of the ids before them.
+    """Return hidden states and attention of all ids but the last, as functions of the earlier ids.
 
-    A state mixes the last three ids, so that equal pasts have equal states; a head attends to
-    positions in proportion to how much their state resembles the last one.
+    A state mixes the last three ids, so equal pasts have equal states. A head attends to positions
+    in proportion to the similarity of their state to the last one.
     """
     states = len(ids) - 1
     if not states:
@@ -193,12 +191,12 @@ def toy_taps(ids: abc.Sequence[int], needs: Needs) -> Taps:
 
 
 class Enumerated:
-    """A `Sampler` that replays one branch of all random choices and weighs it exactly."""
+    """A `Sampler` that replays one branch of all random choices and computes its probability."""
 
     def __init__(self, script: abc.Sequence[int]) -> None:
         self._script = list(script)
         self.taken: list[tuple[int, list[float]]] = []
-        """Per choice: the option taken, and the probabilities of all options."""
+        """For each choice, the option taken and the probabilities of all options."""
 
     def _choose(self, options: list[float]) -> int:
         position = len(self.taken)
@@ -218,11 +216,11 @@ class Enumerated:
 
     @property
     def weight(self) -> float:
-        """Probability of this branch."""
+        """Probability of the branch."""
         return math.prod(options[pick] for pick, options in self.taken)
 
     def following(self) -> list[int] | None:
-        """The script of the next branch in order, None after the last."""
+        """Return the script of the next branch in order; None after the last one."""
         for position in range(len(self.taken) - 1, -1, -1):
             pick, options = self.taken[position]
             for other in range(pick + 1, len(options)):
@@ -234,7 +232,10 @@ class Enumerated:
 def enumerate_distribution(
     experiment: Callable[[Enumerated], T], most: int = 2_000_000
 ) -> dict[T, float]:
-    """The exact distribution of what `experiment` returns, over every random choice it makes."""
+    """Return the exact distribution of the result of `experiment` over all random choices.
+
+    Raises AssertionError if there are more than `most` branches.
+    """
     distribution: dict[T, float] = {}
     script: list[int] | None = []
     for _ in range(most):
@@ -244,13 +245,13 @@ def enumerate_distribution(
         result = experiment(sampler)
         distribution[result] = distribution.get(result, 0.0) + sampler.weight
         script = sampler.following()
-    raise AssertionError(f"more than {most} branches; make the experiment smaller")
+    raise AssertionError(f"the experiment has more than {most} branches; make it smaller")
 
 
 def exact_distribution(
     target: ToyTarget, prompt: abc.Sequence[int], length: int
 ) -> dict[Ids, float]:
-    """The target's own distribution over the next `length` ids (temperature 1)."""
+    """Return the target's own distribution over the next `length` ids (temperature 1)."""
     distributions: dict[Ids, float] = {(): 1.0}
     for _ in range(length):
         distributions = {
@@ -267,7 +268,7 @@ def exact_distribution(
 
 @dataclass(frozen=True, repr=False)
 class Scripted(Drafter):
-    """A test drafter that drafts whatever `propose(ctx)` says."""
+    """A test drafter that returns `propose(ctx)`."""
 
     propose: Callable[[Context], Draft]
 
@@ -300,10 +301,10 @@ def decode(
     stop_rules: abc.Sequence[StopRule] = (),
     sampler: Sampler | None = None,
 ) -> Sequence:
-    """A finished sequence of `drafter`, which is bound here, on the toy target.
+    """Bind `drafter` and decode with it on the toy target; return the finished sequence.
 
-    With `sampler` all draws are its own, the drafter's, too. Raises what failed, the drafter's
-    errors included.
+    With `sampler`, all draws come from it, including the drafter's. Raises the error of the
+    sequence or of the drafter.
     """
     drafter = drafter.bind(target.facts)
     sequence = Sequence(
@@ -333,13 +334,13 @@ def decode(
 def plain(
     target: ToyTarget, prompt: abc.Sequence[int], length: int, *, greedy: bool = True, seed: int = 0
 ) -> list[int]:
-    """What plain decoding answers."""
+    """Return the output of plain decoding."""
     silent = Scripted(lambda _ctx: EMPTY)
     return decode(target, silent, prompt, length, greedy=greedy, seed=seed).ids[len(prompt) :]
 
 
 def contract_prompts(vocab_size: int) -> Iterator[list[int]]:
-    """Prompts that make drafters act: repeats, constants, one token, noise."""
+    """Yield prompts that make drafters act: repetitions, constants, one token, noise."""
     generator = torch.Generator().manual_seed(7)
     noise = torch.randint(vocab_size, (40,), generator=generator, device="cpu").tolist()
     yield [1]
@@ -350,24 +351,27 @@ def contract_prompts(vocab_size: int) -> Iterator[list[int]]:
 
 
 def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
-    """Assert the contract of every drafter; raises AssertionError or DrafterError.
+    """Check the contract of drafters; raise AssertionError or DrafterError if it is broken.
 
-    Well-formed drafts within every budget, whose origins carry their tokens; greedy output equal to
-    plain decoding; for guess drafters the same seed gives the same tokens; for sampled ones the
-    exact distribution; a rewound state drafts like a fresh one; `str(drafter)` can be typed.
+    - Drafts are well formed, within every budget, and their origins hold the same tokens.
+    - Greedy output equals plain decoding.
+    - Drafters that only guess give the same tokens for the same seed.
+    - Drafters that sample give the exact distribution.
+    - A rewound state drafts like a new one.
+    - `str(drafter)` starts with the drafter's name.
     """
-    assert drafter.name.isidentifier(), f"name {drafter.name!r} cannot be typed"
+    assert drafter.name.isidentifier(), f"name must be an identifier, got {drafter.name!r}"
     assert str(drafter).startswith(drafter.name)
     options = {f.name: getattr(drafter, f.name) for f in fields(drafter)}
-    assert hash(drafter) == hash(type(drafter)(**options)), "configuration must hash"
+    assert hash(drafter) == hash(type(drafter)(**options)), "equal options must give equal hashes"
     bound = drafter.bind(ToyTarget(11).facts)
-    assert str(bound) == str(drafter), "a bound drafter prints like its configuration"
+    assert str(bound) == str(drafter), "a bound drafter must have the same str as the unbound one"
     cases: tuple[tuple[int, Shape], ...] = ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain"))
     for order, shape in cases:
         target = ToyTarget(11, order=order, shape=shape)
         for prompt in contract_prompts(target.vocab_size):
             for budget in (0, 1, 3, 16):
-                # The loop checks form and budget of every draft on the way.
+                # The loop checks the form and the budget of every draft.
                 ours = decode(target, bound, prompt, length, budget=budget)
                 assert ours.ids[len(prompt) :] == plain(target, prompt, length), (
                     f"greedy output differs from plain decoding: {drafter} on {prompt}"
@@ -377,7 +381,7 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
                 seeded = decode(target, bound, prompt, length, greedy=False, seed=3)
                 expected = plain(target, prompt, length, greedy=False, seed=3)
                 assert seeded.ids[len(prompt) :] == expected, (
-                    f"same seed, other tokens: {drafter} on {prompt}"
+                    f"the same seed gives other tokens than plain decoding: {drafter} on {prompt}"
                 )
     if bound.sampled:
         check_distribution(drafter)
@@ -385,11 +389,10 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
 
 
 def check_distribution(drafter: Drafter, *, length: int = 3, tolerance: float = 1e-9) -> None:
-    """Assert that the drafter's output distribution is the target's, by enumerating every random
-    choice.
+    """Assert that the output distribution is the target's, by enumerating all random choices.
 
-    On targets that verify trees and on those that verify one branch, and with answers so short that
-    drafts overshoot them.
+    This covers targets that verify trees, targets that verify chains, and answers so short that
+    drafts are longer.
     """
     drafter = drafter.bind(ToyTarget(3).facts)
     shapes: tuple[Shape, ...] = ("tree", "chain")
@@ -415,13 +418,13 @@ def assert_same_distribution(
     worst = max(ours.keys() | exact.keys(), key=lambda k: abs(ours.get(k, 0) - exact.get(k, 0)))
     gap = abs(ours.get(worst, 0) - exact.get(worst, 0))
     assert gap <= tolerance, (
-        f"distribution differs at {worst}: {ours.get(worst, 0):.12f} instead of "
-        f"{exact.get(worst, 0):.12f}"
+        f"the distribution differs at {worst}: expected {exact.get(worst, 0):.12f}, got "
+        f"{ours.get(worst, 0):.12f}"
     )
 
 
 def check_rewind(drafter: Drafter) -> None:
-    """Assert that a state rewound with `truncate` drafts like one that never went there."""
+    """Assert that a state rewound with `truncate` drafts like a new one."""
     drafter = drafter.bind(ToyTarget(11).facts)
     if drafter.sampled:
         return
@@ -435,7 +438,7 @@ def check_rewind(drafter: Drafter) -> None:
         state.truncate(len(kept))
         used.ids, used.hidden, used.attention = fresh.ids, fresh.hidden, fresh.attention
         again, expected = state.draft(used), drafter.open(fresh).draft(fresh)
-        assert again.tokens == expected.tokens, f"{drafter} drafts from a past that was rewound"
+        assert again.tokens == expected.tokens, f"{drafter} uses ids that truncate() removed"
 
 
 def _context(drafter: Drafter, ids: abc.Sequence[int]) -> Context:

@@ -295,7 +295,7 @@ def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> Non
         [draft] = propose([sequence], [sequence], target)
         seen.append(len(draft))
     assert seen == [2, 4]
-    with pytest.raises(DrafterError, match="chances must be 4 probabilities"):
+    with pytest.raises(DrafterError, match="chances must be 4 numbers from 0 to 1"):
         replace(guess, chances=(0.5,)).check(11, 4)
 
 

@@ -377,13 +377,13 @@ def test_a_prior_with_impossible_values_is_refused(tmp_path: Path, name: str, va
         tensors[name] = tensors[name].copy()
         tensors[name][3] = value
 
-    with pytest.raises(LoadError, match="no prior of auto"):
+    with pytest.raises(LoadError, match="not a prior of auto"):
         mixer_prior.load(damaged(tmp_path, change))
 
 
 @pytest.mark.parametrize("name", ["1.weights", "2.cases"])
 def test_a_prior_with_a_part_missing_or_too_long_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LoadError, match="no prior of auto"):
+    with pytest.raises(LoadError, match="not a prior of auto"):
         mixer_prior.load(damaged(tmp_path, lambda tensors: tensors.pop(name)))
     with pytest.raises(LoadError, match="shape"):
         mixer_prior.load(damaged(tmp_path, lambda t: t.update({name: np.zeros(3, np.float32)})))

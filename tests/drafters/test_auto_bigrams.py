@@ -67,10 +67,10 @@ def test_where_nobody_may_look_nothing_is_known(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("header", "something else"),
+        ("header", "another format"),
         ([(0, 1, 300)], "token ids"),
         ([(0, 0, 0)], "token ids"),
-        ([(0, 3, 4)], "a token twice"),
+        ([(0, 3, 4)], "same token twice"),
         ([(1, 1 + TOP, WHOLE + 1)], "probabilities"),
         ([(1, 1 + TOP + 3, WHOLE)], "probabilities"),
         ([(1, WIDTH - 1, -1)], "probabilities"),

@@ -242,7 +242,7 @@ def test_a_calibration_is_found_by_name(cache: Path) -> None:
     assert "K=" not in needs.why
     attention = PldPlus(rank="attention", heads=2).needs_of(facts)
     assert attention.attention_heads == ((5, 1), (7, 2))
-    assert "K=40 was best there, this is K=70" in attention.why
+    assert "K=40 was best there, K=70 is used" in attention.why
     assert PldPlus(layer=3).needs_of(facts).why == ""
 
 
@@ -260,7 +260,7 @@ def test_without_a_home_folder_there_is_no_calibration() -> None:
 
 def test_a_wrong_calibration_is_named(cache: Path) -> None:  # noqa: ARG001
     path = calibrated().save()
-    with pytest.raises(LoadError, match="32 layers with 32 heads, not 4 with 32"):
+    with pytest.raises(LoadError, match="32 layers with 32 heads, not of 4 with 32"):
         calibration.load(ModelFacts(4, 32, "some/model"))
     path.write_text('{"format": 99}', encoding="utf-8")
     with pytest.raises(LoadError, match="delete it"):

@@ -348,9 +348,9 @@ def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
         ("sdsat(k=0)", "k must be an integer >= 1, got 0"),
         ("sdsat(k=3, passes=3)", "passes must be 1 or 2, got 3"),
         ("sdsat(k=3, tree=0)", "tree must be an integer >= 1, got 0"),
-        ("sdsat(k=3, tree=())", r"like \(3, 2, 1\), got \(\)"),
-        ("sdsat(k=3, tree=(2, 0))", r"like \(3, 2, 1\), got \(2, 0\)"),
-        ("sdsat(k=3, tree=2.5)", r"like \(3, 2, 1\), got 2.5"),
+        ("sdsat(k=3, tree=())", r"such as \(3, 2, 1\), got \(\)"),
+        ("sdsat(k=3, tree=(2, 0))", r"such as \(3, 2, 1\), got \(2, 0\)"),
+        ("sdsat(k=3, tree=2.5)", r"such as \(3, 2, 1\), got 2.5"),
         ("sdsat(k=3, passes=1, tree=4)", "tree=4 needs passes=2"),
         ("sdsat", "k"),
     ],
@@ -361,9 +361,11 @@ def test_options_are_checked(spec: str, message: str) -> None:
 
 
 def test_models_must_have_been_taught(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match=r"made in memory was never taught .*train sdsat"):
+    with pytest.raises(
+        UnsupportedError, match=r"created in memory was not trained with .*train sdsat"
+    ):
         Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="sdsat(k=3)")
-    with pytest.raises(UnsupportedError, match="was never taught"):
+    with pytest.raises(UnsupportedError, match="was not trained with adaptive tokens"):
         bound("copyspec+sdsat(k=3)", str(tmp_path))
     (tmp_path / "sdsat.json").write_text("{}", encoding="utf-8")
     with pytest.raises(LoadError, match="does not say what the model's adaptive tokens are"):

@@ -96,7 +96,7 @@ def test_contract(spec: str) -> None:
         ("spectra(W=0)", "W must be"),
         ("spectra(tau=1.5)", "tau must be a number >= 0 and <= 1, got 1.5"),
         ("spectra(positions=other)", "'own' or 'staggered'"),
-        ("spectra(forward=False, backward=False)", "nothing to guess with"),
+        ("spectra(forward=False, backward=False)", "leave no guesses"),
         ("lookahead(G=0)", "lookahead: G must be"),
     ],
 )
@@ -232,7 +232,7 @@ def test_the_least_recently_recorded_goes() -> None:
     assert ngrams.changed_keys() == {0: False, 5: False, 6: False, 7: True, 8: True}
     assert ngrams.forward(0, ()) == [], "what is forgotten is unseen again"
     assert ngrams.forward(8, ()) == [(4,)]
-    assert ngrams._behind.keys() == {7, 8}, "those that came first went, down to half"
+    assert ngrams._followers.keys() == {7, 8}, "those that came first went, down to half"
 
 
 @given(st.lists(st.integers(0, 9), max_size=90))
@@ -242,7 +242,7 @@ def test_a_key_has_the_latest_different_continuations(lasts: list[int]) -> None:
         ngrams.record((0, last))
     latest = list(dict.fromkeys(reversed(lasts)))[:3]
     assert ngrams.forward(0, ()) == [(last,) for last in latest]
-    assert len(ngrams._behind.get(0, [])) <= 12
+    assert len(ngrams._followers.get(0, [])) <= 12
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), max_size=60))
@@ -253,7 +253,7 @@ def test_memory_stays_bounded_and_changes_add_up(chains: list[list[int]]) -> Non
         ngrams.record(tuple(chain))
         for key, known in ngrams.changed_keys().items():
             keys.add(key) if known else keys.discard(key)
-        assert keys == set(ngrams._behind)
+        assert keys == set(ngrams._followers)
         assert len(keys) <= 4
         assert all(len(ngrams.forward(key, ())) <= 3 for key in keys)
 
@@ -609,13 +609,13 @@ def test_dictionaries_live_on_in_a_chat(engine: Engine) -> None:
     chat.send("hello world")
     state = chat._last and chat._last.state
     assert isinstance(state, _Pool)
-    learnt = {key for key, entries in state.ngrams._behind.items() if entries}
+    learnt = {key for key, entries in state.ngrams._followers.items() if entries}
     assert len(learnt) > 20
     history = [*chat.messages, {"role": "user", "content": "this is a test"}]
     stream = chat.stream("this is a test")
     next(stream)
-    assert (chat._last and chat._last.state) is state or state.ngrams._behind
-    assert all(state.ngrams._behind.get(key) for key in learnt)
+    assert (chat._last and chat._last.state) is state or state.ngrams._followers
+    assert all(state.ngrams._followers.get(key) for key in learnt)
     for _ in stream:
         pass
     assert stream.result.tokens == engine.generate(history, max_new_tokens=12).tokens
@@ -626,11 +626,11 @@ def test_a_rewind_keeps_the_dictionaries_and_restarts_chains_whose_prompt_went()
     ctx = context([5, 6, 7])
     draft = state.draft(ctx)
     passed(state, ctx, logits_for(draft, [8, 9], 2), draft)
-    chains, known = list(state.chains), dict(state.ngrams._behind)
+    chains, known = list(state.chains), dict(state.ngrams._followers)
     state.truncate(3)
     assert state.chains == chains
     state.truncate(1)
     ctx.ids, ctx.prompt_length = [5, 20, 21], 3
     state.draft(ctx)
     assert {token for chain in state.chains for token in chain} <= {5, 20, 21}
-    assert known.items() <= state.ngrams._behind.items()
+    assert known.items() <= state.ngrams._followers.items()

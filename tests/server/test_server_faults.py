@@ -265,7 +265,7 @@ def test_e5_a_drafter_that_stalls_once_serves_the_next_answer(
     assert len(asked) == 1 + 8
     assert 'drafter_failures_total{model_name="tiny"} 1.0' in figures
     [(what, extra)] = told
-    assert what == "the drafter failed; the answer goes on plainly"
+    assert what == "the drafter failed; the rest of the answer is decoded plainly"
     assert "drafting took 10.0 s" in extra["fields"]["why"]
     assert not api.engine.generate("the quick").notices
 

@@ -1,9 +1,9 @@
-"""How many nodes each sequence of a pass may draft.
+"""Number of nodes that each sequence of a pass may draft.
 
-One rule decides, for a pass as a whole: its nodes are those with which it gives most tokens per
-unit of cost. `pick` applies it before drafting, with what drafts of each depth have brought
-(`share`), and after it, with the probabilities that a drafter states (`loop.py:trim`). What nodes
-cost is in `cost.py`. `auto` applies the rule to one node at a time (`drafters/tree_search.py`).
+One rule decides for the whole pass: choose the nodes that give the most tokens per unit of cost.
+`pick` applies it before drafting, with the tokens that drafts of each depth have brought (`share`),
+and again after drafting, with the probabilities that a drafter states (`loop.py:trim`). The cost of
+nodes is in `cost.py`. `auto` applies the rule to one node at a time (`drafters/tree_search.py`).
 
 An automatic budget keeps a promise: never much slower than plain decoding, however bad the drafts.
 """
@@ -17,47 +17,47 @@ from typing import Protocol
 from draftsmith.core.cost import LADDER, PRIOR_SLOPE, CostCurve, on_curve
 
 RETRY_WIDTH = 4
-"""Most nodes of a draft that only finds out whether drafting pays again."""
+"""Maximum nodes of a draft that only tests whether drafting pays again."""
 
 RETRY_COST = 0.1
-"""Most plain passes that the nodes of such a draft may cost, if it has more than one. Behind a long
-context on a CPU a single node costs as much."""
+"""Maximum cost of the nodes of such a draft, in plain passes, if it has more than one. After a long
+context on a CPU, a single node costs as much."""
 
 LONGEST_PAUSE = 16
-"""Steps between retries at most: a copy that starts meanwhile is missed for that long."""
+"""Maximum steps between two such drafts; a copy that starts in between is missed until then."""
 
 HARMLESS = 0.01
-"""Plain passes that asking a drafter in vain may take a pass, with the pauses."""
+"""Overhead allowed for drafters that propose nothing, as a fraction of a plain pass."""
 
 SMOOTHING = 0.2
-"""Weight of the last draft in what drafts have brought."""
+"""Weight of the last draft in the moving average of accepted tokens."""
 
 MARGIN = 1.01
-"""A wider draft must promise so many times the tokens per unit of cost."""
+"""Factor by which a wider draft must increase the tokens per unit of cost."""
 
 
 class Budget(Protocol):
-    """Decides the width of each step for one sequence, and learns what it brought."""
+    """Decides the width of each step for one sequence, and learns from the outcome."""
 
     @property
     def width(self) -> int:
-        """Most nodes that a step may spend."""
+        """Maximum nodes of a step."""
 
     def next(self, rows: int, context: int) -> int:
-        """Nodes the next step may spend, in a pass over so many sequences and cached tokens.
+        """Return the nodes for the next step, in a pass with `rows` sequences and `context` tokens.
 
-        Of a curve that is `at` the pass already, these are its `rows` and `context`.
+        `context` is the number of cached tokens of all rows.
         """
 
     def record(self, depth: int, accepted: int, nodes: int = 0) -> None:
-        """A step drafted `nodes` down to `depth`, and `accepted` tokens of it held.
+        """Record a step that drafted `nodes` down to `depth`, of which `accepted` were accepted.
 
-        Depth 0: it carried probes alone, which bring nothing in the same step.
+        Depth 0 means that the draft had probes only, which give no tokens in the same step.
         """
 
 
 class FixedBudget:
-    """The same width every step: the papers' setting, and what makes counts repeatable."""
+    """The same width in every step: the papers' setting, with repeatable counts."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -70,19 +70,20 @@ class FixedBudget:
 
 
 class OpenBudget(FixedBudget):
-    """All that a drafter may want, for one that weighs `cost` itself (`Context.cost`).
+    """A fixed maximum for a drafter that weighs the cost itself (`Context.cost`).
 
-    Pauses while asking it takes more than its drafts bring beyond what their nodes cost: even one
-    that says nothing takes time, and in a pass that many share a node costs much.
+    Pauses while drafting costs more than its drafts bring beyond the cost of their nodes. A drafter
+    that proposes nothing still takes time, and in a pass with many rows a node costs much.
     """
 
     def __init__(self, cost: CostCurve, width: int, drafter: Hashable = None) -> None:
-        """`drafter`: whose drafting time counts; None: nobody's, so nothing pauses."""
+        """`drafter`: the key of drafting times in `cost`; None: drafting is free, without
+        pauses."""
         super().__init__(width)
         self.cost = cost
         self.drafter = drafter
         self.brought = 0.3
-        """Tokens accepted a pass, less what their drafts' nodes cost in plain passes, of late."""
+        """Moving average per pass: accepted tokens less the cost of their nodes in plain passes."""
         self._asked = False
         self._gain = 0.0
         self._pause = 0
@@ -97,7 +98,7 @@ class OpenBudget(FixedBudget):
             self._asked, self._gain = False, 0.0
             taken = cost.drafting(self.drafter, self.width)
             if self.brought < taken:
-                # No longer than keeps it harmless: what is cheap to ask misses few copies.
+                # A pause no longer than needed for `HARMLESS`: cheap drafters miss few copies.
                 self._pause = min(self._pause_length, int(taken / HARMLESS))
                 self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
             else:
@@ -109,15 +110,15 @@ class OpenBudget(FixedBudget):
         return self.width
 
     def record(self, depth: int, accepted: int, nodes: int = 0) -> None:  # noqa: ARG002
-        # As if all sequences of the pass had drafted alike: then each pays for its own.
+        # Assumes that all sequences of the pass drafted alike, so each pays for its own nodes.
         self._gain = accepted + 1 - self.cost.relative(self.cost.rows * nodes)
 
 
 class AutoBudget:
-    """The width with the best expected tokens per second; pauses when no width pays.
+    """The width with the most expected tokens per unit of cost; pauses when no width pays.
 
-    `survival[d]` is the smoothed share of attempts in which at least d+1 tokens were accepted;
-    beyond the depths tried it is continued geometrically, so success widens the drafts by itself.
+    `survival[d]` is the smoothed share of attempts with at least d+1 accepted tokens. Beyond the
+    depths tried it is extrapolated geometrically, so that successful drafts become wider.
     """
 
     def __init__(
@@ -127,9 +128,9 @@ class AutoBudget:
         reach: Callable[[int], int] = int,
         drafter: Hashable = None,
     ) -> None:
-        """`reach`: how deep the drafter's drafts of so many nodes go (`Drafter.reach`).
+        """`reach`: maximum depth of a draft with that many nodes (`Drafter.reach`).
 
-        `drafter`: whose drafting time counts; None: nobody's.
+        `drafter`: the key of drafting times in `cost`; None: drafting is free.
         """
         self.drafter = drafter
         self.cost = cost
@@ -149,7 +150,7 @@ class AutoBudget:
         return self.best_width() or self.retry if self.awake(rows, context) else 0
 
     def awake(self, rows: int, context: int) -> bool:
-        """Whether it drafts in the next pass, as for `next`; counts pauses down."""
+        """Return whether to draft in the next pass (see `next`); counts a pause down."""
         self.cost = self.cost.nearest(rows, context)
         if self.cost.knows_plain and self._pause > 0:
             self._pause -= 1
@@ -158,18 +159,18 @@ class AutoBudget:
 
     @property
     def retry(self) -> int:
-        """Nodes to find out with whether drafting pays again."""
+        """Nodes of a draft that tests whether drafting pays again."""
         widths = sorted({min(width, RETRY_WIDTH, self.ceiling) for width in LADDER})
         useful = [width for width in widths if self.reach(width)] or widths[-1:]
         paid = [width for width in useful if self.cost.relative(width) <= 1 + RETRY_COST]
         return max(paid, default=useful[0])
 
     def best_width(self) -> int:
-        """The ladder width with the most expected tokens per unit of cost; 0 if plain is best."""
+        """Return the ladder width with the most expected tokens per unit of cost; 0: plain."""
         return _widths([self], self.cost, 0)[0]
 
     def rungs(self) -> Iterator[tuple[float, int]]:
-        """Yield the tokens and the nodes that each rung of the ladder adds to a draft."""
+        """Yield (tokens, nodes) that each rung of the ladder adds to a draft."""
         width, tokens = 0, 0.0
         for rung in LADDER:
             wider = min(rung, self.ceiling)
@@ -180,7 +181,7 @@ class AutoBudget:
             width, tokens = wider, more
 
     def expected(self, depth: int) -> float:
-        """Expected accepted tokens of a draft `depth` deep."""
+        """Return the expected number of accepted tokens of a draft with this depth."""
         known = self.survival[:depth]
         beyond = depth - len(known)
         if not beyond:
@@ -190,7 +191,7 @@ class AutoBudget:
 
     @staticmethod
     def _tail_ratio(survival: list[float]) -> float:
-        """Survival from one depth to the next, where it was last seen."""
+        """Return the ratio of the last two entries, for extrapolation."""
         return min(0.98, survival[-1] / survival[-2]) if survival[-2] > 0 else 0.0
 
     def record(self, depth: int, accepted: int, nodes: int = 0) -> None:  # noqa: ARG002
@@ -198,27 +199,28 @@ class AutoBudget:
         ratio = self._tail_ratio(self.survival)
         while len(self.survival) < depth:
             self.survival.append(ratio * self.survival[-1])
-        # The first attempts weigh more: the start is a guess, they are facts.
+        # The first attempts weigh more, because the initial values are guesses.
         self._attempts += 1
         rate = max(SMOOTHING, 1 / (1 + self._attempts))
         for d, old in enumerate(self.survival):
             if d < depth or accepted < depth:  # a failed draft says as much about deeper ones
                 seen = float(accepted > d)
-            else:  # not tried: hope a little, or a run of short drafts would never widen again
+            else:  # not tried: a small value, so that a run of short drafts can become wider again
                 seen = max(old, 0.5 * self.survival[depth - 1])
             self.survival[d] = old + rate * (seen - old)
         if self.best_width() > 0:
             self._pause_length = 1
-        elif not probed or self._probed:  # what a first probe found is for the next step to draft
+        elif not probed or self._probed:  # after a first probe, the next step drafts what it found
             self._pause = self._pause_length
             self._pause_length = min(2 * self._pause_length, LONGEST_PAUSE)
         self._probed = probed
 
 
 def share(budgets: Sequence[Budget], context: int = 0) -> list[int]:
-    """Nodes for each sequence of a pass, the automatic ones decided together.
+    """Return the nodes of each sequence of a pass; automatic budgets are decided together.
 
-    `context`: their cached tokens. Alone it is what the budget says by itself (`AutoBudget.next`).
+    `context` is the number of cached tokens of all sequences. For a single sequence the result is
+    that of `Budget.next`.
     """
     at = len(budgets), context
     autos = {i: b for i, b in enumerate(budgets) if isinstance(b, AutoBudget) and b.awake(*at)}
@@ -232,9 +234,9 @@ def share(budgets: Sequence[Budget], context: int = 0) -> list[int]:
 
 
 def _widths(budgets: Sequence[AutoBudget], cost: CostCurve, spent: int) -> list[int]:
-    """Return the nodes of each sequence that pay, beside `spent` ones; what drafting takes counts.
+    """Return the nodes of each sequence that pay, in a pass with `spent` other nodes.
 
-    A drafter drafts for all its sequences at once.
+    The time of drafting counts; a drafter drafts for all its sequences at once.
     """
     points = cost.points()
     drafts = {budget.drafter: cost.drafts(budget.drafter) for budget in budgets}
@@ -257,12 +259,12 @@ def pick(
     cost: Callable[[int, Sequence[int]], float],
     margin: float = 1.0,
 ) -> list[int]:
-    """Return how many nodes of each sequence give the pass most tokens per unit of cost.
+    """Return the number of nodes of each sequence that gives the most tokens per unit of cost.
 
-    `offers`: of each sequence (tokens, nodes) to be added, in this order. Next is always that of
-    whichever sequence promises most by node. The pass gives `tokens` and has `spent` nodes in any
-    case. `cost`: of a pass by its nodes, and by how many each sequence has of these. More nodes
-    must give more than `margin` times as much.
+    `offers` has, for each sequence, (tokens, nodes) to add in this order. The offer with the most
+    tokens per node of any sequence is added next. Without offers the pass gives `tokens` and has
+    `spent` nodes. `cost` returns the cost of a pass from its number of nodes and the nodes added
+    for each sequence. More nodes must increase the ratio by more than the factor `margin`.
     """
     taken = [0] * len(offers)
     best, best_rate = list(taken), tokens / cost(spent, taken)

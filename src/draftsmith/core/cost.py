@@ -1,6 +1,6 @@
-"""What a pass costs, by the nodes that are drafted: learned from the passes themselves.
+"""Cost of a pass by its number of draft nodes, learned from the passes.
 
-Costs are in plain passes: 1 is a pass of the same rows, after the same context, without drafts.
+The unit is a plain pass: 1 is a pass with the same rows and context without drafts.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
-"""Draft widths; a short ladder, so that each is measured often and can become a CUDA graph."""
+"""Draft widths; few of them, so that each is measured often and can become a CUDA graph."""
 
 SHORT = 1024
-"""Cached tokens a row below which all passes are alike; beyond, contexts count by doublings.
+"""Cached tokens per row up to which all passes share a curve; above, each doubling has its own.
 
-Reading the weights costs more than reading so many keys, and a short chat learns one curve only.
+Up to there, reading the weights costs more than reading the keys. A short chat has one curve.
 """
 
 PRIOR_SLOPE = 0.02
-"""Least rise of the cost by node, beyond the widths that were measured."""
+"""Minimum slope of the cost per node beyond the measured widths."""
 SMOOTHING = 0.1
-"""Weight of the last pass in the mean of its width."""
+"""Weight of the last pass in the moving average of its width."""
 SETTLING = 4
-"""Passes of a width of which the fastest counts; later ones are averaged."""
+"""First passes of a width, of which the minimum is kept; later passes are averaged."""
 GUESSED = 4
-"""Passes over a number of rows whose widths are decided by the costs of another number."""
+"""Passes with a new number of rows that use the curve of another number of rows."""
 
 Points = list[tuple[float, float]]
-"""(nodes, cost), nodes rising from 0."""
+"""(nodes, cost) pairs, nodes rising from 0."""
 
 
 class CostCurve:
-    """Costs of one model's passes, for all its sequences.
+    """Cost of the passes of one model, for all its sequences.
 
-    Each number of rows, and for each of these every doubling of the context, has a curve of its
-    own: after a long context a pass costs more, and a draft relatively more or less, as attention
-    is computed. A width that was not measured there costs what it did after the nearest context,
-    else the curve is extrapolated. Before anything was measured a cheap pass is assumed (as on a
-    GPU, or a CPU in bfloat16).
+    Each number of rows has a curve for each doubling of the context: after a long context a pass
+    costs more, and the relative cost of a draft depends on how attention is computed. A width that
+    was not measured there costs what it did at the nearest context; else the curve is extrapolated.
+    Before any measurement passes are assumed to be cheap (as on a GPU, or a CPU in bfloat16).
     """
 
     def __init__(self, ladder: Sequence[int] = LADDER) -> None:
-        """`ladder`: widths with costs of their own; between two of them their mean width counts."""
+        """`ladder`: widths that are measured separately; passes between two count for the
+        upper one, which keeps their mean width."""
         self.ladder = ladder
         self.rows = 1
-        """Sequences of a pass: see `at`."""
+        """Sequences of a pass (see `at`)."""
         self.doublings = 0
-        """Of the context, from `SHORT` on."""
+        """Doublings of the context per row, from `SHORT` on."""
         self._guessed: dict[tuple[int, int], int] = {}
-        """By rows and doublings where no plain pass was measured: others that were."""
+        """(rows, doublings) without a measured plain pass → number of measured drafted passes."""
         self._passes: dict[tuple[int, int, int], tuple[float, float, int]] = {}
-        """By rows, doublings and rung: mean width, seconds, how many."""
+        """(rows, doublings, rung) → (mean width, seconds, number of passes)."""
         self._plainly: dict[int, set[int]] = {}
-        """Rows → doublings at which a plain pass was measured."""
-        # Weak keys: the times of a draft model must not keep it alive once it is unused.
+        """Rows → doublings with a measured plain pass."""
+        # Weak keys: the times of a draft model must not keep the model in memory.
         self._drafting: WeakKeyDictionary[Any, dict[int, dict[int, tuple[float, int]]]]
         self._drafting = WeakKeyDictionary()
-        """Drafter → rows → nodes that were allowed → seconds, how many."""
+        """Drafter → rows → allowed nodes → (seconds, number of drafts)."""
         self._opening: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-        """Drafter → seconds a token."""
+        """Drafter → seconds per token."""
 
     def at(self, rows: int, context: int = 0) -> CostCurve:
-        """Return the curve of passes over so many sequences and cached tokens; both learn alike."""
+        """Return the curve for `rows` sequences and `context` cached tokens; data are shared."""
         doublings = (context // (SHORT * rows)).bit_length()
         if (rows, doublings) == (self.rows, self.doublings):
             return self
@@ -73,20 +73,20 @@ class CostCurve:
         return curve
 
     def nearest(self, rows: int, context: int = 0) -> CostCurve:
-        """Return the curve to decide by in such a pass: `at` it, or at the nearest rows known.
+        """Return the curve to decide by: `at`, or that of the nearest measured number of rows.
 
-        The latter until a few passes over so many rows were measured. Then one is made without
-        drafts, to compare with. So the rows of a batch that grows, shrinks, or reads prompts beside
-        (such passes are no measure) draft meanwhile.
+        The latter is used for the first `GUESSED` passes with a new number of rows. Then one plain
+        pass is made, to compare with. So a batch that grows, shrinks or reads prompts in between
+        (such passes are not recorded) still drafts.
         """
         here = self.at(rows, context)
         place = rows, here.doublings
         if here.knows_plain or self._guessed.get(place, 0) >= GUESSED:
             return here
-        known = [n for n, doublings in self._plainly.items() if here.doublings in doublings]
-        if not known:
+        measured = [n for n, doublings in self._plainly.items() if here.doublings in doublings]
+        if not measured:
             return here
-        near = min(known, key=lambda n: (max(n, rows) / min(n, rows), n))
+        near = min(measured, key=lambda n: (max(n, rows) / min(n, rows), n))
         return self.at(near, context * near // rows)
 
     @property
@@ -96,16 +96,16 @@ class CostCurve:
 
     @property
     def knows_plain(self) -> bool:
-        """Whether a pass without a draft was measured; before, nothing can be compared."""
+        """Whether a plain pass was measured; without one, no cost can be compared."""
         return (self.rows, self.doublings, 0) in self._passes
 
     def _plain(self, doublings: int) -> float:
-        """Seconds of a pass without a draft after such a context: no more than any other took."""
+        """Return the seconds of a plain pass at that context: at most those of any other pass."""
         keys = ((self.rows, doublings, rung) for rung in (0, *self.ladder))
         return min(self._passes[key][1] for key in keys if key in self._passes)
 
     def record(self, width: int, seconds: float) -> None:
-        """Learn that a pass whose drafts had `width` nodes together took `seconds`."""
+        """Record that a pass with `width` draft nodes in all rows together took `seconds`."""
         rungs = 0, *self.ladder
         rung = next((rung for rung in rungs if rung >= width), rungs[-1])
         place = self.rows, self.doublings
@@ -123,29 +123,29 @@ class CostCurve:
         self._passes[key] = mean, new, count
 
     def record_draft(self, drafter: Hashable, width: int, seconds: float) -> None:
-        """Learn that `drafter`, allowed `width` nodes, took `seconds` to draft for all rows."""
+        """Record the seconds that `drafter` took for all rows with a budget of `width` nodes."""
         times = self._drafting.setdefault(drafter, {}).setdefault(self.rows, {})
         times[width] = _learned(times.get(width), seconds)
 
     def record_opening(self, drafter: Hashable, tokens: int, seconds: float) -> None:
-        """Learn that the first drafts of sequences with `tokens` in all took `seconds`."""
+        """Record that first drafts of sequences with `tokens` in total took `seconds`."""
         old, rate = self._opening.get(drafter), seconds / tokens
         self._opening[drafter] = rate if old is None else (old + rate) / 2
 
     def relative(self, width: int) -> float:
-        """Return the cost of a pass with `width` draft nodes; it rises with the width."""
+        """Return the cost of a pass with `width` draft nodes; it does not fall with the width."""
         return on_curve(self.points(), width, PRIOR_SLOPE)
 
     def line(self) -> Points:
-        """Return (nodes that each sequence drafts, cost of the pass) up the ladder.
+        """Return (nodes of each sequence, cost of the pass) for the ladder.
 
-        All sequences of the pass are taken to draft alike.
+        Assumes that all sequences of the pass draft the same number of nodes.
         """
         points = self.points()
         return [(n, on_curve(points, self.rows * n, PRIOR_SLOPE)) for n in (0, *LADDER)]
 
     def points(self) -> Points:
-        """Return what was measured: draft nodes of a pass, its cost."""
+        """Return the measured (draft nodes of a pass, cost) pairs."""
         if not self.knows_plain:
             return [(0.0, 1.0)]
         here, points = self.doublings, [(0.0, 1.0)]
@@ -156,22 +156,22 @@ class CostCurve:
             at = next((d for d in near if (self.rows, d, rung) in self._passes), None)
             if at is not None:
                 width, seconds, _ = self._passes[self.rows, at, rung]
-                # Some kernels are slower at a width than at a wider one: that many may be drafted.
+                # Some kernels are slower at a width than at a wider one; the wider cost is used.
                 cost = min(least, seconds / plain[at])
                 points.insert(1, (width, cost))
                 least = cost if at == here else least
         return points
 
     def drafting(self, drafter: Hashable, width: int) -> float:
-        """Return the cost of drafting within `width` nodes; in proportion where unmeasured.
+        """Return the cost of drafting within `width` nodes, interpolated between measured widths.
 
-        Wider than measured it is taken to cost no more: trying corrects that. A first draft does
-        not count, because a draft model reads the prompt for it.
+        A width beyond the measured ones costs as much as the last one, until it is tried. The first
+        draft does not count, because a draft model reads the prompt for it.
         """
         return on_curve(self.drafts(drafter), width)
 
     def drafts(self, drafter: Hashable) -> Points:
-        """Return what was measured: nodes that a drafter was allowed, the cost of drafting."""
+        """Return the measured (allowed nodes, cost of drafting) pairs."""
         if not self.knows_plain or drafter is None:
             return [(0, 0.0)]
         plain = self._plain(self.doublings)
@@ -180,25 +180,26 @@ class CostCurve:
 
     def opening(self, drafter: Hashable, tokens: int) -> float:
         """Return the cost of a sequence's first draft, for which a draft model reads the whole
-        text; 0 where unmeasured."""
+        text; 0 if not measured."""
         if not self.knows_plain:
             return 0.0
         return self._opening.get(drafter, 0.0) * tokens / self._plain(self.doublings)
 
 
 class RecordedCost(CostCurve):
-    """A curve that was measured before and learns nothing, so that the same drafts are made again.
+    """A curve with fixed measurements, so that the same drafts are made again.
 
-    Drafting costs nothing on it: what that takes was not recorded. It is the same for all contexts.
+    Drafting costs nothing, because its time was not recorded. All contexts share one curve.
     """
 
     def __init__(
         self, seconds: Mapping[int, float], batches: Mapping[int, Mapping[int, float]] | None = None
     ) -> None:
-        """`seconds` of one row's pass by its draft nodes, 0 among them.
+        """`seconds` maps the draft nodes of a pass with one row to its seconds, with an entry for
+        0.
 
-        `batches`: the same by the rows of a pass, the nodes of all of them together. A row that
-        was not measured counts as one more node of the next smaller pass that was.
+        `batches` maps numbers of rows to the same, for the nodes of all rows together. A row beyond
+        the measured numbers counts as one more node of the next smaller pass.
         """
         curves = {**(batches or {}), 1: seconds}
         super().__init__(sorted({width for curve in curves.values() for width in curve} - {0}))
@@ -209,9 +210,9 @@ class RecordedCost(CostCurve):
     def at(self, rows: int, context: int = 0) -> CostCurve:  # noqa: ARG002
         curve = super().at(rows)
         if not curve.knows_plain:
-            known = super().at(max(n for n, _, _ in self._passes if n <= rows))
+            smaller = super().at(max(n for n, _, _ in self._passes if n <= rows))
             for rung in (0, *self.ladder):
-                CostCurve.record(curve, rung, known.relative(rung + rows - known.rows))
+                CostCurve.record(curve, rung, smaller.relative(rung + rows - smaller.rows))
         return curve
 
     def record(self, width: int, seconds: float) -> None:
@@ -224,29 +225,30 @@ class RecordedCost(CostCurve):
         pass
 
 
-def _learned(known: tuple[float, int] | None, seconds: float) -> tuple[float, int]:
-    """Return the seconds to expect after one more measurement, and how many that makes."""
-    old, count = known or (seconds, 0)
+def _learned(before: tuple[float, int] | None, seconds: float) -> tuple[float, int]:
+    """Return the expected seconds after one more measurement, and the number of measurements."""
+    old, count = before or (seconds, 0)
     if count < SETTLING:
-        # The first passes of a width are slow (warming up, compiling). Were they remembered, the
-        # width would look costly, not be chosen again, and never be set right.
+        # The first passes of a width are slow (warm-up, compilation). If their mean were kept, the
+        # width would look expensive, never be chosen again, and never be corrected.
         return min(old, seconds), count + 1
-    # A pass interrupted by other work on the machine is no news about its cost.
+    # A pass that other work on the machine interrupts must not change the cost much.
     old = min(old, 2 * seconds)
     return old + SMOOTHING * (min(seconds, 2 * old) - old), count + 1
 
 
 def on_curve(points: Points, width: float, least_slope: float | None = None) -> float:
-    """Return the cost of a width on the line through (width, cost) points, which is made to rise.
+    """Return the cost of a width by linear interpolation of (width, cost) points, made monotonic.
 
-    It goes on flat, or with `least_slope` given, as steeply as it rose on the whole.
+    Beyond the last point the curve is flat, or, with `least_slope`, continues with the overall
+    slope, at least `least_slope`.
     """
     below, cost = points[0]
-    for measured, known in points[1:]:
-        known = max(cost, known)
+    for measured, seen in points[1:]:
+        seen = max(cost, seen)
         if measured >= width:
-            return cost + (known - cost) * (width - below) / (measured - below)
-        below, cost = measured, known
+            return cost + (seen - cost) * (width - below) / (measured - below)
+        below, cost = measured, seen
     if least_slope is None:
         return cost
     slope = (cost - points[0][1]) / below if below else 0.0

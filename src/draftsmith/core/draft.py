@@ -1,6 +1,6 @@
 """A draft: the token tree that one target pass checks.
 
-Legend used in the whole core: `n` draft nodes, `m` probe nodes, `V` vocabulary size.
+Legend for all of `core`: `n` draft nodes, `m` probe nodes, `V` vocabulary size.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from torch import Tensor
 from draftsmith.errors import DrafterError
 
 ROOT = -1
-"""The parent of a first-level node: the last committed token."""
+"""Parent index of first-level nodes: the last committed token."""
 
 
 class LazyDistribution(Protocol):
-    """A distribution over the target's vocabulary whose values are costly: verification asks for a
-    few."""
+    """A distribution over the target's vocabulary with costly values; verification reads a few."""
 
     draws: int
-    """Draws that a residual may take before it asks for every value it can need."""
+    """Draws from the residual before all values that it can need are computed."""
 
     def of(self, tokens: Sequence[int]) -> Tensor:
-        """(k,) probabilities of these `k` tokens, in float64."""
+        """Return the (k,) probabilities of `k` tokens, in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a drafter sampled at one node: the distribution it drew from, and the child carrying the
-    draw.
+    """A draw at one node: the distribution it was drawn from, and the child with the drawn token.
 
-    `q` is (V,), or a `LazyDistribution`: the distribution really sampled from, after temperature,
-    truncation and masks. It may sum to less than one: the rest is the probability of proposing
-    nothing, and `child` is None when nothing (⊥) was drawn.
+    `q` is the distribution that was sampled from, after temperature, truncation and masks: a tensor
+    (V,) or a `LazyDistribution`. It may sum to less than one; the rest is the probability of
+    proposing nothing. `child` is None if nothing (⊥) was drawn.
     """
 
     q: Tensor | LazyDistribution
@@ -46,33 +44,33 @@ class Proposal:
 class Draft:
     """A token tree of `n` draft nodes followed by `m` probe nodes; parents precede children.
 
-    A node is a *guess* (copied, looked up, arg-max: no probabilities needed) unless its parent has
-    an entry in `proposals`, which then must state the truth: a wrong `q` makes the output wrong
-    without any error. Probe nodes ride in the same pass, see only their own ancestors, are never
-    accepted; their logits go to `DrafterState.observe`.
+    A node is a *guess* (copied, looked up or arg-max, without probabilities) unless its parent has
+    an entry in `proposals`. A proposal must state the true `q`: a wrong `q` changes the output
+    without any error. Probe nodes are computed in the same pass and attend to their own ancestors
+    only. They are never accepted; `DrafterState.observe` receives their logits.
     """
 
     tokens: tuple[int, ...] = ()
     """(n+m,) token ids."""
     parents: tuple[int, ...] = ()
-    """(n+m,) index of the parent node, ROOT for children of the last committed token."""
+    """(n+m,) index of each node's parent; ROOT for children of the last committed token."""
     source: tuple[str, ...] = ()
-    """(n+m,) name of the drafter that made each node."""
+    """(n+m,) name of the drafter that proposed each node."""
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     """Sampled draws by parent node; empty for a draft of guesses."""
     probes: int = 0
-    """m: how many of the last nodes are probes."""
+    """m: number of probe nodes, which are the last ones."""
     depths: tuple[int, ...] | None = None
-    """(n+m,) distance in positions from the root, ROOT's children 1; None: the tree's own depth."""
+    """(n+m,) positions after the root, 1 for children of ROOT; None: the depths in the tree."""
     origins: tuple[int, ...] | None = None
-    """(n+m,) position in the context's ids that each node was copied from; None: nothing was.
+    """(n+m,) position in the context's ids from which each node was copied; None: no copies.
 
-    -1 for a node that was not: invented, say, or copied from a `prediction` found nowhere in there.
+    -1 for a node that was not copied, or copied from a `prediction` that the ids do not contain.
     """
     chances: tuple[float, ...] | None = None
-    """(n+m,) how probable it is that each node is accepted where its parent was; None: unknown.
+    """(n+m,) probability that each node is accepted if its parent was; None: unknown.
 
-    Guesses are trimmed by it to what pays in the pass; sampled nodes never are.
+    Guesses that do not pay in the pass are removed by it. Sampled nodes are never removed.
     """
 
     @classmethod
@@ -84,9 +82,10 @@ class Draft:
         *,
         origins: Iterable[int] | None = None,
     ) -> Draft:
-        """A single branch; with `q`, one distribution per token, the tokens were sampled from it.
+        """Build a single branch. With `q`, one distribution per token, the tokens are samples.
 
-        `origins` is where in the context each token was copied from: `range(j, j + n)`, say.
+        `origins` are the positions in the context from which the tokens were copied, such as
+        `range(j, j + n)`. Raises DrafterError if `q` and `tokens` differ in length.
         """
         ids = tuple(tokens)
         if q is not None and len(q) != len(ids):
@@ -101,21 +100,21 @@ class Draft:
         )
 
     def __len__(self) -> int:
-        """Target positions this draft costs: draft and probe nodes."""
+        """Number of target positions that this draft costs: draft and probe nodes."""
         return len(self.tokens)
 
     @property
     def size(self) -> int:
-        """n: nodes that can be accepted."""
+        """n: number of nodes that can be accepted."""
         return len(self.tokens) - self.probes
 
     @property
     def is_chain(self) -> bool:
-        """Whether the pass is an ordinary causal continuation (no branches, no moved positions)."""
+        """Whether the draft is an ordinary continuation: no branches, no explicit depths."""
         return self.depths is None and all(p == i - 1 for i, p in enumerate(self.parents))
 
     def node_depths(self) -> tuple[int, ...]:
-        """(n+m,) positions after the root, counted from 1."""
+        """Return (n+m,) positions after the root, counted from 1."""
         if self.depths is not None:
             return self.depths
         depths: list[int] = []
@@ -125,25 +124,26 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Positions after the root that the deepest draft node has; 0 without draft nodes."""
+        """Largest depth of a draft node; 0 without draft nodes."""
         return max(self.node_depths()[: self.size], default=0)
 
     def children(self) -> dict[tuple[int, int], int]:
-        """(parent, token) → draft node. Equal guess siblings are one: the first is kept."""
+        """Map (parent, token) to a draft node; of equal guess siblings, to the first one."""
         index: dict[tuple[int, int], int] = {}
         for node in range(self.size):
             index.setdefault((self.parents[node], self.tokens[node]), node)
-        # The sampled child owns its key: Leviathan's rule speaks about that very node.
+        # The sampled child takes precedence: Leviathan's rule applies to that node only.
         for parent, proposal in self.proposals.items():
             if proposal.child is not None:
                 index[parent, self.tokens[proposal.child]] = proposal.child
         return index
 
     def first_branch(self) -> Draft:
-        """One branch alone, without probes: what a chain-only target can verify.
+        """Return one branch without probes, for targets that verify chains only.
 
-        At a node with a proposal the sampled child is the branch, elsewhere the first child: the
-        choice looks at structure only, never at token values, so samples stay exact.
+        At a node with a proposal, the branch continues with the sampled child, elsewhere with the
+        first child. The choice depends on the structure only, never on token values, so samples
+        stay exact.
         """
         keep: list[int] = []
         node, depths = ROOT, self.node_depths()
@@ -159,20 +159,20 @@ class Draft:
             node = child
 
     def path_probs(self) -> list[float]:
-        """Return (n+m,) how probable it is that each node is accepted, from `chances`."""
+        """Return (n+m,) probabilities that each node is accepted, computed from `chances`."""
         found: list[float] = []
         for chance, parent in zip(self.chances or (), self.parents, strict=True):
             found.append(chance if parent == ROOT else chance * found[parent])
         return found
 
     def clip(self, depth: int) -> Draft:
-        """Without the nodes deeper than `depth`, and without the proposals that would lie there.
+        """Return the draft without nodes deeper than `depth` and without proposals at that depth.
 
-        Blind to what was drawn: a proposal beyond the cut goes even if it drew nothing, else
-        "nothing" would be judged by another distribution than a token.
+        The cut does not depend on what was drawn: a proposal at the cut is removed even if it drew
+        nothing. Otherwise "nothing" and a token would be verified against different distributions.
         """
         if self.depths is None and not self.proposals and len(self) <= depth:
-            return self  # no tree is deeper than it has nodes
+            return self  # a tree of k nodes is at most k deep
         depths = self.node_depths()
         cut = {n for n in self.proposals if (0 if n == ROOT else depths[n]) >= depth}
         if not cut and (not depths or max(depths) <= depth):
@@ -186,7 +186,8 @@ class Draft:
         return self.select(keep, frozenset(cut))
 
     def select(self, keep: Sequence[int], without: frozenset[int] = frozenset()) -> Draft:
-        """The nodes `keep` in this order, parents first, and their proposals but at `without`."""
+        """Return the nodes `keep`, parents first, with their proposals except those at
+        `without`."""
         renumber = {ROOT: ROOT, **{old: new for new, old in enumerate(keep)}}
         proposals = {
             renumber[parent]: Proposal(p.q, None if p.child is None else renumber[p.child])
@@ -210,56 +211,70 @@ class Draft:
         return natural if depths == natural.node_depths() else replace(natural, depths=depths)
 
     def check(self, vocab_size: int, budget: int, length: int | None = None) -> None:
-        """Raise DrafterError unless the draft is well formed and costs at most `budget` nodes.
+        """Raise DrafterError unless the draft is well formed and has at most `budget` nodes.
 
-        `length` is how many ids the context has, if known: origins must lie within. Whether they
-        carry the tokens they claim is asked by `testing.check_drafter` only, because a wrong one
-        misleads but changes no output.
+        `length` is the number of ids in the context, if known; origins must be smaller. Whether the
+        origins hold the same tokens is checked by `testing.check_drafter` only, because a wrong
+        origin does not change the output.
         """
         who = self.source[0] if self.source else "a drafter"
         total = len(self.tokens)
         if not total == len(self.parents) == len(self.source):
-            raise DrafterError(f"{who}: tokens, parents and source differ in length")
+            raise DrafterError(
+                f"{who}: tokens, parents and source must have equal lengths, got {total}, "
+                f"{len(self.parents)} and {len(self.source)}"
+            )
         if total > budget:
             raise DrafterError(f"{who}: a draft of {total} nodes exceeds the budget of {budget}")
         if not 0 <= self.probes <= total:
-            raise DrafterError(f"{who}: {self.probes} probes among {total} nodes")
+            raise DrafterError(f"{who}: probes must be from 0 to {total}, got {self.probes}")
         if self.depths is not None and (
             len(self.depths) != total or any(d < 1 for d in self.depths)
         ):
-            raise DrafterError(f"{who}: depths must be {total} numbers of at least 1")
+            raise DrafterError(f"{who}: depths must be {total} numbers >= 1, got {self.depths}")
         if self.chances is not None and (
             len(self.chances) != total or not all(0 <= p <= 1 for p in self.chances)
         ):
-            raise DrafterError(f"{who}: chances must be {total} probabilities")
+            raise DrafterError(
+                f"{who}: chances must be {total} numbers from 0 to 1, got {self.chances}"
+            )
         if self.origins is not None:
             if len(self.origins) != total:
-                raise DrafterError(f"{who}: {len(self.origins)} origins for {total} nodes")
+                raise DrafterError(
+                    f"{who}: origins must have {total} entries, got {len(self.origins)}"
+                )
             least, most = min(self.origins, default=-1), max(self.origins, default=-1)
             if least < -1 or (length is not None and most >= length):
                 raise DrafterError(
-                    f"{who}: origins from {least} to {most}; positions in the context count from 0 "
-                    f"to its length{'' if length is None else f', {length},'} - 1, -1 is none"
+                    f"{who}: origins must be positions in the context"
+                    f"{'' if length is None else f' (0 to {length - 1})'} or -1 for none, got "
+                    f"values from {least} to {most}"
                 )
         size = self.size
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
             if not 0 <= token < vocab_size:
-                raise DrafterError(f"{who}: token id {token} is outside 0…{vocab_size - 1}")
+                raise DrafterError(
+                    f"{who}: token ids must be from 0 to {vocab_size - 1}, got {token}"
+                )
             if not ROOT <= parent < node:
-                raise DrafterError(f"{who}: node {node} has parent {parent}; parents come first")
+                raise DrafterError(
+                    f"{who}: parents must precede their children, but node {node} has {parent}"
+                )
             if node < size <= parent:
-                raise DrafterError(f"{who}: draft node {node} hangs below probe node {parent}")
+                raise DrafterError(
+                    f"{who}: draft node {node} must not have a probe as its parent ({parent})"
+                )
         for parent, proposal in self.proposals.items():
             child = proposal.child
             if not ROOT <= parent < size:
-                raise DrafterError(f"{who}: a proposal names node {parent}, which is no draft node")
+                raise DrafterError(f"{who}: proposals has an entry for {parent}, not a draft node")
             if child is not None and not (0 <= child < size and self.parents[child] == parent):
                 raise DrafterError(f"{who}: sampled node {child} is not a child of node {parent}")
             if isinstance(proposal.q, Tensor) and proposal.q.shape != (vocab_size,):
                 raise DrafterError(
-                    f"{who}: q has shape {tuple(proposal.q.shape)}, the target's is ({vocab_size},)"
+                    f"{who}: q must have shape ({vocab_size},), got {tuple(proposal.q.shape)}"
                 )
 
 
 EMPTY = Draft()
-"""Nothing drafted: the step decodes plainly."""
+"""A draft without nodes: the step decodes plainly."""

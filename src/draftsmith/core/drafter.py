@@ -1,8 +1,8 @@
-"""What a drafter is, what it may see, and what it is told.
+"""Drafters: configuration (`Drafter`), state of one sequence (`DrafterState`), and their inputs.
 
-A drafter's *configuration* is a frozen dataclass (`Drafter`), named after the paper, its fields the
-paper's symbols. Its *state* for one sequence (`DrafterState`) is made by `open`. Neither knows
-our engine: a state follows token ids, so another host can drive it just as well.
+A `Drafter` is a frozen dataclass named after its paper; its fields are the paper's symbols. `open`
+creates its state for one sequence. Neither depends on our engine: a state follows token ids, so
+other engines can use it, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from draftsmith.core.verify import Verification
 
 @dataclass(slots=True)
 class Context:
-    """What a drafter may see of one sequence. `ids` only ever grows, unless `truncate` says so."""
+    """One sequence as its drafter sees it. `ids` only grows, except before a call of `truncate`."""
 
     ids: Sequence[int]
     """Committed token ids, prompt and output."""
@@ -32,40 +32,40 @@ class Context:
     vocab_size: int
     sampling: SamplingParams
     sampler: Sampler
-    """The drafter's own randomness; the target's draws never come from it."""
+    """Random numbers for the drafter, separate from those of the target's draws."""
     noise: Gumbel | None = None
-    """What the target draws with, where its drafter shares it (`Drafter.shares_noise`).
+    """The target's sampler, if the drafter shares its noise (`Drafter.shares_noise`); else None.
 
-    To foresee draws by, and never to draw a sampled node from: `prompt_length + n` is the position
-    of the n-th draw.
+    Use it to predict the target's draws, never to draw a sampled node. `prompt_length + n` is the
+    position of the n-th draw.
     """
     prediction: tuple[int, ...] = ()
     """Ids of a text that the answer is expected to resemble."""
     earlier: object | None = None
-    """What requests share of earlier answers, for the drafter that knows what it is."""
+    """Store of earlier answers that requests share, for drafters that know its type."""
     grammar: object | None = None
-    """What the answer must be, for the drafter that knows what it is."""
+    """State of the grammar that the answer must follow, for drafters that know its type."""
     budget: int = 0
-    """Target positions this step may spend: draft and probe nodes together."""
+    """Maximum number of nodes for this step, draft and probe nodes together."""
     depth: int = 0
-    """Nodes deeper than this cannot be emitted any more."""
+    """Largest useful depth of a node: deeper nodes cannot be emitted."""
     cost: CostCurve | None = None
-    """What passes cost, for a drafter that divides an automatic budget itself; else None."""
+    """Cost of passes, for a drafter that divides an automatic budget itself; else None."""
     hidden: Tensor | None = None
-    """(T-1, D) states of the layer in `Needs.hidden_layer`, a view to be read in `draft` only.
+    """(T-1, D) states of the layer `Needs.hidden_layer`, a view that is valid during `draft` only.
 
-    The last of the T ids has none yet. None where the target has recorded none.
+    The last of the T ids has no state yet. None if the target has recorded no states.
     """
     attention: Weights | None = None
-    """Positions (n,) from 0 to T-2 → weights (heads, n) of the last id that has a state.
+    """Positions (n,) from 0 to T-2 → attention weights (heads, n) of the last id with a state.
 
-    One row for each of `Needs.attention_heads`, in that order; None as for `hidden`.
+    The heads are those of `Needs.attention_heads`, in that order. None if not recorded.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the draft: for `DrafterState.observe`."""
+    """Outcome of a verified draft, for `DrafterState.observe`."""
 
     draft: Draft
     verification: Verification
@@ -73,97 +73,98 @@ class Outcome:
 
 
 class DrafterState(ABC):
-    """One sequence's drafting state."""
+    """Drafting state of one sequence."""
 
     @abstractmethod
     def draft(self, ctx: Context) -> Draft:
-        """At most `ctx.budget` nodes that may follow `ctx.ids`; an empty draft decodes plainly."""
+        """Return at most `ctx.budget` nodes that may follow `ctx.ids`; an empty draft is
+        allowed."""
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: B027  optional by design
         """Learn from the step; `ctx.ids` already holds the emitted tokens. Optional."""
 
     def end(self, ctx: Context) -> None:  # noqa: B027
-        """The answer has ended, or was cancelled: keep of it what later requests may use. Optional.
+        """Store what later requests may use of the answer, which ended or was cancelled. Optional.
 
-        Not called where something failed. The state may yet serve the next turn of a chat.
+        Not called after an error. The state may continue with the next turn of a chat.
         """
 
     def truncate(self, length: int) -> None:  # noqa: B027
-        """Forget every id at or beyond `length`: the host rewound the sequence."""
+        """Drop all ids at positions >= `length`: the sequence was rewound."""
 
     def close(self) -> None:  # noqa: B027
-        """The sequence ended for good."""
+        """Release what the state holds: the sequence has ended."""
 
 
 @dataclass(frozen=True, eq=False)
 class Drafter(ABC):
-    """A drafter's configuration; subclasses are frozen dataclasses and hashable.
+    """Configuration of a drafter; subclasses are frozen dataclasses and hashable.
 
-    Those that are not, or that say eq=False, are told apart by identity.
+    Configurations that are not hashable, or have eq=False, are compared by identity.
     """
 
     name: ClassVar[str]
-    """What one types: `copyspec`."""
+    """Name by which users select the drafter: `copyspec`."""
     summary: ClassVar[str] = ""
     """One line for `draftsmith drafters`."""
     needs: ClassVar[Needs] = NO_NEEDS
-    """What it asks the target to record; where that depends on options, an example of it."""
+    """What the target must record; an example if that depends on options (see `needs_of`)."""
     sampled: ClassVar[bool] = False
-    """Whether its drafts carry distributions (`proposals`); guess drafters keep same-seed
-    equality."""
+    """Whether its drafts contain samples (`proposals`). Drafters that only guess keep the tokens of
+    a seed."""
     shares_noise: ClassVar[bool] = False
-    """Whether the target shall draw with noise that this drafter can foresee, `Context.noise`."""
+    """Whether the target should draw with noise that the drafter can predict (`Context.noise`)."""
     width: ClassVar[int] = 16
-    """Nodes it would draft if nobody set a budget."""
+    """Number of nodes it drafts without a budget."""
 
     def bind(self, model: ModelFacts) -> Drafter:  # noqa: ARG002
-        """The drafter for this very model; another one than itself where it loads or compares.
+        """Return the drafter for this model; a different object if it loads or compares something.
 
-        Hosts call it once per model, before `needs_of` and `open`. The bound drafter prints, and
-        names its drafts, like this one. Raises OptionError, UnsupportedError or LoadError where
-        the two do not go together.
+        Hosts call this once per model, before `needs_of` and `open`. The bound drafter has the same
+        `str` and the same source names as this one. Raises OptionError, UnsupportedError or
+        LoadError if drafter and model do not fit together.
         """
         return self
 
     @abstractmethod
     def open(self, ctx: Context) -> DrafterState:
-        """State for a new sequence whose ids so far are `ctx.ids`."""
+        """Create the state for a new sequence with the ids `ctx.ids`."""
 
     def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
-        """What it asks of this very model; overridden where options or calibration decide.
+        """Return what the target must record for this model; override if options decide.
 
-        Raises OptionError where the options do not fit the model.
+        Raises OptionError if the options do not fit the model.
         """
         return self.needs
 
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
-        """Drafts for the sequences of one step; overridden where one model call serves all."""
+        """Draft for all sequences of a step; override if one model call can serve all."""
         return [state.draft(ctx) for state, ctx in zip(states, contexts, strict=True)]
 
     def preferred_width(self) -> int:
-        """Nodes per step at a fixed budget; the paper's block length where there is one."""
+        """Return the nodes per step for `budget="drafter"`, such as the paper's block length."""
         return self.width
 
     def auto_budget(self, cost: CostCurve) -> Budget:
-        """The automatic budget of one sequence; overridden where several drafters share it."""
+        """Create the automatic budget of one sequence; override to divide it between drafters."""
         return AutoBudget(cost, self.preferred_width(), reach=self.reach, drafter=self)
 
     def reach(self, width: int) -> int:
-        """How deep a draft of `width` nodes goes at most; less where nodes go beside or to probes.
+        """Return the maximum depth of a draft with `width` nodes; smaller with branches or probes.
 
-        What the automatic budget weighs the width by.
+        The automatic budget uses it to estimate the accepted tokens of a width.
         """
         return width
 
     def bytes_for(self, positions: int) -> int:
-        """Most bytes that its state of a sequence of so many tokens may hold.
+        """Return the maximum size, in bytes, of its state for a sequence of `positions` tokens.
 
-        By default what an index of the text's last few n-grams takes in Python.
+        The default is the size of a Python index of the last few n-grams of the text.
         """
         return 1024 * positions
 
     def __str__(self) -> str:
-        """What one types to get this drafter: `copyspec(gamma=3, block=10)`."""
+        """Return the specification that selects this drafter: `copyspec(gamma=3, block=10)`."""
         options = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
         return f"{self.name}({options})"
 
@@ -171,9 +172,9 @@ class Drafter(ABC):
 
 
 def sync(state: DrafterState, before: Sequence[int], now: Sequence[int]) -> int:
-    """Tell `state` that the ids changed from `before` to `now`; returns the common prefix.
+    """Rewind `state` after its ids changed from `before` to `now`; return the common prefix length.
 
-    For hosts that hand over nothing but token ids.
+    For hosts that pass token ids only.
     """
     common = common_prefix(before, now)
     if common < len(before):
@@ -182,9 +183,9 @@ def sync(state: DrafterState, before: Sequence[int], now: Sequence[int]) -> int:
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     limit, start, stride = min(len(a), len(b)), 0, 256
-    # Slices compare without a Python step per item: what is long is equal almost to its end.
+    # Slices compare without a Python step per item; long sequences mostly differ near the end.
     while start < limit and a[start : start + stride] == b[start : start + stride]:
         start += stride
     return next((i for i in range(start, limit) if a[i] != b[i]), limit)

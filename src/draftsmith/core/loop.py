@@ -1,10 +1,10 @@
-"""THE loop: one step for one sequence or a batch, for every drafter and for none.
+"""THE loop: one step for one sequence or a batch, with any drafter or none.
 
     draft → one target pass → for each sequence: verify → commit → observe
 
-Between steps a row's cache holds every committed token but its pending ones (normally just the
-last). Sequences are settled one by one, so that an error can concern one of them only; an interrupt
-ends all sequences of the pass.
+Between steps, the cache of a row holds every committed token except its pending ones (normally only
+the last token). Sequences are verified and committed one by one, so an error ends one sequence
+only. An interrupt ends all sequences of the pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.compiled import compiling
-from draftsmith.core.budget import AutoBudget, FixedBudget, pick, share
+from draftsmith.core.budget import AutoBudget, Budget, FixedBudget, pick, share
 from draftsmith.core.cost import PRIOR_SLOPE, CostCurve, on_curve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
@@ -29,12 +29,12 @@ from draftsmith.core.verify import Verification, verify, verify_greedy
 from draftsmith.errors import DrafterError, DrafterStalled
 
 LEAST_CHUNK = 16
-"""Prompt tokens below which a chunk is not halved any more."""
+"""Smallest size, in tokens, to which a chunk of a prompt is halved."""
 
 LONGEST_DRAFT = 5.0
-"""Seconds that drafting for a pass may take in any case."""
+"""Seconds that drafting for one pass may always take."""
 DRAFT_PASSES = 8
-"""Passes of the target that it may take beside these: a draft model makes several of its own."""
+"""Target passes that drafting may take in addition: a draft model runs several passes itself."""
 
 _NOT_COMPUTED = RowOutput(torch.empty((0, 0), device="cpu"), finite=False)
 
@@ -43,16 +43,16 @@ SMALLER = "a pass over a part of the prompt failed and was repeated with a small
 
 
 def start(sequence: Sequence, target: Target[Any]) -> None:
-    """Give a new sequence its row; nothing is computed yet."""
+    """Open a row for a new sequence, without computing anything."""
     if sequence.row is None:
         sequence.row = target.open(sequence.ids, sequence.needs)
     sequence.stats.reused_tokens = sequence.row.cached
 
 
 def unread(sequence: Sequence, target: Target[Any]) -> bool:
-    """Whether its pending tokens are taken by passes without a draft, in chunks; else it decodes.
+    """Return whether passes without a draft must read more of the prompt before drafting starts.
 
-    The pass that takes the last of them gives a token, and the first draft follows from it.
+    The pass that reads the last pending token emits a token. The first draft continues after it.
     """
     return sequence.reading and ahead(target, sequence.row, sequence.needs.taps, REST) > 0
 
@@ -63,13 +63,15 @@ def step(
     cost: CostCurve | None = None,
     take: abc.Sequence[int] | None = None,
 ) -> list[Step]:
-    """One target pass for all `sequences` (started, not finished).
+    """Run one target pass for all `sequences`, which are started and not finished.
 
-    `take`: how many of its pending tokens each one's row takes, at least 1; None: all at once.
-    Whose row has some left gains no token, every other at least one, unless its own processor,
-    stop rule or drafter's host fails: `Sequence.error`, `Sequence.drafter_error`. An error of the
-    model ends the last of the sequences, and more where that does not help. Raises nothing but what
-    is no Exception (KeyboardInterrupt), after which the sequences cannot go on.
+    `take` is the number of pending tokens (at least 1) that the pass reads for each sequence; None
+    reads all. Sessions with pending tokens left emit nothing. All others emit at least one token,
+    unless they fail. `Sequence.error` is set if a processor or stop rule fails, `drafter_error` if
+    the drafter fails. After an error of the model the pass is repeated with less; if nothing helps,
+    the last sequence ends with the error (see `forward`).
+
+    Never raises `Exception`. After a KeyboardInterrupt the sequences cannot continue.
     """
     if not sequences:
         return []
@@ -78,9 +80,8 @@ def step(
     takes = [len(s.row.pending) for s in sequences] if take is None else [*take]
     whole = [s for s, n in zip(sequences, takes, strict=True) if n == len(s.row.pending)]
     decoding = [sequence for sequence in whole if not unread(sequence, target)]
-    # A pass without prompts: it shows what drafts cost.
-    usual = all(len(sequence.row.pending) == 1 for sequence in sequences)
-    own = None if cost is None else cost.at(len(sequences), cached(sequences))
+    no_prompts = all(len(sequence.row.pending) == 1 for sequence in sequences)
+    curve = None if cost is None else cost.at(len(sequences), cached(sequences))
     for sequence in decoding:
         sequence.open_drafter()
     opened = perf_counter()
@@ -89,20 +90,20 @@ def step(
     outputs = forward(sequences, drafts, takes, target)
     choices = greedy_choices(sequences, drafts, outputs)
     if None in choices:
-        target.wait()  # the walk would wait anyway; so the pass is timed, not its launch
+        target.wait()  # verification would wait here; this counts the wait as target time
     passed, judging = perf_counter(), 0.0
     for i, sequence in enumerate(sequences):
         if sequence.error is None:
             judging += settle(sequence, drafts[i], outputs[i], choices[i], takes[i], target)
-    if own is not None and usual:
-        own.record(sum(map(len, drafts)), passed - drafted)
-        _record_draft(sequences, own, drafted - opened)
+    if curve is not None and no_prompts:
+        curve.record(sum(map(len, drafts)), passed - drafted)
+        _record_draft(sequences, curve, drafted - opened)
     end = perf_counter()
 
     for sequence in sequences:
         seconds = sequence.stats.seconds
         seconds.total += (end - begin) / len(sequences)
-        if sequence not in decoding:  # it was a part of its prompt, perhaps the last
+        if sequence not in decoding:  # the pass read a part of its prompt
             seconds.prefill += (end - begin) / len(sequences)
         else:
             seconds.draft += (drafted - opened) / len(sequences)
@@ -116,12 +117,12 @@ def step(
 
 
 def cached(sequences: abc.Sequence[Sequence]) -> int:
-    """Tokens that the caches of these hold together: what a pass over them has to read."""
+    """Return the number of tokens in the caches of all `sequences`."""
     return sum(sequence.row.cached for sequence in sequences)
 
 
 def _record_draft(sequences: abc.Sequence[Sequence], cost: CostCurve, seconds: float) -> None:
-    """Book what drafting took, where it was one drafter's doing."""
+    """Record the time of drafting, if a single drafter served all sequences."""
     drafters = {sequence.drafter for sequence in sequences}
     width = max(sequence.context.budget for sequence in sequences)
     if len(drafters) == 1 and width:
@@ -131,21 +132,24 @@ def _record_draft(sequences: abc.Sequence[Sequence], cost: CostCurve, seconds: f
 def propose(
     decoding: abc.Sequence[Sequence], sequences: abc.Sequence[Sequence], target: Target[Any]
 ) -> list[Draft]:
-    """Ask each drafter once for all of its sequences; fit the drafts to what the target takes."""
-    able = []
+    """Call each drafter once for all of its sequences; fit the drafts to what the target takes.
+
+    Returns one draft per sequence of `sequences`; those that are not in `decoding` get `EMPTY`.
+    """
+    budgets: list[Budget] = []
     for sequence in decoding:
         context = sequence.context
-        # The last of `limit` tokens is the target's own, so drafts end one before it.
+        # The target emits the last of `limit` tokens itself, so drafts end one token earlier.
         context.depth = min(sequence.limit - sequence.generated - 1, target.room(sequence.row))
         drafts_fit = context.depth > 0 and target.shape != "plain"
-        able.append(sequence.budget if drafts_fit else FixedBudget(0))
+        budgets.append(sequence.budget if drafts_fit else FixedBudget(0))
     tokens = cached(decoding)
-    for sequence, width in zip(decoding, share(able, tokens), strict=True):
+    for sequence, width in zip(decoding, share(budgets, tokens), strict=True):
         context = sequence.context
         context.budget, sequence.waited = width, 0.0
         if context.cost is not None:
             context.cost = context.cost.nearest(len(decoding), tokens)
-        if sequence.needs.taps and width:  # some are computed only when asked for
+        if sequence.needs.taps and width:  # some taps are computed only when they are read
             taps = target.taps(sequence.row)
             context.hidden, context.attention = taps.hidden, taps.attention
     groups: dict[int, list[Sequence]] = {}
@@ -164,9 +168,10 @@ def propose(
 
 
 def trim(drafts: dict[Sequence, Draft], rows: int) -> None:
-    """Leave out the guesses that do not pay in this pass, where drafters say how likely they are.
+    """Remove guesses that do not pay in this pass, from drafts that have `chances`.
 
-    Never sampled ones: whether a token stays must not depend on what was drawn.
+    Sampled nodes are never removed: whether a node stays must not depend on what was drawn.
+    `rows` is the number of sequences that decode in the pass.
     """
     budgets, fixed, tokens = dict[Sequence, AutoBudget](), 0, float(rows)
     for sequence, draft in drafts.items():
@@ -193,8 +198,11 @@ def trim(drafts: dict[Sequence, Draft], rows: int) -> None:
 def ask(
     drafter: Drafter, members: abc.Sequence[Sequence], target: Target[Any]
 ) -> dict[Sequence, Draft]:
-    """One drafter's drafts. Where it fails it is asked for each alone; who fails again goes on
-    plainly. One that has taken long by then is not asked again."""
+    """Return the drafts of one drafter for its sequences.
+
+    If the drafter fails for several sequences, it is called for each sequence alone, unless it took
+    more than `LONGEST_DRAFT` seconds. A sequence for which it fails again decodes plainly.
+    """
     begin = perf_counter()
     states = [sequence.state for sequence in members if sequence.state is not None]
     try:
@@ -222,11 +230,12 @@ def ask(
 
 
 def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
-    """Put drafters aside that held up a pass, which itself took so many `seconds`.
+    """Disable drafters that delayed a pass too long; the pass itself took `seconds`.
 
-    It is not counted what they compiled, nor as long as it took to read their prompts: a draft
-    model reads them, too. So none is judged by how fast the machine is. The sequences of the pass
-    go on plainly; later ones ask the drafter again (`Stalls`).
+    Time for compilation does not count, and the limit grows with the time of the pass and of
+    reading the prompts (a draft model reads them, too), so it does not depend on the machine's
+    speed. The sequences of the pass decode plainly from here on. Later sequences use the drafter
+    again (`Stalls`).
     """
     asked = [sequence for sequence in decoding if sequence.context.budget]
     slow = [sequence for sequence in asked if sequence.waited > LONGEST_DRAFT]
@@ -237,7 +246,7 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
             if id(sequence.stalls) not in stalled:
                 sequence.stalls.add()
             stalled[id(sequence.stalls)] = DrafterStalled(
-                f"drafting took {sequence.waited:.1f} s beside a pass of {seconds:.3f} s"
+                f"drafting took {sequence.waited:.1f} s for a pass of {seconds:.3f} s"
             )
     for sequence in asked:
         if id(sequence.stalls) not in stalled:
@@ -254,7 +263,7 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
 
 
 def fit(draft: Draft, sequence: Sequence, target: Target[Any]) -> Draft:
-    """Check a draft, and cut it to the depth and the shape that the target can take."""
+    """Check a draft and cut it to the depth and the shape that the target can take."""
     if not draft.tokens:
         return draft
     context = sequence.context
@@ -267,12 +276,13 @@ def fit(draft: Draft, sequence: Sequence, target: Target[Any]) -> Draft:
 def forward(
     sequences: abc.Sequence[Sequence], drafts: list[Draft], takes: list[int], target: Target[Any]
 ) -> list[RowOutput]:
-    """One pass. An error of the model is nobody's: then again with less, until it succeeds.
+    """Run one target pass. After an error of the model, repeat it with less until it succeeds.
 
-    First without drafts, then with smaller chunks of prompts, then without the last sequence, which
-    ends with the error. Empties `drafts` that were given up; a sampled one is followed by plain
-    passes of its own, for whether it failed may depend on what was drawn. Each failure is counted
-    for the sequences that get less (`Sequence.pass_failed`).
+    The repetitions leave out, in this order: the drafts, half of each chunk of a prompt, the last
+    sequence. A sequence that is left out ends with the error. Drafts that are left out become
+    `EMPTY` in `drafts`. Sequences with a sampled draft leave the shared pass and verify their draft by plain
+    passes (`judge_plainly`), because whether the pass fails may depend on what was drawn.
+    Each failure is counted in the sequences that get less (`Sequence.pass_failed`).
     """
     outputs = [_NOT_COMPUTED] * len(sequences)
     members = list(range(len(sequences)))
@@ -280,7 +290,7 @@ def forward(
         rows = [sequences[i].row for i in members]
         try:
             found = target.forward(rows, [drafts[i] for i in members], [takes[i] for i in members])
-        except Exception as error:  # models are other people's code: it may be of any kind
+        except Exception as error:  # a model's code may raise any error
             drafted = [i for i in members if len(drafts[i])]
             for i in drafted:
                 sequences[i].pass_failed(WITHOUT_DRAFT, error)
@@ -309,7 +319,7 @@ def _smaller(
     takes: list[int],
     target: Target[Any],
 ) -> list[Sequence]:
-    """Halve the chunks of a pass; return the sequences that had one."""
+    """Halve the chunks of a pass; return the sequences that had a chunk to halve."""
     long = [i for i in members if takes[i] > LEAST_CHUNK and target.splits(sequences[i].row)]
     for i in long:
         takes[i] = max(LEAST_CHUNK, takes[i] // 2)
@@ -319,9 +329,9 @@ def _smaller(
 def greedy_choices(
     sequences: abc.Sequence[Sequence], drafts: abc.Sequence[Draft], outputs: abc.Sequence[RowOutput]
 ) -> list[abc.Sequence[int] | None]:
-    """The arg-max of every row, in one copy to the host for the whole step.
+    """Return the arg-max after the root and each node, with one copy to the host for the step.
 
-    None for a sequence whose distribution must see its rows in order.
+    An entry is None if the sequence's distribution must process its logits in order.
     """
     choices: list[abc.Sequence[int] | None] = [None] * len(sequences)
     found: list[tuple[int, Tensor]] = []
@@ -348,10 +358,9 @@ def settle(
     taken: int,
     target: Target[Any],
 ) -> float:
-    """Verify one sequence's draft, keep in its row what it was given, and learn from it.
+    """Verify and commit the draft of one sequence; return the seconds that verification took.
 
-    Whatever fails is the sequence's own: the processors, stop rules and streamers are. Returns the
-    seconds that verifying took.
+    Errors of its processors, stop rules and streamers end this sequence only.
     """
     begin, row = perf_counter(), sequence.row
     try:
@@ -366,7 +375,7 @@ def settle(
             output, verification = judge_plainly(sequence, draft, row, target)
             draft = EMPTY
         seconds = perf_counter() - begin
-        # Without a path, all tokens but the last are committed already.
+        # Without a path, all tokens of the verification but the last are already in the cache.
         path = verification.path
         target.commit([row], [path], [verification.tokens[-1 - len(path) :]])
     except Exception as error:
@@ -381,7 +390,7 @@ def settle(
 def judge(
     sequence: Sequence, draft: Draft, output: RowOutput, choices: abc.Sequence[int] | None
 ) -> Verification:
-    """Verify one sequence's draft; the sequence commits the tokens as they are decided."""
+    """Verify the draft of one sequence; `sequence.emit` commits each token as it is decided."""
     if choices is not None:
         return verify_greedy(draft, choices, sequence.emit)
     return verify(
@@ -397,9 +406,9 @@ def judge(
 def judge_plainly(
     sequence: Sequence, draft: Draft, row: Row, target: Target[Any]
 ) -> tuple[RowOutput, Verification]:
-    """Verify a draft that overflows the model by plain passes, which compute what was accepted.
+    """Verify a draft that the model cannot compute, with one plain pass per emitted token.
 
-    So the draft is still followed, as the distribution of its samples wants, and saves nothing.
+    This keeps the distribution of sampled drafts exact. It saves no time.
     """
     rows = _PlainRows(draft, row, target)
     found = verify(
@@ -410,7 +419,7 @@ def judge_plainly(
 
 
 class _PlainRows:
-    """Logits of the root and of accepted nodes, each by the pass that plain decoding makes."""
+    """Logits of the root and of accepted nodes, each computed by one plain pass."""
 
     def __init__(self, draft: Draft, row: Row, target: Target[Any]) -> None:
         self.draft = draft
@@ -426,12 +435,12 @@ class _PlainRows:
 
 
 def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Verification) -> None:
-    """Tell statistics, budget and drafter what became of the draft."""
+    """Update the statistics, the budget and the drafter with the outcome of the draft."""
     sequence.stats.record(draft, verification)
     sequence.trace(draft, verification)
     if sequence.drafts is not None:
         sequence.drafts.append(guesses(draft, verification))
-    if len(draft):  # probes alone cost time, too
+    if len(draft):  # a draft of probes alone counts, because it costs time
         sequence.budget.record(draft.depth, len(verification.path), len(draft))
     sequence.sources += sources(draft, verification)
     if sequence.state is not None:
@@ -442,5 +451,5 @@ def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Ver
 
 
 def sources(draft: Draft, verification: Verification) -> tuple[str, ...]:
-    """Who guessed each emitted token."""
+    """Return the source of each emitted token."""
     return tuple(TARGET if node is None else draft.source[node] for node in verification.nodes)

@@ -1,6 +1,6 @@
-"""The target's distribution for one node, and draws from it.
+"""The target's distribution at one node, and draws from it.
 
-Scores have the shape (1, V), as transformers' processors want them: both kinds mix in one list.
+Scores have shape (1, V), as in transformers, so that our processors and theirs can be mixed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftsmith.errors import OptionError
 from draftsmith.values import number, shown, switch, token_ids
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""(ids (1, T), scores (1, V)) → scores (1, V): any transformers `LogitsProcessor` is one."""
+"""(ids (1, T), scores (1, V)) → scores (1, V), like a transformers `LogitsProcessor`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class SamplingParams:
     """How the next token is chosen and when to stop; greedy unless `temperature` is above 0."""
 
     temperature: float = 0.0
-    """0 takes the best token."""
+    """0 takes the most probable token."""
     top_k: int = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
@@ -36,21 +36,21 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this fraction as probable as the best one."""
     repetition_penalty: float = 1.0
-    """Divides (or multiplies, if negative) the score of every token already seen (CTRL paper)."""
+    """Factor by which scores of tokens in prompt or output are divided (multiplied if negative)."""
     presence_penalty: float = 0.0
-    """Subtracted once from tokens already generated (prompt not counted)."""
+    """Subtracted once from the scores of generated tokens (the prompt does not count)."""
     frequency_penalty: float = 0.0
-    """Subtracted per occurrence among the generated tokens."""
+    """Subtracted from the score of a token for each time that it was generated."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Token id → number added to its score; -inf forbids it."""
+    """Token id → number that is added to its score; -inf forbids it."""
     max_new_tokens: int = 256
-    """Longest answer, in tokens."""
+    """Maximum length of the answer, in tokens."""
     min_new_tokens: int = 0
-    """End-of-sequence tokens are forbidden before this many tokens."""
+    """Number of tokens before which end-of-sequence tokens are forbidden."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer; the text is cut before them."""
     stop_token_ids: tuple[int, ...] = ()
-    """Further ids that end the answer, besides the model's own."""
+    """Token ids that end the answer, in addition to the model's own."""
     seed: int | None = None
     """Makes sampling repeatable."""
     processors: tuple[Processor, ...] = ()
@@ -95,7 +95,7 @@ _NUMBERS: dict[str, tuple[type, dict[str, Any]]] = {
     "min_new_tokens": (int, {"least": 0}),
     "seed": (int, {"least": -(2**63), "most": 2**64 - 1, "note": "or None"}),
 }
-"""Option → what it is and its bounds, as `number` takes them."""
+"""Option → its type and its bounds, as arguments of `number`."""
 
 
 def _is_text(value: object) -> bool:
@@ -103,7 +103,7 @@ def _is_text(value: object) -> bool:
 
 
 def _checked_bias(given: object) -> dict[int, float]:
-    """Return token ids → numbers that are finite or -inf."""
+    """Return a mapping from token ids to finite numbers or -inf."""
     if not isinstance(given, Mapping):
         raise OptionError(f"logit_bias must map token ids to numbers, got {shown(given)}")
     ids = token_ids("logit_bias", list(given), what="a mapping from token ids")
@@ -114,7 +114,7 @@ def _checked_bias(given: object) -> dict[int, float]:
 
 
 def repetition_penalty(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
-    """Keskar et al. 2019, over prompt and output alike, as transformers does."""
+    """Apply the penalty of Keskar et al. 2019 to prompt and output tokens, as transformers does."""
     seen = scores.gather(1, ids)
     return scores.scatter(1, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
 
@@ -122,7 +122,7 @@ def repetition_penalty(ids: Tensor, scores: Tensor, penalty: float) -> Tensor:
 def output_penalties(
     ids: Tensor, scores: Tensor, presence: float, frequency: float, prompt_length: int
 ) -> Tensor:
-    """OpenAI's presence and frequency penalties, over the generated tokens only."""
+    """Apply OpenAI's presence and frequency penalties, which count the generated tokens only."""
     output = ids[:, prompt_length:]
     ones = torch.ones_like(output, dtype=scores.dtype)
     counts = torch.zeros_like(scores).scatter_add_(1, output, ones)
@@ -136,10 +136,10 @@ def logit_bias(_ids: Tensor, scores: Tensor, bias: Mapping[int, float]) -> Tenso
 
 
 def forbid_end(ids: Tensor, scores: Tensor, end_ids: Sequence[int], until: int) -> Tensor:
-    """No end-of-sequence before the sequence is `until` tokens long, prompt included."""
+    """Forbid end-of-sequence tokens until the sequence, prompt included, has `until` tokens."""
     if ids.shape[1] >= until:
         return scores
-    # A config may name an id that this model's logits do not have.
+    # A configuration may contain ids beyond this model's logits.
     return without(scores, [i for i in end_ids if i < scores.shape[1]])
 
 
@@ -149,13 +149,13 @@ def temperature(_ids: Tensor, scores: Tensor, value: float) -> Tensor:
 
 
 def top_k(_ids: Tensor, scores: Tensor, k: int) -> Tensor:
-    """Keep the k best scores (and what ties with the k-th)."""
+    """Keep the k best scores, and those equal to the k-th."""
     kth = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
     return scores.masked_fill(scores < kth, -math.inf)
 
 
 def top_p(_ids: Tensor, scores: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of best tokens whose probability reaches p; always one."""
+    """Keep the smallest set of best tokens with a total probability of at least p; never empty."""
     ordered, index = scores.sort(descending=False)
     drop = ordered.softmax(-1).cumsum(-1) <= 1 - p
     drop[..., -1] = False
@@ -169,26 +169,26 @@ def min_p(_ids: Tensor, scores: Tensor, p: float) -> Tensor:
 
 
 def without(scores: Tensor, ids: Sequence[int]) -> Tensor:
-    """(N, V) the scores with some ids at -inf; a copy if there are any."""
+    """Return (N, V) scores with some ids at -inf; a copy if there are any such ids."""
     return (
         scores.index_fill(-1, torch.tensor(ids, device=scores.device), -math.inf) if ids else scores
     )
 
 
 def argmax(scores: Tensor) -> Tensor:
-    """(N, V) → (N,) the first of the best ids of each row."""
+    """Return (N,) the first of the best ids for each row of (N, V) scores."""
     if scores.device.type != "cpu":
         return scores.argmax(-1)
-    # On a CPU torch's takes as long as a layer of a small model, above all in bfloat16.
+    # On a CPU torch's arg-max takes as long as a layer of a small model, even longer in bfloat16.
     exact = scores.dtype in (torch.float32, torch.float64)
     return torch.from_numpy((scores if exact else scores.float()).numpy().argmax(-1))
 
 
 class Distribution:
-    """The target's distribution at one node: processors in order, then arg-max or a draw.
+    """The target's distribution at one node: apply the processors in order, then arg-max or draw.
 
-    Half-precision logits are raised to float32 first, as transformers does; float64 is kept for
-    the exact tests.
+    Half-precision logits are converted to float32 first, as transformers does. float64 is kept,
+    for the exact tests.
     """
 
     def __init__(
@@ -203,9 +203,9 @@ class Distribution:
         self.processors = tuple(processors)
         self.greedy = greedy
         self.banned = list(banned)
-        """Ids that are never emitted, whatever comes before: no reason to be lazy."""
+        """Ids that are never emitted; they depend on no prefix, so they do not require `lazy`."""
         self.lazy = bool(self.processors) if lazy is None else lazy
-        """Whether rows must be scored one by one, in order, with their own prefix."""
+        """Whether positions must be scored one by one, in order, each with its own prefix."""
         self.needs_ids = needs_ids and bool(self.processors)
         """Whether some processor reads the prefix."""
 
@@ -218,12 +218,12 @@ class Distribution:
         banned: Sequence[int] = (),
         first: Sequence[Processor] = (),
     ) -> Distribution:
-        """The distribution that transformers' `generate` would use for the same options.
+        """Create the distribution that transformers' `generate` uses for the same options.
 
-        `first` come before the penalties, `params.processors` after them.
+        The processors `first` run before the penalties, `params.processors` after them.
         """
         p = params
-        reading: list[Processor] = [*first]  # these see the prefix
+        reading: list[Processor] = [*first]  # processors that read the prefix
         if p.logit_bias:
             reading.append(partial(logit_bias, bias=p.logit_bias))
         if p.repetition_penalty != 1:
@@ -260,7 +260,8 @@ class Distribution:
         )
 
     def watched(self, watcher: Processor) -> Distribution:
-        """The same with a processor that looks on before all others; it must change nothing."""
+        """Return a copy with one more processor, which runs first and must not change the
+        scores."""
         return Distribution(
             (watcher, *self.processors),
             greedy=self.greedy,
@@ -270,10 +271,12 @@ class Distribution:
         )
 
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
-        """(V,) raw logits of one node → (1, V) processed scores; `ids` (1, T) is its prefix."""
-        # A copy: processors may write in place, and the raw row is also shown to drafters.
+        """Return (1, V) processed scores for (V,) raw logits of a node with the prefix `ids` (1,
+        T).
+        """
+        # A copy, because processors may write in place and drafters receive the raw logits.
         exact = logits.dtype == torch.float64
-        # Where the ids are, as `generate` has it: a device map may leave logits on another device.
+        # On the device of the ids, as in `generate`: a device map may put logits elsewhere.
         device = logits.device if ids is None else ids.device
         scores = logits[None].to(device, torch.float64 if exact else torch.float32, copy=True)
         scores = without(scores, self.banned)
@@ -282,33 +285,33 @@ class Distribution:
         return scores
 
     def best(self, logits: Tensor) -> Tensor:
-        """(N, V) raw logits → (N,) the greedy choice of each row, where there are no processors."""
+        """Return (N,) greedy choices for (N, V) raw logits; valid without processors only."""
         return argmax(without(logits, self.banned))
 
     def probs(self, scores: Tensor) -> Tensor:
-        """(1, V) scores → (V,) probabilities."""
+        """Return (V,) probabilities for (1, V) scores."""
         return scores.softmax(-1)[0]
 
 
 class Sampler(Protocol):
-    """Where randomness comes from; the exact tests enumerate it instead."""
+    """Source of random numbers; the exact tests enumerate all outcomes instead."""
 
     def draw(self, p: Tensor) -> int:
-        """An index distributed as `p` (V,)."""
+        """Return an index distributed as `p` (V,)."""
 
     def accept(self, ratio: float) -> bool:
-        """True with probability min(1, ratio)."""
+        """Return True with probability min(1, ratio)."""
 
 
 class TorchSampler:
-    """Sampler from a torch generator; without one, torch's global generator."""
+    """Sampler that uses a torch generator, or torch's global generator if there is none."""
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
 
     @classmethod
     def seeded(cls, seed: int | None, device: Any = "cpu") -> TorchSampler:
-        """Own generator on `device`; a fresh unpredictable seed when `seed` is None."""
+        """Create a generator on `device`; None takes a new unpredictable seed."""
         generator = torch.Generator(device)
         if seed is None:
             generator.seed()
@@ -317,34 +320,34 @@ class TorchSampler:
         return cls(generator)
 
     def draw(self, p: Tensor) -> int:
-        if self.generator is not None:  # a drafter may live on another device than the target
+        if self.generator is not None:  # the distribution of a drafter may be on another device
             p = p.to(self.generator.device)
-        # Shaped like transformers' call, so that the same seed gives the same token.
+        # The same shape as in transformers, so that the same seed gives the same token.
         return int(torch.multinomial(p[None], 1, generator=self.generator))
 
     def accept(self, ratio: float) -> bool:
         device = self.generator.device if self.generator is not None else "cpu"
-        # Strictly below: a ratio of 0 must never accept, and u is in [0, 1).
+        # Strictly less: a ratio of 0 must never be accepted, and the number is in [0, 1).
         return float(torch.rand((), generator=self.generator, device=device)) < ratio
 
 
 class Gumbel:
-    """Sampler whose n-th draw depends on a seed, n and the distribution alone.
+    """Sampler whose n-th draw depends only on a seed, n and the distribution.
 
-    A draw from p is the arg-max over x of log p(x) + g(x), g being Gumbel noise keyed by (seed, n,
-    x). Whoever knows the seed can foresee it: a drafter that draws from q with the same noise finds
-    the same token with probability Σ_x 1/Σ_y max(p(y)/p(x), q(y)/q(x)) ≥ (1−TV)/(1+TV).
+    A draw from p is the arg-max over x of log p(x) + g(x), where g is Gumbel noise keyed by (seed,
+    n, x). A drafter that knows the seed can predict it: if it draws from q with the same noise,
+    both tokens are equal with probability Σ_x 1/Σ_y max(p(y)/p(x), q(y)/q(x)) ≥ (1−TV)/(1+TV).
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        """A fresh unpredictable seed when `seed` is None."""
+        """Use `seed`; None takes a new unpredictable seed."""
         self.seed = secrets.randbits(63) if seed is None else seed % 2**64
         self.draws = 0
-        """Draws so far: n of the next one."""
+        """Number of draws so far, which is n of the next one."""
         self._accepts = 0
 
     def noise(self, n: int, size: int) -> Tensor:
-        """(size,) float64 noise of the n-th draw, counted from 0."""
+        """Return (size,) float64 noise of the n-th draw, counted from 0."""
         exponential = -np.log1p(-self._uniform(n, size))
         return torch.from_numpy(-np.log(exponential.clip(np.finfo(np.float64).tiny)))
 
@@ -358,5 +361,6 @@ class Gumbel:
         return int((p.log() + noise.to(p)).argmax())
 
     def accept(self, ratio: float) -> bool:
-        self._accepts += 1  # streams that no draw uses
+        self._accepts += 1
+        # Negative stream numbers: no draw uses them.
         return float(self._uniform(-self._accepts, 1)[0]) < ratio

@@ -1,4 +1,4 @@
-"""One sequence being decoded: committed ids, distribution, randomness, stop rules, statistics."""
+"""Sequence: ids, distribution, random numbers, stop rules and statistics of one sequence."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from draftsmith.core.verify import Verification
 from draftsmith.errors import DrafterStalled, OptionError, UnsupportedError, first_line
 
 StopRule = Callable[["Sequence", Tensor | None], "str | None"]
-"""Asked once per emitted token, which is already in `sequence.ids`: the finish reason, or None."""
+"""Called after each emitted token, which is the last of `sequence.ids`; returns a finish reason or
+None."""
 
 
-PUT_ASIDE = "the drafter failed; the answer goes on plainly"
-TOGETHER = "drafting for several answers at once failed and was repeated for each alone"
+PUT_ASIDE = "the drafter failed; the rest of the answer is decoded plainly"
+TOGETHER = "drafting for several answers at once failed and was repeated for each answer alone"
 NOT_CLOSED = "closing the drafter's state failed"
 OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
-"""Notices about errors of drafters, which may be other people's code."""
+"""Notices about errors of drafters, which may be third-party code."""
 
 
 class EndTokens:
-    """Ends at any of several end-of-sequence ids."""
+    """Stop rule for end-of-sequence ids."""
 
     def __init__(self, ids: abc.Sequence[int]) -> None:
         self.ids = frozenset(ids)
@@ -43,35 +44,35 @@ class EndTokens:
 
 @dataclass(slots=True)
 class Stalls:
-    """Number of answers that go on without a drafter that held up passes: 0, 1, 3, 7, …
+    """Number of answers that skip a drafter which delayed passes: 0, 1, 3, 7, …
 
-    The drafter is always tried again, and one that stays slow holds up few of many answers. All
+    The drafter is always tried again, but one that stays slow delays few of many answers. All
     sequences of a bound drafter share one object. It has no reference to the drafter, so it keeps
     no weights alive.
     """
 
     in_a_row: int = 0
-    """Passes that the drafter has held up since it last drafted in time."""
+    """Passes that the drafter has delayed in a row."""
     resting: int = 0
-    """Answers that go on without it before it is asked again."""
+    """Answers that skip the drafter before it is used again."""
 
     def add(self) -> None:
-        """Count a pass that was held up."""
+        """Count a delayed pass."""
         self.in_a_row, self.resting = self.in_a_row + 1, 2**self.in_a_row - 1
 
     def rest(self) -> DrafterStalled | None:
-        """Why a new answer must go on without the drafter; None: it may ask."""
+        """Return why a new answer must skip the drafter; None: it may use it."""
         if not self.resting:
             return None
         self.resting -= 1
         return DrafterStalled(
-            f"it held up the last {self.in_a_row} passes that asked it; after {self.resting} more "
-            "answers it is asked again"
+            f"it delayed the last {self.in_a_row} passes that used it; it is used again after "
+            f"{self.resting} more answers"
         )
 
 
 class Sequence:
-    """The state of one sequence between steps."""
+    """State of one sequence between steps."""
 
     def __init__(
         self,
@@ -94,36 +95,37 @@ class Sequence:
     ) -> None:
         self.ids = list(ids)
         self.padding = list(padding)
-        """What processors and stop rules see before the ids, as `generate` shows padding."""
+        """Ids that processors and stop rules see before `ids`: the padding of `generate`."""
         self.prompt_length = len(self.ids)
         self.drafter = drafter
         self.budget = budget
         self.distribution = distribution
         self.sampler = sampler
         self.limit = limit
-        """Most new tokens; drafts never reach beyond it."""
+        """Maximum number of new tokens; drafts never exceed it."""
         self.needs = needs
-        """What the target records for the drafter: its `needs_of` this target's model."""
+        """What the target records for the drafter (`Drafter.needs_of`)."""
         self.stop_rules = tuple(stop_rules)
         self.device = torch.device(device)
         self.row: Any = None
-        """Its place in the target, of the target's own kind."""
+        """Its row in the target, of the target's row type; None before `start` and after the
+        end."""
         self.reading = True
-        """Whether its row has to take more tokens before it gives one."""
+        """Whether its prompt is still being read, so that no token was emitted yet."""
         self.finish_reason: str | None = None
         self.error: Exception | None = None
-        """What ended it, where that was no stop rule."""
+        """Error that ended it; None if a stop rule did."""
         self.drafter_error: Exception | None = None
-        """Why its drafter was put aside."""
+        """Error for which its drafter was disabled."""
         self.notices: dict[tuple[str, str], str] = {}
-        """Sentences about failures that did not end the answer, by what failed and by error."""
+        """(failure, error type) → sentence, for failures that did not end the answer."""
         self.stalls = stalls or Stalls()
         self.waited = 0.0
-        """Seconds that its drafter took for the last pass, and for all sequences that it serves."""
+        """Seconds of drafting for the last pass, for all sequences of its drafter together."""
         self.sources: list[str] = []
-        """Who guessed each new token."""
+        """Source of each new token."""
         self.drafts: list[tuple[Guess, ...]] | None = None
-        """What passes drafted, for somebody who takes it; None: nobody does."""
+        """Drafts of its passes, if the caller collects them; None: they are not recorded."""
         self.logprobs: list[float] | None = None
         self.origins: dict[int, int] = {}
         """Position in `ids` of an accepted copy → the position it was copied from."""
@@ -135,7 +137,7 @@ class Sequence:
             prompt_length=self.prompt_length,
             vocab_size=vocab_size,
             sampling=sampling or SamplingParams(),
-            # Kept apart from the target's draws, so that seeds mean the same with any drafter.
+            # Separate from the target's draws: a seed gives the same tokens with any drafter.
             sampler=TorchSampler.seeded(draft_seed, self.device),
             noise=sampler if isinstance(sampler, Gumbel) else None,
             prediction=tuple(prediction),
@@ -145,7 +147,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """New tokens so far."""
+        """Number of new tokens."""
         return len(self.ids) - self.prompt_length
 
     @property
@@ -153,13 +155,13 @@ class Sequence:
         return self.finish_reason is not None
 
     def fail(self, error: Exception) -> None:
-        """End with an error; what was emitted stays."""
+        """End with an error; emitted tokens stay."""
         self.error, self.finish_reason = error, "error"
 
     def note(self, what: str, error: Exception) -> None:
-        """Keep a sentence about a failure, one for each kind of error.
+        """Store a sentence about a failure, one per kind of error.
 
-        The error itself is not kept: its traceback holds the tensors of the pass.
+        The error itself is not stored: its traceback holds the tensors of the pass.
         """
         kind = type(error).__name__
         self.notices.setdefault((what, kind), f"{what} ({kind}: {first_line(error)})")
@@ -170,9 +172,9 @@ class Sequence:
         self.note(what, error)
 
     def open_drafter(self) -> None:
-        """Open the drafter's state, unless it is open; an error puts the drafter aside.
+        """Open the drafter's state if it is not open; an error disables the drafter.
 
-        But one about its options is the caller's to mend, and ends the sequence.
+        An OptionError or UnsupportedError ends the sequence instead, because the caller can fix it.
         """
         if self.state is None and self.drafter_error is None:
             if (stalled := self.stalls.rest()) is not None:
@@ -186,9 +188,9 @@ class Sequence:
                 self.put_aside(error)
 
     def put_aside(self, error: Exception) -> None:
-        """Go on without the drafter, which failed."""
+        """Disable the drafter after `error`; the sequence decodes plainly from here on."""
         self.stats.drafter_failures += 1
-        if error.__traceback__ is not None:  # as text: its frames hold tensors and all callers
+        if error.__traceback__ is not None:  # as text: the frames hold tensors
             error.add_note("".join(format_tb(error.__traceback__)))
         self.drafter_error = error.with_traceback(None)
         self.note(PUT_ASIDE, error)
@@ -196,7 +198,7 @@ class Sequence:
         self.close_drafter()
 
     def end_drafter(self) -> None:
-        """Tell the drafter's state that the answer ended, unless it failed half-way."""
+        """Call `end` of the drafter's state, unless the sequence failed."""
         if self.state is not None and self.error is None:
             try:
                 self.state.end(self.context)
@@ -204,7 +206,7 @@ class Sequence:
                 self.put_aside(error)
 
     def close_drafter(self) -> None:
-        """Close the drafter's state if there is one; a failure of that is counted."""
+        """Close the drafter's state if it is open; count a failure to close it."""
         state, self.state = self.state, None
         if state is not None:
             try:
@@ -216,20 +218,21 @@ class Sequence:
 
     @property
     def settled(self) -> bool:
-        """Whether every new token is accounted for; not amid a pass, nor after its interrupt."""
+        """Whether every new token has a source; False during a pass and after an interrupted
+        one."""
         return len(self.sources) == self.generated
 
     def settle_failed(self) -> None:
-        """Account for the tokens that a failed pass has emitted."""
+        """Attribute the tokens of a failed pass to the target and count the pass."""
         if self.logprobs is not None:
-            del self.logprobs[self.generated :]  # of a token that was then not emitted
+            del self.logprobs[self.generated :]  # an entry whose token was not emitted
         missing = self.generated - len(self.sources)
         self.sources += [TARGET] * missing
         self.stats.passes += 1
         self.stats.tokens += missing
 
     def prefix(self) -> Tensor:
-        """(1, padding + T) ids as a tensor, for processors; a view that grows in place."""
+        """Return (1, padding + T) ids as a tensor for processors; a view that grows in place."""
         length = len(self.padding) + len(self.ids)
         if self._tensor.shape[1] < length:
             self._tensor = self._tensor.new_empty((1, max(256, 2 * length)))
@@ -242,7 +245,7 @@ class Sequence:
         return self._tensor[:, :length]
 
     def emit(self, token: int, scores: Tensor | None) -> bool:
-        """Commit one token and ask the stop rules; True if the sequence ends with it."""
+        """Commit one token and call the stop rules; return whether the sequence ends with it."""
         if self.logprobs is not None and scores is not None:
             self.logprobs.append(float(scores[0].log_softmax(-1)[token]))
         self.ids.append(token)
@@ -253,7 +256,7 @@ class Sequence:
         return self.finished
 
     def trace(self, draft: Draft, verification: Verification) -> None:
-        """Note where the tokens of the last step were copied from."""
+        """Record the origins of the last step's tokens."""
         if draft.origins is None:
             return
         first = len(self.ids) - len(verification.tokens)

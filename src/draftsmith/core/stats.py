@@ -1,4 +1,4 @@
-"""What a step gives, and what it cost to generate one sequence."""
+"""Output of a step, and the cost of generating a sequence."""
 
 from __future__ import annotations
 
@@ -12,56 +12,56 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.verify import Verification
 
 TARGET = "target"
-"""The source of tokens nobody had guessed."""
+"""Source of tokens that no draft contained."""
 PREDICTION = "prediction"
-"""The source of guesses that were copied from the request's prediction, by whatever drafter."""
+"""Source of nodes that were copied from the request's prediction, by any drafter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one pass gave one sequence."""
+    """Output of one step for one sequence."""
 
     tokens: tuple[int, ...]
     """Newly committed token ids."""
     sources: tuple[str, ...]
-    """Who guessed each token: a drafter's name, or `TARGET`."""
+    """Source of each token: a drafter's name, or `TARGET`."""
 
 
 class Guess(NamedTuple):
-    """One node of a pass's draft, and what became of it."""
+    """One node of a draft and whether it was accepted."""
 
     token: int
     parent: int
-    """Its place in the same draft, -1: what was there before."""
+    """Index of its parent in the same draft; -1 for the root."""
     source: str
     accepted: bool
 
 
 def guesses(draft: Draft, verification: Verification) -> tuple[Guess, ...]:
-    """The nodes of a draft that could be accepted, and whether they were."""
+    """Return the nodes of a draft that could be accepted, and whether they were."""
     nodes = zip(draft.tokens[: draft.size], draft.parents, draft.source, strict=False)
     return tuple(Guess(*node, number in verification.nodes) for number, node in enumerate(nodes))
 
 
 @dataclass(slots=True)
 class SourceStats:
-    """One source's record: drafts attempted, nodes drafted, tokens accepted."""
+    """Statistics of one source: passes with its nodes, nodes drafted, tokens accepted."""
 
     attempts: int = 0
     drafted: int = 0
     accepted: int = 0
     unread: int = 0
-    """Nodes behind the token that ended the answer: the target never chose there."""
+    """Nodes after the token that ended the answer: they were not verified."""
 
     @property
     def rejected(self) -> int:
-        """Nodes that the target's choice went past."""
+        """Number of nodes that verification rejected."""
         return self.drafted - self.accepted - self.unread
 
 
 @dataclass(slots=True)
 class Seconds:
-    """Wall time by phase; in a batch, each sequence gets its share of the step."""
+    """Wall time by phase, in seconds; the sequences of a batch share the time of a step equally."""
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -71,20 +71,20 @@ class Seconds:
 
     @property
     def other(self) -> float:
-        """Everything outside the four phases: cache upkeep, stop rules, streaming."""
+        """Time outside the four phases: committing, stop rules, streaming."""
         return max(0.0, self.total - self.prefill - self.draft - self.target - self.verify)
 
 
 @dataclass(slots=True)
 class Stats:
-    """What it cost to generate one sequence."""
+    """Cost of generating one sequence."""
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    """Prompt positions that were computed already: for another request that begins alike, or for
-    the turns before."""
+    """Prompt positions that were not computed, because an earlier request with the same beginning
+    or an earlier turn had computed them."""
     passes: int = 0
-    """Target passes that emitted tokens (prefill chunks not counted)."""
+    """Target passes that emitted tokens; passes that only read a prompt do not count."""
     tokens: int = 0
     attempts: int = 0
     """Passes that carried a draft."""
@@ -95,19 +95,19 @@ class Stats:
     """Passes that failed and were repeated with less: without this answer's draft, or with a
     smaller part of its prompt. A result's notices name the error."""
     drafter_failures: int = 0
-    """Times that the drafter failed; after the first that concerns this answer alone it is put
-    aside. One that rests because it held up other answers counts, too."""
+    """Number of failures of the drafter. A failure for this answer alone disables the drafter. A
+    drafter that is skipped because it delayed other answers counts as a failure, too."""
     drafted_by_depth: list[int] = field(default_factory=list)
-    """Entry d: attempts whose draft reached depth d+1."""
+    """Entry d: passes whose draft reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)
-    """Entry d: attempts that had at least d+1 tokens accepted."""
+    """Entry d: passes in which at least d+1 tokens were accepted."""
     by_source: dict[str, SourceStats] = field(default_factory=dict)
     seconds: Seconds = field(default_factory=Seconds)
     wall_seconds: float = 0.0
-    """From the call to the last token so far, waiting included. In a sum of several answers, the
-    sum of their shares of the passes (`seconds.total`), so that a shared pass counts once."""
+    """Seconds from the call to the last token so far, including waiting. For a sum of several
+    answers: the sum of `seconds.total`, so that a shared pass counts once."""
     first_token_seconds: float = 0.0
-    """From the call to the first token, waiting and prefill included."""
+    """Seconds from the call to the first token, including waiting and prefill."""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -124,18 +124,18 @@ class Stats:
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Entry d: of the drafts that reached depth d+1, the share accepted at least so far."""
+        """Entry d: of the drafts that reached depth d+1, the share with d+1 accepted tokens."""
         counts = zip_longest(self.accepted_by_depth, self.drafted_by_depth, fillvalue=0)
         return [held / reached for held, reached in counts]
 
     @property
     def accepted_share(self) -> float:
-        """Share of the emitted tokens that some drafter had guessed."""
+        """Share of the emitted tokens that a draft contained."""
         return self.accepted / self.tokens if self.tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per wall second: of one answer as its caller waited for it, of a sum together."""
+        """Tokens per second of `wall_seconds`."""
         return self.tokens / self.wall_seconds if self.wall_seconds else 0.0
 
     def record(self, draft: Draft, verification: Verification) -> None:
@@ -160,21 +160,23 @@ class Stats:
         for node in verification.nodes:
             if node is not None:
                 self.by_source[draft.source[node]].accepted += 1
-        if verification.nodes[-1] is not None:  # else the walk ended where no guess went on
-            behind = {verification.nodes[-1]}
+        if (
+            verification.nodes[-1] is not None
+        ):  # the answer ended at a node: its descendants are unread
+            descendants = {verification.nodes[-1]}
             for node, parent in enumerate(draft.parents[:size]):
-                if parent in behind:
-                    behind.add(node)
+                if parent in descendants:
+                    descendants.add(node)
                     self.by_source[sources[node]].unread += 1
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Stats:
-        """What `asdict` made plain."""
+        """Create statistics from the dictionary that `dataclasses.asdict` returned."""
         sources = {name: SourceStats(**entry) for name, entry in record["by_source"].items()}
         return cls(**record | {"by_source": sources, "seconds": Seconds(**record["seconds"])})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON, derived ones included."""
+        """Return plain numbers for JSON, derived values included."""
         derived = [name for name, member in vars(Stats).items() if isinstance(member, property)]
         record = asdict(self)
         record["seconds"]["other"] = self.seconds.other
@@ -182,9 +184,10 @@ class Stats:
 
 
 def total(parts: Sequence[Stats]) -> Stats:
-    """The sum of several sequences' stats; times add up, first-token time is the mean.
+    """Return the sum of the statistics of several sequences.
 
-    The wall time of several is the sum of their shares of the passes.
+    Times add up; the first-token time is the mean. The wall time of several sequences is the sum
+    of their shares of the passes.
     """
     whole = reduce(_sum, parts, Stats())
     whole.first_token_seconds /= max(1, len(parts))
@@ -201,7 +204,7 @@ def _tally(by_depth: list[int], depth: int) -> None:
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """The sum of two records, entry by entry; the shorter list counts as zeros at its end."""
+    """Return the sum of two records, entry by entry; a shorter list is padded with zeros."""
     if isinstance(a, list):
         return [x + y for x, y in zip_longest(a, b, fillvalue=0)]
     if isinstance(a, dict):

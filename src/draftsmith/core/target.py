@@ -1,4 +1,4 @@
-"""What the loop needs from a target model. `model.runner.Runner` is the real one."""
+"""The interface of a target model, as the loop uses it; `model.runner.Runner` implements it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 
 Shape = Literal["tree", "chain", "plain"]
-"""What a target can verify in one pass: any tree, one branch, or nothing but the next token."""
+"""Drafts that a target can verify in one pass: any tree, one branch, or none."""
 
 
 REST = 64
-"""A text's end that may share a draft's pass: hardly costlier than that pass alone."""
+"""Pending tokens that may share a pass with a draft: the pass then takes hardly any longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks the target to record besides logits; the target records only that."""
+    """What the target must record for a drafter in addition to its usual work."""
 
     hidden_layer: int | None = None
-    """Output of this block, counted from 1, for every position; before any final norm."""
+    """Record the output of this block (counted from 1) for every position, before a final norm."""
     attention_heads: tuple[tuple[int, int], ...] = ()
-    """(layer, head) pairs, both from 0: the attention of the last accepted position."""
+    """Record the attention of the last accepted position for these (layer, head), counted from
+    0."""
     logits: bool = False
-    """Logits of the root, the draft nodes and the probes."""
+    """Compute the logits of the root, the draft nodes and the probes."""
     why: str = field(default="", compare=False)
-    """Where these choices come from, in a sentence for the user; empty: nothing to tell."""
+    """Origin of these choices, as a sentence for the user; empty if there is nothing to explain."""
 
     @property
     def taps(self) -> bool:
-        """Whether anything beside logits must be recorded."""
+        """Whether hidden states or attention must be recorded."""
         return self.hidden_layer is not None or bool(self.attention_heads)
 
 
@@ -42,40 +43,40 @@ NO_NEEDS = Needs()
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a drafter may know of a model before anything runs."""
+    """Facts about a model that a drafter may use before anything runs."""
 
     layers: int
     heads: int
     """Query heads per layer."""
     name: str = ""
-    """Hub id or folder that its weights came from; empty for a model made in memory."""
+    """Hub id or folder of its weights; empty for a model that was created in memory."""
     vocabulary: Callable[[], str | None] = field(default=lambda: None, compare=False)
-    """Gives the fingerprint of its vocabulary (`text.vocab`), None where that is unknown.
+    """Returns the fingerprint of its vocabulary (`text.vocab`); None if it is unknown.
 
-    A function, since computing it takes a while and few drafters ask.
+    It is a function because the computation takes a while and few drafters need it.
     """
     tokenizer: Any | None = field(default=None, compare=False)
-    """Its Hugging Face tokenizer; None where it was loaded without one."""
+    """Its Hugging Face tokenizer; None if it was loaded without one."""
     vocab_size: int = 0
     """V: width of its logits, padding ids included."""
     device: str = "cpu"
-    """Where its input ids go."""
+    """Device of its input ids."""
     shape: Shape = "tree"
-    """The drafts that it can verify."""
+    """Drafts that it can verify."""
 
 
 Weights = Callable[[Tensor], Tensor]
-"""Positions (n,) → attention weights (heads, n) of one query; only what is asked is computed."""
+"""Positions (n,) → attention weights (heads, n) of one query, computed when called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """What a target recorded for one row of T committed ids, the last of which has no state yet."""
+    """Recorded states and attention of a row with T committed ids; the last id has no state yet."""
 
     hidden: Tensor | None = None
-    """(T-1, D); None: not asked for, or nothing was computed yet."""
+    """(T-1, D); None: not requested, or nothing was computed yet."""
     attention: Weights | None = None
-    """Of the last position that has a state, which looks at the T-1 positions up to itself."""
+    """Attention of the last position with a state, over the T-1 positions up to itself."""
 
 
 NO_TAPS = Taps()
@@ -83,33 +84,33 @@ NO_TAPS = Taps()
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """What one row got from a pass over its root, `n` draft nodes and `m` probe nodes."""
+    """Output of one row for a pass over its root, `n` draft nodes and `m` probe nodes."""
 
     logits: Tensor
-    """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): root not reached."""
+    """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): the root was not read."""
     choices: Sequence[int] | None = None
-    """(1+n) arg-max of each row, where the target knows it without computing logits."""
+    """(1+n) arg-max of each row of logits, if the target knows it without computing logits."""
     finite: bool = True
-    """False where a drafted token overflowed the model, so that no row means anything."""
+    """False if a draft token overflowed the model, so that all logits are invalid."""
 
 
 class Row(Protocol):
-    """One sequence inside a target: its cache holds every committed token but `pending`."""
+    """A sequence's place in a target; its cache holds every committed token except `pending`."""
 
     pending: list[int]
-    """Committed tokens that are not in the cache yet; never empty, the last one is the root."""
+    """Committed tokens that are not in the cache; never empty, the last one is the root."""
 
     @property
     def cached(self) -> int:
-        """Positions in the cache."""
+        """Number of positions in the cache."""
 
 
 RowT = TypeVar("RowT")
-"""A target's own kind of row."""
+"""Row type of a target."""
 
 
 class Target(Protocol[RowT]):
-    """A model with a cache, seen from the loop. Rows may join and leave between steps."""
+    """A model with a cache. Rows may join and leave between steps."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -118,16 +119,17 @@ class Target(Protocol[RowT]):
     def shape(self) -> Shape: ...
 
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> RowT:
-        """Add a sequence; nothing is computed yet. `ids` is not empty."""
+        """Add a sequence without computing anything. `ids` must not be empty."""
 
     def prefill(self, row: RowT, rest: int = 1) -> None:
-        """Compute `row.pending` but for its last token, or a `rest` of so many, in chunks."""
+        """Compute `row.pending` in chunks, except for its last `rest` tokens."""
 
     def room(self, row: RowT) -> int:
-        """How many positions beyond the root the next pass of this row may use (0: plain)."""
+        """Return how many positions after the root the next pass of this row may use (0: plain)."""
 
     def splits(self, row: RowT) -> bool:
-        """Whether several passes may take its pending tokens; else one must take them all."""
+        """Return whether several passes may read its pending tokens; else one must read them
+        all."""
 
     def forward(
         self,
@@ -135,18 +137,18 @@ class Target(Protocol[RowT]):
         drafts: Sequence[Draft],
         take: Sequence[int] | None = None,
     ) -> list[RowOutput]:
-        """One pass over each row's pending tokens and draft; the cache then awaits `commit`.
+        """Run one pass over each row's pending tokens and draft; `commit` must follow.
 
-        `take`: of each row's pending tokens only so many, at least 1, where `splits` allows it. One
-        that leaves some is a chunk: it has no draft, gives no logits, and is committed with an
-        empty path and no tokens.
+        `take` is the number of pending tokens, at least 1, that the pass reads for each row, where
+        `splits` allows less than all. A row with tokens left has no draft and gets no logits; it is
+        committed with an empty path and no tokens.
         """
 
     def taps(self, row: RowT) -> Taps:
-        """What this row's needs recorded; views, valid until its next pass."""
+        """Return what the row's needs have recorded; views that are valid until its next pass."""
 
     def wait(self) -> None:
-        """Return when the last pass is really done; devices compute behind the program's back."""
+        """Block until the last pass has finished: devices compute asynchronously."""
 
     def commit(
         self,
@@ -154,29 +156,29 @@ class Target(Protocol[RowT]):
         paths: Sequence[Sequence[int]],
         tokens: Sequence[Sequence[int]],
     ) -> None:
-        """Keep the nodes on each path, drop the others; the last emitted token becomes pending.
+        """Keep the nodes on each path and drop the others; the last emitted token becomes pending.
 
-        `tokens[i]` are the tokens emitted by the step: one per node on `paths[i]`, and one more;
-        none of a row whose pass was a chunk.
+        `tokens[i]` are the tokens that the step emitted for row i: one per node on `paths[i]`, and
+        one more. It is empty for a row with pending tokens left.
         """
 
     def extend(self, row: RowT, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
-        """Make `ids` the row's committed tokens, keeping the cache of the longest common prefix.
+        """Replace the row's committed tokens by `ids`; keep the cache of the longest common prefix.
 
-        Positions whose taps `needs` asks for, and nobody recorded, are not kept. Returns how many
-        cached positions were.
+        Positions without recorded taps that `needs` asks for are not kept. Returns the number of
+        cached positions that were kept.
         """
 
     def close(self, row: RowT) -> None:
-        """Drop a sequence and its cache."""
+        """Remove a sequence and its cache."""
 
 
 def ahead(target: Target[Any], row: Row, whole: bool, rest: int) -> int:
-    """Pending tokens for passes without a draft, in chunks; 0: a draft's pass takes them all.
+    """Return how many pending tokens passes without a draft read first; 0: a draft can join them.
 
-    A `rest` of so many rides with a draft where masks are ours, unless the `whole` text is to be
-    recorded first: the drafter looks at it.
+    Up to `rest` pending tokens share a pass with a draft if the target verifies trees. With `whole`
+    only the last one does, because the drafter reads what the target records of the others.
     """
-    riding = 1 if whole or target.shape != "tree" else rest
+    sharing = 1 if whole or target.shape != "tree" else rest
     left = len(row.pending)
-    return left - 1 if left > riding and target.splits(row) else 0
+    return left - 1 if left > sharing and target.splits(row) else 0

@@ -1,7 +1,7 @@
-"""From continuations to a draft: the one place where branches merge.
+"""Merging of continuations into a draft tree.
 
-A source says what may follow, and how much each token of it is worth; which of it is drafted is
-decided here, the best first.
+A source gives continuations and a weight for each of their tokens. `merge` decides which tokens are
+drafted, in order of weight.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from draftsmith.core.draft import ROOT, Draft
 
 
 class Continuation(NamedTuple):
-    """What one source expects behind the last token."""
+    """A sequence of tokens that a source expects after the last token."""
 
     tokens: Sequence[int]
     source: str
-    """The name of the drafter that its nodes count for."""
+    """Name of the drafter to which its nodes are attributed."""
     weights: float | Sequence[float] | None = None
-    """What each token is worth, say the probability that it is reached; a number: all of them
-    alike, as often as this was seen, say; None: nothing is known."""
+    """Weight of each token, such as the probability that it is reached. One number gives all tokens
+    the same weight, such as the count of the continuation. None: unknown."""
     origins: Sequence[int] | None = None
-    """Where in the context each token was copied from; None: nowhere."""
+    """Position in the context from which each token was copied; None: not copied."""
 
 
 def merge(
@@ -32,14 +32,15 @@ def merge(
     depth: int | None = None,
     branches: int | None = None,
 ) -> Draft:
-    """The continuations as a tree of at most `limit` nodes down to `depth`, the heaviest first.
+    """Merge continuations into a tree of at most `limit` nodes and `depth` levels, heaviest first.
 
-    Those that begin alike share nodes. A node is as heavy as all its continuations make it
-    together, but no heavier than its parent; its source and origin are the first one's. Of equally
-    heavy nodes the earlier continuation's go first: without weights that is branch after branch.
+    Continuations with equal beginnings share nodes. The weight of a node is the sum over its
+    continuations, but at most the weight of its parent. Its source and origin are those of its
+    first continuation. Nodes of equal weight keep the order of the continuations, so without
+    weights the branches follow each other.
 
-    `branches` bounds the leaves: a continuation that would add one more ends where it leaves the
-    tree. One that begins another, or goes on where another ended, adds none.
+    `branches` is the maximum number of leaves. A continuation that would add one more leaf is cut
+    where it leaves the tree. A continuation that extends another, or is its beginning, adds none.
     """
     tokens: list[int] = []
     parents: list[int] = []

@@ -1,8 +1,8 @@
-"""The only place where a token is ever accepted.
+"""Verification: the only place where a draft token is accepted.
 
-`verify` serves every distribution and every draft. `verify_greedy` is its short cut where no
-processor needs the prefix: the arg-max of all rows is taken at once, in one copy to the host for
-the whole step.
+`verify` handles every distribution and every draft. `verify_greedy` is the fast path for greedy
+decoding without processors: it needs the arg-max of each position only, which one copy to the host
+provides for all sequences of a step.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Emit = Callable[[int, Tensor | None], bool]
 
 
 class Rows(Protocol):
-    """Logits (1+n+m, V), of which a walk asks for one row after the other."""
+    """Logits (1+n+m, V), indexed one position at a time."""
 
     def __getitem__(self, row: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What one step decided."""
+    """Result of verifying one draft."""
 
     path: tuple[int, ...]
-    """Accepted nodes, root to leaf; their rows stay in the cache."""
+    """Accepted nodes from the root to a leaf; their keys and values stay in the cache."""
     tokens: tuple[int, ...]
-    """Emitted tokens: one per node of `path`, and the last one, which is not cached yet."""
+    """Emitted tokens: one per node of `path`, then the last one, which is not cached yet."""
     nodes: tuple[int | None, ...]
-    """The draft node that had guessed each emitted token; None for the target's own."""
+    """For each emitted token, the draft node with the same token; None for the target's own."""
 
     @property
     def accepted(self) -> int:
-        """Emitted tokens that a drafter had guessed."""
+        """Number of emitted tokens that the draft contained."""
         return sum(node is not None for node in self.nodes)
 
 
@@ -52,12 +52,13 @@ def verify(
     prefix: Callable[[], Tensor | None],
     emit: Emit,
 ) -> Verification:
-    """Walk `draft` under the target's `distribution`; lossless for guesses, samples and mixtures.
+    """Verify `draft` under the target's `distribution`; lossless for guesses, samples and mixtures.
 
-    logits: (1+n+m, V), row 0 follows the root, row 1+i follows node i. `prefix()` is the (1, T)
-    ids so far, including what `emit` was told in this very walk. Processors see one row at a time,
-    in the order of plain decoding; guesses cost exactly one draw per emitted token.
-    Source: Leviathan et al. 2023, algorithm 1; for guesses, draw and follow.
+    `logits` has shape (1+n+m, V): row 0 follows the root, row 1+i follows node i. `prefix()`
+    returns the (1, T) ids so far, including the tokens that this call has passed to `emit`.
+    Processors see one position at a time, in the order of plain decoding. Guesses cost exactly one
+    draw per emitted token.
+    Source: Leviathan et al. 2023, algorithm 1; guesses are accepted if the target draws them.
     """
 
     def next_token(node: int) -> tuple[int, Tensor]:
@@ -68,17 +69,19 @@ def verify(
 
 
 def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verification:
-    """`verify` for a greedy distribution without processors; `choices` (1+n) is the arg-max of each
-    row."""
+    """Verify `draft` for a greedy distribution without processors.
+
+    `choices` (1+n) is the arg-max of each row of logits.
+    """
     return walk(draft, lambda node: (choices[node + 1], None), emit)
 
 
 def walk(
     draft: Draft, next_token: Callable[[int], tuple[int, Tensor | None]], emit: Emit
 ) -> Verification:
-    """Go down from the root while a child carries the next token; emits that token at each node.
+    """Follow the draft from the root while a child has the next token; emit each next token.
 
-    `next_token(node)` is the token that follows a node, with its scores.
+    `next_token(node)` returns the token that follows a node, and its scores (1, V) or None.
     """
     children = draft.children()
     path: list[int] = []
@@ -91,7 +94,7 @@ def walk(
         tokens.append(token)
         nodes.append(child)
         ended = emit(token, scores)
-        # A token that ends the sequence stays out of the path: the cache never holds the last one.
+        # A token that ends the sequence is not on the path: the cache never holds the last token.
         if child is None or ended:
             return Verification(tuple(path), tuple(tokens), tuple(nodes))
         path.append(child)
@@ -105,10 +108,10 @@ def choose(
     draft: Draft,
     proposal: Proposal | None,
 ) -> int:
-    """The next token at one node, distributed exactly as the target's distribution p.
+    """Choose the token after one node, distributed exactly as the target's distribution p.
 
-    With a sampled child x ~ q: keep x with probability min(1, p(x)/q(x)), else draw from
-    norm((p−q)₊). Where the distribution is greedy, p is one point and the same rule is arg-max.
+    If a child x was sampled from q, keep x with probability min(1, p(x)/q(x)), else draw from
+    norm((p−q)₊). A greedy distribution is a single point, so the same rule becomes arg-max.
     """
     if distribution.greedy:
         return int(argmax(scores))
@@ -127,11 +130,12 @@ def choose(
 
 
 def draw_residual(p: Tensor, q: LazyDistribution, sampler: Sampler) -> int:
-    """A draw from norm((p−q)₊) that asks for few values of q.
+    """Draw from norm((p−q)₊) with few evaluations of q.
 
-    Draw x from p, keep it with probability max(0, 1 − q(x)/p(x)), repeat; after `q.draws` of them
-    ask for q wherever p is not zero. It takes 1/Σ(p−q)₊ draws on average, and one minus the
-    probability of acceptance is that very sum: per verified proposal it is one draw.
+    Draw x from p and keep it with probability max(0, 1 − q(x)/p(x)); repeat. After `q.draws`
+    attempts, evaluate q wherever p is not zero. An attempt succeeds with probability Σ(p−q)₊, which
+    is also the probability that the proposal was rejected. So a verified proposal costs one attempt
+    on average.
     """
     for _ in range(q.draws):
         x = sampler.draw(p)
@@ -144,8 +148,7 @@ def draw_residual(p: Tensor, q: LazyDistribution, sampler: Sampler) -> int:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p−q)₊) for (V,) distributions; p itself where rounding left nothing of the
-    difference."""
+    """Return norm((p−q)₊) for distributions of shape (V,); p if the difference rounds to zero."""
     rest = (p - q).clamp_min(0)
     total = rest.sum()
     return rest / total if total > 0 else p

@@ -1,9 +1,9 @@
-"""AnswerCache: earlier answers, and what was learned from them, for the requests that follow.
+"""AnswerCache: earlier answers, and what was learned from them, for later requests.
 
 Each salt has its own answers. An answer is indexed when its request has ended. Once a third of the
-bytes is taken, it also joins the young index of its salt. At the bound the young indexes take the
-place of the old ones, so the oldest answers go, of whatever salt, and no request waits for more
-than its own answer to be indexed twice.
+memory is in use, new answers are also added to the young index of their salt. At the limit the
+young indexes replace the old ones. So the oldest answers of all salts are dropped, and no request
+waits for more than its own answer to be indexed twice.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from draftsmith.errors import LoadError, OptionError
 from draftsmith.storage import check_writable, digest, reading, write_chunks
 
 MIN_BYTES = 1_000_000
-"""Bytes below which a cache would hold next to nothing."""
+"""Smallest useful size of a cache, in bytes."""
 LEADING = 8
-"""Ids of a prompt's end that an answer's first tokens are kept with."""
+"""Number of ids at the end of the prompt that are stored with an answer, as context."""
 BYTES_PER_TOKEN = 2000
-"""Bytes of the bound for each token of one answer: of a longer one the end is kept."""
+"""The cache's size divided by this is the maximum length of an answer; only its end is kept."""
 ENTRY_BYTES = 150
-"""Bytes of an answer in the list, beside its ids."""
+"""Size of an entry in the list of answers, without its ids."""
 FORMAT, VERSION = "draftsmith answers", "1"
 
 
 class Answer(NamedTuple):
-    """An answer as it is kept."""
+    """A stored answer."""
 
     salt: str
     """Digest of its request's salt."""
     ids: Any
-    """(T,) int32: the end of its prompt, and the answer."""
+    """(T,) int32: the end of the prompt, and the answer."""
     quiet: int
-    """How many of them belong to the prompt."""
+    """Number of ids that belong to the prompt."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the list of answers."""
+        """Size of the entry in the list of answers."""
         return ENTRY_BYTES + int(self.ids.nbytes)
 
 
 class Answers:
-    """What the requests of one salt share.
+    """Answers and mixer that the requests of one salt share.
 
-    Running requests read it here and copy no answers, so what is deleted is gone for them, too.
+    Running requests read them here and copy no answers, so deleted answers are gone for them, too.
     """
 
     def __init__(self, cache: AnswerCache, salt: str) -> None:
@@ -67,21 +67,22 @@ class Answers:
         self.forgotten = False
 
     def forget(self) -> None:
-        """Forget all answers and all that was learned, by running requests, too."""
+        """Delete all answers and what was learned from them, for running requests, too."""
         self.index, self.young = new_index(), new_index()
         self.mixer = prior(2)
-        """What requests begin with; never written to, so a request's changes are the difference."""
+        """Mixer that requests begin with. It is never changed, so a request's changes are the
+        difference to it."""
         self.forgotten = True
 
     @property
     def nbytes(self) -> int:
-        """Bytes of indexes and mixer."""
+        """Size of the indexes and the mixer."""
         return self.index.nbytes + self.young.nbytes + self.mixer.nbytes
 
     def add(self, ids: Sequence[int], prompt_length: int, start: Mixer, learned: Mixer) -> None:
         """Add the answer of a request that began with the mixer `start`."""
         if self.cache.lock._is_owned():  # type: ignore[attr-defined]
-            return  # an abandoned request, ended by a garbage collection in the midst of this work
+            return  # garbage collection has ended an abandoned request during this work
         with self.cache.lock:
             if not self.forgotten and len(ids) > prompt_length:
                 self.mixer = merged(self.mixer, start, learned)
@@ -90,29 +91,30 @@ class Answers:
 
 
 class AnswerCache:
-    """Earlier answers of one model's requests, by salt, within a number of bytes."""
+    """Earlier answers of one model's requests, by salt, within a limit of bytes."""
 
     def __init__(self, most: int, model: ModelFacts, path: Path | None = None) -> None:
-        """`most`: bytes. `path`: a file that is read now, and written by `save` and `forget`.
+        """`most`: maximum bytes. `path`: file that is loaded now and written by `save` and
+        `forget`.
 
-        Raises OptionError for too few bytes, LoadError for a file that is not of this model's
-        tokenizer, damaged, or larger than the bound, WriteError for one that cannot be written.
+        Raises OptionError if `most` is too small; LoadError if the file is damaged, too large, or
+        from a model with another tokenizer; WriteError if the file cannot be written.
         """
         if most < MIN_BYTES:
-            raise OptionError(f"answers must be 0 or at least {MIN_BYTES:,} (bytes), got {most:,}")
+            raise OptionError(f"answers must be 0 or >= {MIN_BYTES:,} (bytes), got {most:,}")
         self.most, self.model, self.path = most, model, path
         self.lock = threading.RLock()
-        """Held while indexes are read or written, and while nothing is waited for."""
+        """Held while indexes are read or written, never while waiting for something else."""
         self._writing = threading.Lock()
-        """Held from the snapshot until it is in the file; taken before `lock` where both are."""
+        """Held from taking a snapshot until it is in the file; acquired before `lock`."""
         self.nbytes = 0
         self._open: WeakValueDictionary[str, Answers] = WeakValueDictionary()
         self._kept: dict[str, Answers] = {}
-        """Those that hold answers."""
+        """Salts with answers."""
         self._list: list[Answer] = []
-        """In the order in which they ended."""
+        """All answers, in the order in which they ended."""
         self._young: int | None = None
-        """Where in the list the young indexes begin."""
+        """Position in the list where the young indexes begin."""
         if path is not None:
             check_writable(path)
             if path.exists():
@@ -123,11 +125,11 @@ class AnswerCache:
 
     @property
     def count(self) -> int:
-        """Answers that it holds."""
+        """Number of answers."""
         return len(self._list)
 
     def of(self, salt: str) -> Answers:
-        """Return what the requests of a salt share."""
+        """Return the answers and the mixer that requests of a salt share."""
         name = digest(salt)
         with self.lock:
             answers = self._open.get(name)
@@ -136,10 +138,11 @@ class AnswerCache:
             return answers
 
     def forget(self, salt: str | None = None) -> None:
-        """Delete a salt's answers and what was learned from them, or all: in memory, then on disk.
+        """Delete the answers of a salt, or all answers, and what was learned: in memory and on
+        disk.
 
-        Running requests of the salt draft from them no more, and add nothing. Raises WriteError if
-        the file cannot be written; what is in memory is deleted then.
+        Running requests of the salt no longer draft from them, and add nothing. Raises WriteError
+        if the file cannot be written; the answers in memory are then deleted nevertheless.
         """
         with self.lock:
             names = list(self._open) if salt is None else [digest(salt)]
@@ -157,11 +160,12 @@ class AnswerCache:
             self.save()
 
     def add(self, answers: Answers, ids: Sequence[int], emitted: int) -> None:
-        """Keep ids that end with an answer of `emitted` tokens; at the bound the oldest go."""
+        """Add ids that end with an answer of `emitted` tokens; at the limit drop the oldest
+        ones."""
         kept = np.array(ids[-(self.most // BYTES_PER_TOKEN) :], np.int32)
         answer = Answer(answers.salt, kept, max(0, len(kept) - emitted))
         before = answers.nbytes if answers.salt in self._kept else 0
-        # An interrupt between any two lines leaves indexes whose parts fit each other.
+        # After an interrupt between any two lines the parts of each index are consistent.
         answers.index = with_ids(answers.index, answers.index.length, kept, 0)
         index_answer(answers.index, answer)
         if self._young is not None:
@@ -176,7 +180,7 @@ class AnswerCache:
             self._young = len(self._list)
 
     def _drop_oldest(self) -> None:
-        """Forget what is older than the young indexes."""
+        """Drop all answers that are older than the young indexes."""
         self._list = self._list[len(self._list) if self._young is None else self._young :]
         self._young = None
         for answers in self._kept.values():
@@ -189,9 +193,9 @@ class AnswerCache:
         self.nbytes = shared + sum(answer.nbytes for answer in self._list)
 
     def save(self) -> None:
-        """Write the file, whole or not at all; raises WriteError, or OptionError without a file."""
+        """Write the file atomically; raise WriteError, or OptionError if there is no file."""
         if self.path is None:
-            raise OptionError("there is no file to save answers to; give answers_file=")
+            raise OptionError("there is no file to save answers to; set answers_file=")
         with self._writing:
             with self.lock:
                 salts = list(self._kept)
@@ -216,8 +220,8 @@ class AnswerCache:
             write_chunks(self.path, [serialize(tensors, header)])
 
     def _load(self, path: Path) -> None:
-        """Take over what `save` wrote; raises LoadError for anything else."""
-        hint = "give another file, or delete it"
+        """Load what `save` wrote; raise LoadError for any other file."""
+        hint = "use another file, or delete it"
         with reading(path):
             size = path.stat().st_size
         if size > self.most:
@@ -227,30 +231,30 @@ class AnswerCache:
                 header = dict(file.metadata() or {})
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if header.get("format") != FORMAT:
-                raise ValueError("it holds something else")
+                raise ValueError("it has another format")
             if header.get("version") != VERSION:
                 raise ValueError(f"its version is {header.get('version')}, not {VERSION}")
             if header.pop("sum", None) != checksum(header, tensors):
-                raise ValueError("its checksum does not fit")
+                raise ValueError("its checksum is wrong")
             ours = str(self.model.vocab_size), self.model.vocabulary() or ""
             if (header["vocab_size"], header["vocabulary"]) != ours:
                 raise ValueError("it was written for a model with another vocabulary")
             self._take(json.loads(header["salts"]), tensors)
         except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
-            raise LoadError(f"{path} holds no answers for this model: {error}; {hint}") from error
+            raise LoadError(f"{path} has no answers for this model: {error}; {hint}") from error
 
     def _take(self, salts: Sequence[str], tensors: Mapping[str, Any]) -> None:
-        """Raises LookupError, TypeError or ValueError for what was not written by `save`."""
+        """Add stored answers; raise LookupError, TypeError or ValueError for invalid ones."""
         ids, rows = tensors["ids"], tensors["answers"]
         if (ids.dtype, ids.ndim, rows.dtype, rows.shape[1:]) != (np.int32, 1, np.int64, (3,)):
-            raise ValueError("its answers have impossible types or shapes")
+            raise ValueError("its answers have wrong types or shapes")
         strings = isinstance(salts, list) and all(isinstance(salt, str) for salt in salts)
         if not strings or len({*salts}) < len(salts):
-            raise ValueError("its salts are not different strings")
+            raise ValueError("its salts are not distinct strings")
         if ((ids < 0) | (ids >= self.model.vocab_size)).any():
             raise ValueError("it has token ids that the model does not have")
         if (rows < 0).any() or (rows[:, 2] > rows[:, 1]).any() or rows[:, 1].sum() != len(ids):
-            raise ValueError("its answers have impossible lengths")
+            raise ValueError("its answers have wrong lengths")
         found = [Answers(self, salt) for salt in salts]
         for place, answers in enumerate(found):
             answers.mixer = checked(tensors, str(place), 2)
@@ -262,15 +266,15 @@ class AnswerCache:
 
 
 def index_answer(index: ContextIndex, answer: Answer) -> None:
-    """Index an answer whose ids are in `index` already."""
+    """Index an answer after its ids were added to the arrays of `index`."""
     start = index.length
     index_ids(index, start + len(answer.ids), start + answer.quiet, start)
 
 
 def merged(mixer: Mixer, start: Mixer, learned: Mixer) -> Mixer:
-    """Return `mixer` plus what a request learned that began with `start`, within the bounds.
+    """Return `mixer` plus the changes of a request that began with `start`, within the bounds.
 
-    So the changes of requests at the same time all count, in whatever order they end.
+    So the changes of concurrent requests all count, in any order.
     """
     if mixer is start:
         return learned.copy()
@@ -285,7 +289,7 @@ def merged(mixer: Mixer, start: Mixer, learned: Mixer) -> Mixer:
 
 
 def checksum(header: Mapping[str, str], tensors: Mapping[str, Any]) -> str:
-    """Return the checksum of all that a file holds."""
+    """Return the checksum of a file's content."""
     total = zlib.crc32(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         total = zlib.crc32(tensors[name].tobytes(), total)

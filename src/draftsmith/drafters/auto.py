@@ -1,12 +1,12 @@
 """auto: one tree, grown by a mixture that learns what follows contexts of several lengths.
 
-Ours: no paper. Prediction as in context-mixing compressors (PAQ, CMIX), growth as in best-first
-search; docs/algorithms/auto.md has the algorithm and its ancestors.
+Ours, without a paper. Prediction works as in context-mixing compressors (PAQ, CMIX), growth as in
+best-first search. docs/algorithms/auto.md describes the algorithm and its ancestors.
 
-    context_index.py   what followed each context, and how often
-    logit_rows.py      what the target's logits named after each token
-    mixer.py           how likely each candidate is to come next
-    tree_search.py     which nodes are worth their cost
+    context_index.py   tokens that followed each context, and how often
+    logit_rows.py      best tokens of the target's logits after each token
+    mixer.py           probability of each candidate
+    tree_search.py     nodes that are worth their cost
 """
 
 from __future__ import annotations
@@ -51,56 +51,57 @@ from draftsmith.errors import UnsupportedError
 from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
-"""Source of nodes that only earlier answers led to."""
+"""Source of nodes that were found in earlier answers only."""
 GRAMMAR = "grammar"
-"""Source of nodes that only the answer's grammar led to."""
+"""Source of nodes that were found by the answer's grammar only."""
 NODE_COST = 0.013
-"""What a node adds to the cost of a pass, in plain passes, where no cost curve is given."""
+"""Cost of a node, in plain passes, if no cost curve is given."""
 
 RATE = 0.007
 """Learning rate of the weights."""
 CACHED_RATE = 0.003
-"""The same where what is learned is kept from answer to answer."""
+"""Learning rate if the mixer is kept from answer to answer."""
 PACE = 0.05
-"""Weight of the last pass in the running means of its tokens and its cost."""
+"""Weight of the last pass in the moving averages of tokens and cost."""
 CURVE_KEPT = 8
-"""Drafts that read the cost curve each; later ones read it once in so many, or when it changes."""
+"""The first drafts, up to this number, each read the cost curve; later it is read once in this many
+drafts, or when the rows or doublings change."""
 STATE_BYTES = 330_000
-"""Most bytes of a state beside its index: mixer, search, rows."""
+"""Maximum bytes of a state without its index: mixer, search, logit rows."""
 
 
 @dataclass(frozen=True, repr=False)
 class Auto(Drafter):
-    """A tree of the most probable continuations, by a mixture that learns while it decodes.
+    """Draft a tree of the most probable continuations, with a mixture that learns while decoding.
 
-    Contexts of the last 0, 1, 2, 8 and 32 tokens tell what followed them in prompt, prediction and
-    answer. The target's earlier logits tell what it held possible after the last token. A logistic
-    mixture turns this into probabilities. The tree grows by the most probable node, as long as that
-    brings more than it costs.
+    Contexts of the last 0, 1, 2, 8 and 32 tokens predict what followed them in prompt, prediction
+    and answer. The target's earlier logits predict what was probable after the last token. A
+    logistic mixture turns both into probabilities. The tree grows by the most probable node while
+    the node brings more than it costs.
     """
 
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "the default: a tree of what followed like contexts, by learnt odds"
+    summary: ClassVar[str] = "the default: a tree of likely continuations, by learned probability"
     width: ClassVar[int] = LARGEST
     chain: ClassVar[bool] = False
     bigrams: ClassVar[Any | None] = None
     logits: bool = True
-    """Whether it also drafts what the target's logits named. Without, token ids alone decide, and a
-    replay of a recording makes exactly the drafts of the live run."""
+    """Whether it also drafts from the target's logits. Without them, drafts depend on token ids
+    only, so that a replay of a recording makes exactly the drafts of the live run."""
     grammar: bool = True
-    """Whether it drafts the tokens that the answer's grammar leaves hardly a choice about, and
-    nothing that the grammar forbids."""
+    """Whether it drafts tokens for which the answer's grammar leaves little choice, and nothing
+    that the grammar forbids."""
     tuned: bool = True
-    """Whether answers begin with the rows that `draftsmith tune auto` saved of this model, if it
-    was ever run."""
+    """Whether answers begin with the logit rows that `draftsmith tune auto` saved for this model,
+    if there are any."""
 
     def __post_init__(self) -> None:
         switches(self)
 
     def bind(self, model: ModelFacts) -> Drafter:
-        """Bind to a model; for one that verifies only chains, the best chain is drafted."""
+        """Bind to a model; for models that verify chains only, the best chain is drafted."""
         if numba.config.DISABLE_JIT:
-            raise UnsupportedError(f"{self.name} is compiled by numba; unset NUMBA_DISABLE_JIT")
+            raise UnsupportedError(f"{self.name} needs numba's compiler; unset NUMBA_DISABLE_JIT")
         bound = replace(self)
         object.__setattr__(bound, "chain", model.shape != "tree")
         if self.logits and self.tuned:
@@ -108,11 +109,11 @@ class Auto(Drafter):
         return bound
 
     def auto_budget(self, cost: CostCurve) -> Budget:
-        """All that it wants: it weighs nodes itself, and pauses where asking does not pay."""
+        """Return a budget without a fixed width: the search weighs the nodes itself."""
         return OpenBudget(cost, self.preferred_width(), self)
 
     def bytes_for(self, positions: int) -> int:
-        """Return the most bytes of a state: its index, and what does not grow with the text."""
+        """Return the maximum size, in bytes, of a state: its index and its fixed parts."""
         return STATE_BYTES + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
@@ -130,7 +131,7 @@ class Auto(Drafter):
 
 
 class AutoState(DrafterState):
-    """One sequence's index, and what was learned of it."""
+    """Index and mixer of one sequence."""
 
     def __init__(
         self,
@@ -142,45 +143,46 @@ class AutoState(DrafterState):
         bigrams: Any | None = None,
         answers: ContextIndex | None = None,
     ) -> None:
-        """`mixer` learns from now on. `bigrams`: the first rows. `answers`: a second index."""
+        """`mixer` is changed by learning. `bigrams`: initial logit rows. `answers`: second
+        index."""
         self.mixer, self.chain, self.logits, self.grammar = mixer, chain, logits, grammar
         self.bigrams = NO_ROWS if bigrams is None else bigrams
         self.answers = answers or NO_ANSWERS
         self.rate = RATE if answers is None else CACHED_RATE
         self.search = new_search()
         self.tokens, self.cost = 1.6, 1.0
-        """Running means: tokens that a pass emits, its cost in plain passes."""
+        """Moving averages per pass: emitted tokens, and cost in plain passes."""
         self.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + NODE_COST * LARGEST]])
-        """(P, 2) nodes that each sequence of a pass drafts, cost of the pass in plain passes."""
+        """(P, 2) nodes of each sequence of a pass, cost of the pass in plain passes."""
         self.curve = 0, 0
-        """The rows and doublings of the cost curve that was read last."""
+        """(rows, doublings) of the cost curve that was read last."""
         self.drafts = 0
         self.begin()
 
     def begin(self) -> None:
-        """Forget all text, and nothing that was learned from it."""
+        """Forget the text, but keep what the mixer learned from it."""
         self.text = new_index()
         self.offset = 0
-        """Ids in the index before those of the context: the prediction, and what leads to it."""
+        """Number of ids in the index before those of the context: the prediction and its head."""
         self.length = 0
-        """Ids in the index, indexed or not."""
+        """Number of ids in the index arrays, indexed or not."""
         self.emitted: int | None = None
-        """Where in these the target's tokens begin that are not learned from yet."""
+        """Position of the first emitted token that the mixer has not learned from."""
         self.passed: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
-        """Tokens of the last pass, the logits that followed each, and which rows come last."""
+        """Tokens of the last pass, the logits after each, and the accepted rows of them."""
         self.rows, self.new_rows = copied(self.bigrams), NO_ROWS
         self.predicted = range(0)
-        """Where in the context the prediction stands, too."""
+        """Positions of the context that hold the whole prediction, too."""
 
     def truncate(self, length: int) -> None:
-        # Counts cannot be taken back one by one: dropped followers are not known any more.
+        # Counts of removed positions cannot be subtracted, because older followers were dropped.
         if length < self.length - self.offset:
             self.begin()
 
     def take(self, ctx: Context) -> None:
-        """Put what is new of the context into the index."""
+        """Add new ids of the context to the index arrays."""
         if not self.length and ctx.prediction:
-            # As if it were the answer. Where the answer leaves it, shorter contexts find it again.
+            # Index it like an answer. After a deviation, shorter contexts find it again.
             head = ctx.ids[max(0, ctx.prompt_length - LONGEST) : ctx.prompt_length]
             self._put([*head, *ctx.prediction])
             self.offset = self.length
@@ -191,17 +193,17 @@ class AutoState(DrafterState):
         self._put(ctx.ids[self.length - self.offset :])
 
     def read(self) -> None:
-        """Index what was put, and learn from it."""
+        """Index the added ids and learn from them."""
         self._advance(NO_DRAFT, 0, self.offset)
 
     def _put(self, ids: Sequence[int]) -> None:
-        if ids or not self.length:  # else there is room for a path already
+        if ids or not self.length:  # otherwise there is room for a path already
             self.text = with_ids(self.text, self.length, ids, LARGEST)
             self.length += len(ids)
 
     def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
-        """Index what was put, then draft within `limits` what the grammar allows; return how many
-        nodes."""
+        """Index the added ids, then draft within `limits` what the grammar allows; return the
+        number of nodes."""
         emitted, self.emitted = self.length if self.emitted is None else self.emitted, None
         verdict = START
         while True:
@@ -209,7 +211,7 @@ class AutoState(DrafterState):
                 self.text, self.length, quiet, floor, emitted, self.answers, self.rows,
                 self.new_rows, self.mixer, self.search, self.rate, MAX_COUNT, 1.0, limits, verdict,
             )  # fmt: skip
-            self.new_rows = NO_ROWS  # they are in the table now
+            self.new_rows = NO_ROWS  # the table has them now
             if count != ASK or scout is None:
                 return int(count)
             verdict = ALLOWED if scout.go(self._first_path()) else FORBIDDEN
@@ -217,7 +219,7 @@ class AutoState(DrafterState):
             limits = limits._replace(forced=_tokens(forced), few=_tokens(few))
 
     def _first_path(self) -> list[int]:
-        """Return the tokens from the root to the first node of the queue."""
+        """Return the tokens from the root to the first node in the queue."""
         node, path = self.search.queue[0], []
         while True:
             path.append(int(node["token"]))
@@ -226,11 +228,11 @@ class AutoState(DrafterState):
             node = self.search.nodes[node["parent"]]
 
     def keep_logits(self) -> None:
-        """Make rows of the last pass's logits, for the table."""
+        """Create logit rows from the last pass, for the table."""
         if self.passed is None:
             return
         tokens, logits, path = self.passed
-        # Of a token the last row weighs most: that of what was accepted.
+        # The last row of a token has the most weight, so accepted ones come last.
         order = [*(row for row in range(len(tokens)) if row not in path), *path]
         rows = best(tokens, logits)[order]
         self.new_rows = rows[rows["after"] > 0]
@@ -271,10 +273,10 @@ class AutoState(DrafterState):
         )
 
     def _origin(self, position: int) -> int:
-        """Return where in the context's ids a position of the index is, or -1."""
+        """Return the position in the context's ids for a position of the index, or -1."""
         if position >= self.offset:
             return position - self.offset
-        # The prediction is directly before the context: -1 is its last token in both.
+        # The prediction ends directly before the context, so -1 is its last token.
         return self.predicted[position - self.offset] if position >= 0 and self.predicted else -1
 
     def _source(self, position: int) -> str:
@@ -300,11 +302,11 @@ class AutoState(DrafterState):
         self.cost += PACE * (spent - self.cost)
 
     def end(self, ctx: Context) -> None:  # noqa: ARG002
-        self.passed = None  # a view of all the pass's logits, which an idle chat would keep
+        self.passed = None  # it refers to all logits of the pass, which an idle chat would keep
 
 
 class CachingState(AutoState):
-    """A state that also drafts from earlier answers, and adds its own to them."""
+    """A state that also drafts from earlier answers, and adds its own answer to them."""
 
     def __init__(self, earlier: Answers, **options: Any) -> None:
         self.earlier, self.start = earlier, earlier.mixer
@@ -312,7 +314,7 @@ class CachingState(AutoState):
 
     def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
         with self.earlier.cache.lock:
-            # Asked for anew each time, so that nothing stays here that is deleted there.
+            # Read the shared objects in each step, so that deleted answers are not used.
             if self.earlier.forgotten and self.start is not self.earlier.mixer:
                 self._adopt()
             self.answers = self.earlier.index
@@ -328,7 +330,7 @@ class CachingState(AutoState):
         self._adopt()
 
     def _adopt(self) -> None:
-        """Go on with what requests begin with now."""
+        """Continue with the mixer that new requests begin with."""
         self.start = self.earlier.mixer
         self.mixer = self.start.copy()
 

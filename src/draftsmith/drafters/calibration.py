@@ -1,6 +1,6 @@
-"""What `draftsmith tune pld-plus` found out about a model: a small JSON file in the user's cache.
+"""Calibration: the result of `draftsmith tune pld-plus` for a model, a JSON file in the cache.
 
-A calibration changes how well drafts are chosen, never what is generated.
+A calibration affects how well drafts are chosen, never what is generated.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ KIND = "pld_plus", ".json"
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The best layer, heads and draft length of PLD+ for one model. Source: PLD+, section 5.5."""
+    """Best layer, heads and draft length of PLD+ for one model. Source: PLD+, section 5.5."""
 
     model: str
     layers: int
     heads_per_layer: int
     layer: int
-    """Counted from 1: its hidden states gave the longest accepted drafts."""
+    """Layer, counted from 1, with hidden states that gave the longest accepted drafts."""
     heads: tuple[tuple[int, int, int], ...]
     """(layer, head, count), both from 0, best first: how often its attention peaked at the copy."""
     K: dict[str, int]
-    """Draft length with the longest accepted drafts, by rank: hidden, attention."""
+    """Rank (hidden, attention) → draft length with the longest accepted drafts."""
     accepted: dict[str, dict[str, float]]
-    """Mean accepted length, bonus token included: by layer at K=10, and by K for each rank."""
+    """Mean accepted length with bonus token: by layer for K=10, and by K for each rank."""
     prompts: int
     tokens: int
 
     def save(self) -> Path:
-        """Write it where `load` finds it; returns the file. Raises WriteError if it cannot."""
+        """Write the file that `load` reads; return its path. Raises WriteError."""
         path = file_of(self.model)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,14 +46,14 @@ class Calibration:
 
 
 def file_of(model: str) -> Path:
-    """The file about a model."""
+    """Return the path of a model's file."""
     return file_about(model, *KIND)
 
 
 def load(model: ModelFacts) -> Calibration | None:
-    """What is known about a model; None if it has no name or was never calibrated.
+    """Return the calibration of a model; None if it has no name or was never calibrated.
 
-    Raises LoadError for a file that is damaged, or about a model of another shape.
+    Raises LoadError for a damaged file, or one of a model with another shape.
     """
     path = known_about(model.name, *KIND)
     if path is None:
@@ -62,17 +62,17 @@ def load(model: ModelFacts) -> Calibration | None:
     try:
         found = _read(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"{path} is no calibration of PLD+ ({error}); {remedy}") from error
+        raise LoadError(f"{path} is not a calibration of PLD+ ({error}); {remedy}") from error
     if (found.layers, found.heads_per_layer) != (model.layers, model.heads):
         raise LoadError(
-            f"{path} is about a model of {found.layers} layers with {found.heads_per_layer} heads, "
-            f"not {model.layers} with {model.heads}; {remedy}"
+            f"{path} is for a model of {found.layers} layers with {found.heads_per_layer} heads, "
+            f"not of {model.layers} with {model.heads}; {remedy}"
         )
     return found
 
 
 def _read(entry: dict[str, Any]) -> Calibration:
     if entry.pop("format") != FORMAT:
-        raise ValueError("another version wrote it")
+        raise ValueError("it has another format version")
     heads = tuple((int(layer), int(head), int(count)) for layer, head, count in entry.pop("heads"))
     return Calibration(heads=heads, **entry)

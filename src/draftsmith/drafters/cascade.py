@@ -1,4 +1,4 @@
-"""cascade: the first drafter with something to say, in order.
+"""cascade: several drafters in order; the first one with a draft is used.
 
 CopySpec's section 3.3, "Merging with Vanilla Speculative Decoding", is `copyspec+draft_model(…)`:
 copy if the last γ tokens occurred before, else let a draft model propose.
@@ -23,37 +23,36 @@ from draftsmith.errors import OptionError
 
 @dataclass(frozen=True, repr=False)
 class Cascade(Drafter):
-    """Ask `drafters` in order; the first with something to say drafts this step.
+    """Call `drafters` in order until one has a draft for the sequence in this step.
 
     `copyspec+draft_model(model=…)` is short for `cascade(copyspec, draft_model(model=…))`.
 
-    Decisions: one drafter speaks per sequence and step, as in the paper, so a copy is judged by the
-    guess rule and a sampled draft by Leviathan's, side by side in the pass of a batch. Who has
-    drawn nothing (⊥) from a distribution that allows it *has* spoken: its distribution must be
-    judged, and to let the next drafter replace the draw for its value would change the output's
-    distribution. Probes alone, which only ask the target, are sent where nobody has anything to
-    say; nothing drawn decides about them. Members that stayed silent are told which tokens were
-    emitted, as after an empty draft of their own. The automatic budget is one for each: a member
-    whose drafts do not pay pauses alone.
+    Decisions: One drafter is used per sequence and step, as in the paper. So a pass can contain
+    copies, verified as guesses, and sampled drafts, verified by Leviathan's rule. A member that
+    drew nothing (⊥) counts as having a draft, because its distribution must be verified; if the
+    next member replaced the draw, the output distribution would change. A draft of probes alone is
+    used if no later member has a draft; this depends on nothing that was drawn. Members without a
+    draft observe the emitted tokens as after an empty draft. Each member has its own automatic
+    budget, so a member with drafts that do not pay pauses alone.
     """
 
     drafters: tuple[Drafter, ...]
 
     name: ClassVar[str] = "cascade"
-    summary: ClassVar[str] = "the first drafter with something to say: copyspec+draft_model(…)"
+    summary: ClassVar[str] = "the first drafter with a draft: copyspec+draft_model(…)"
 
     def __post_init__(self) -> None:
         given = self.drafters
         if isinstance(given, str | Drafter) or not isinstance(given, Sequence) or not given:
             raise OptionError(
-                f"{self.name}: drafters={given!r} cannot work; give at least one drafter, like "
-                "cascade(copyspec, auto)"
+                f"{self.name}: drafters must be at least one drafter, such as "
+                f"cascade(copyspec, auto), got {given!r}"
             )
         object.__setattr__(self, "drafters", tuple(map(registry.parse, given)))
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """An example of all that any of them needs."""
+        """An example of the needs of all members."""
         needs = [drafter.needs for drafter in self.drafters]
         return Needs(
             next((one.hidden_layer for one in needs if one.hidden_layer is not None), None),
@@ -63,12 +62,12 @@ class Cascade(Drafter):
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Whether any of them samples."""
+        """Whether any member samples."""
         return any(drafter.sampled for drafter in self.drafters)
 
     @property
     def shares_noise(self) -> bool:  # type: ignore[override]
-        """Whether any of them foresees the target's draws."""
+        """Whether any member predicts the target's draws."""
         return any(drafter.shares_noise for drafter in self.drafters)
 
     def preferred_width(self) -> int:
@@ -78,17 +77,17 @@ class Cascade(Drafter):
         return max(drafter.reach(width) for drafter in self.drafters)
 
     def bind(self, model: ModelFacts) -> Drafter:
-        """Every one bound; raises OptionError where one is reproducible and another samples."""
+        """Bind all members; raise OptionError if one is reproducible and another samples."""
         bound = Cascade(tuple(drafter.bind(model) for drafter in self.drafters))
         if bound.shares_noise and bound.sampled:
             raise OptionError(
-                f"{self}: with reproducible=True the output depends on the seed alone, but the "
-                "draws of its other drafters would show in it; make all of them reproducible"
+                f"{self}: with reproducible=True the output depends on the seed only, but other "
+                "members sample; make all members reproducible, or none"
             )
         return bound
 
     def needs_of(self, model: ModelFacts) -> Needs:
-        """All that any of them needs; raises OptionError where one recording cannot serve two."""
+        """Return the needs of all members; raise OptionError if they contradict each other."""
         return reduce(_both, (drafter.needs_of(model) for drafter in self.drafters), NO_NEEDS)
 
     def bytes_for(self, positions: int) -> int:
@@ -98,11 +97,11 @@ class Cascade(Drafter):
         return _Members(self, [drafter.open(ctx) for drafter in self.drafters])
 
     def auto_budget(self, cost: CostCurve) -> Budget:
-        """All that any of them may want: each has an automatic budget of its own."""
+        """Return a budget without a fixed width: each member has its own automatic budget."""
         return OpenBudget(cost, self.preferred_width())
 
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
-        """Each member is asked once, for all sequences that have no draft yet."""
+        """Call each member once, for all sequences without a draft."""
         drafts = [EMPTY] * len(states)
         silent = {i: state for i, state in enumerate(states) if isinstance(state, _Members)}
         for members in silent.values():
@@ -138,38 +137,38 @@ class Cascade(Drafter):
 
 
 def speaks(draft: Draft) -> bool:
-    """Whether a draft says anything: nodes that can be accepted, or that a draw gave nothing."""
+    """Whether a draft must be verified: it has draft nodes, or a draw that gave nothing."""
     return bool(draft.size or draft.proposals)
 
 
 class _Members(DrafterState):
-    """One sequence's state in every member, and who drafted its last step."""
+    """State of one sequence in every member, and the member that drafted its last step."""
 
     def __init__(self, config: Cascade, states: Sequence[DrafterState]) -> None:
         self.config = config
         self.states = list(states)
         self.speaker: int | None = None
         self.budgets: list[Budget] = []
-        """One for each member, where the budget is automatic."""
+        """Budgets of the members, if the budget is automatic."""
         self.opened: set[int] = set()
-        """Members that have been asked for a draft."""
+        """Members that have been called."""
         self.missed = [0] * len(states)
-        """Steps without a draft so far, for each member that might have opened for it."""
+        """For each member that is not opened yet, the steps in which it could have drafted."""
 
     def draft(self, ctx: Context) -> Draft:
         return self.config.draft([self], [ctx])[0]
 
     def ask(self, number: int, ctx: Context) -> Context:
-        """What a member may see and spend."""
+        """Return the context for a member, with its part of the budget."""
         if ctx.cost is None:
             self.budgets = []
             return ctx
         if not self.budgets:
             self.budgets = [drafter.auto_budget(ctx.cost) for drafter in self.config.drafters]
         if number and number not in self.opened:
-            # One that must read the text first, as a draft model does, may never earn that back
-            # beside others that mostly have something to say. It waits until the passes that it
-            # missed have cost as much: whatever comes, that is no worse than half of the best.
+            # A draft model reads the text before its first draft, which may never pay if other
+            # members mostly have drafts. It waits until the passes that it missed have cost as much
+            # as reading: in any case at most twice the cost of the best choice.
             self.missed[number] += 1
             if self.missed[number] <= ctx.cost.opening(self.config.drafters[number], len(ctx.ids)):
                 return replace(ctx, budget=0)
@@ -199,22 +198,22 @@ class _Members(DrafterState):
 
 
 def unheard(outcome: Outcome) -> Outcome:
-    """A step as one sees it who had drafted nothing: the emitted tokens, and the root's logits."""
-    theirs = outcome.verification
-    verification = replace(theirs, path=(), nodes=(None,) * len(theirs.tokens))
+    """Return the outcome for a member without a draft: emitted tokens and logits of the root."""
+    shared = outcome.verification
+    verification = replace(shared, path=(), nodes=(None,) * len(shared.tokens))
     return Outcome(EMPTY, verification, RowOutput(outcome.output.logits[:1]))
 
 
 def _both(a: Needs, b: Needs) -> Needs:
-    """One recording that serves two drafters; raises OptionError where none does."""
+    """Combine the needs of two drafters; raise OptionError if they contradict each other."""
     for what, first, second in (
         ("the states of one layer", a.hidden_layer, b.hidden_layer),
         ("the attention of one set of heads", a.attention_heads, b.attention_heads),
     ):
         if first and second and first != second:
             raise OptionError(
-                f"cascade: its drafters need {what}, but not the same: {first} and {second}; "
-                "give both the same in their options"
+                f"cascade: its members need {what}, but {first} and {second} differ; "
+                "set the same value in the options of both"
             )
     return Needs(
         a.hidden_layer or b.hidden_layer,

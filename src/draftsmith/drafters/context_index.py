@@ -1,12 +1,11 @@
-"""ContextIndex: what followed each context of one or several texts, and how often.
+"""ContextIndex: the tokens that followed each context of one or several texts, and how often.
 
 A context is the last 0, 1, 2, 8 or 32 tokens before a position. For each context that occurred, the
-index lists the tokens that followed it, the newest first, with their counts and last positions. For
-each token it holds how often it occurred, and where last.
+index lists the tokens that followed it, the newest first, with counts and last positions. For each
+token it holds how often it occurred, and the last position.
 
 A context is found by a hash of its tokens, which are then compared with the text. Hashes differ
-from process to process, so no text can be written whose contexts collide. No result depends on
-them.
+from process to process, so that no text can be made to collide. Results do not depend on them.
 """
 
 from __future__ import annotations
@@ -20,56 +19,56 @@ import numpy as np
 from draftsmith.compiled import inlined
 
 LENGTHS = (0, 1, 2, 8, 32)
-"""Tokens of a context by its order, the place in this tuple. A context that is not known has no
-known longer ones."""
+"""Length of a context by its order, the index in this tuple. If a context is unknown, all longer
+ones are unknown, too."""
 ORDERS = len(LENGTHS)
 LONGEST = LENGTHS[-1]
 MAX_FOLLOWERS = 64
-"""Different followers kept for a context, the newest."""
+"""Maximum number of followers of a context; the newest are kept."""
 FREQUENT = 8
-"""Most frequent tokens that are listed."""
+"""Number of most frequent tokens that are listed."""
 
 SPANS = (1, *LENGTHS[1:])
-"""Tokens that an entry is found by. Order 0 has an entry for each token, whatever it followed."""
+"""Number of tokens in the hash of an entry. Order 0 has an entry for each token."""
 PRIME = 2**31 - 1
-"""Modulus of the polynomial hashes: the product of two fits into 63 bits."""
+"""Modulus of the polynomial hashes; a product of two hashes fits into 63 bits."""
 RADIX, SPREAD = 2**20 + randbelow(2**30), 2**30 + 2 * randbelow(2**29) + 1
-"""Base of the hashes, and factor that spreads them over the slots: equal in all indexes of a
-process, so that a context has the same hash in each."""
+"""Base of the hashes, and factor that spreads them over the slots. They are equal in all indexes of
+a process, so that a context has the same hash in each."""
 
 _I4 = np.int32
 CONTEXT = np.dtype(
     [
         ("hash", _I4),
         ("order", _I4),
-        ("count", _I4),  # times it occurred
-        ("end", _I4),  # where it last ended
-        ("newest", _I4),  # its newest follower's place in `followers`, or -1
-        ("followers", _I4),  # how many followers are kept
+        ("count", _I4),  # number of occurrences
+        ("end", _I4),  # end of the last occurrence
+        ("newest", _I4),  # index of its newest follower in `followers`, or -1
+        ("followers", _I4),  # number of followers that are kept
     ],
     align=True,
 )
 FOLLOWER = np.dtype(
     [
         ("token", _I4),
-        ("count", _I4),  # times it followed
-        ("position", _I4),  # where it last did
-        ("older", _I4),  # the next older follower's place in `followers`, or -1
+        ("count", _I4),  # number of times that it followed
+        ("position", _I4),  # position of the last time
+        ("older", _I4),  # index of the next older follower in `followers`, or -1
     ],
     align=True,
 )
 TOTALS = np.dtype(
     [
-        ("length", _I4),  # ids that are indexed
-        ("contexts", _I4),  # entries in use
-        ("placed", _I4),  # of these, how many have a slot
-        ("followers", _I4),  # entries in use
-        ("distinct", _I4),  # different tokens
+        ("length", _I4),  # number of indexed ids
+        ("contexts", _I4),  # number of entries in `contexts`
+        ("placed", _I4),  # number of these that have a slot
+        ("followers", _I4),  # number of entries in `followers`
+        ("distinct", _I4),  # number of different tokens
         ("latest", _I4),  # the last token, or -1
-        ("previous", _I4),  # the last other token, or -1
-        ("listed", _I4),  # entries of `frequent` in use
+        ("previous", _I4),  # the last token that differs from it, or -1
+        ("listed", _I4),  # number of entries in `frequent`
         ("frequent", _I4, FREQUENT),  # the most frequent tokens
-        ("counts", _I4, FREQUENT),  # how often each of them occurred
+        ("counts", _I4, FREQUENT),  # number of occurrences of each
         ("radix", _I4),
         ("spread", _I4),
         ("powers", _I4, ORDERS),  # radix to the power of each span
@@ -79,14 +78,14 @@ TOTALS = np.dtype(
 
 
 class ContextIndex(NamedTuple):
-    """Arrays of an index, which grow by doubling."""
+    """Arrays of an index; they grow by doubling."""
 
     ids: Any
-    """(room,) int32: the texts, followed by room for a path that is asked about."""
+    """(room,) int32: the texts, followed by room for a path whose contexts are looked up."""
     hashes: Any
-    """(room + 1,) int32: [i] is the hash of ids[:i]."""
+    """(room + 1,) int32: hashes[i] is the hash of ids[:i]."""
     slots: Any
-    """(2^k,) int32: hash table, at most half full; 1 + place in `contexts`, or 0."""
+    """(2^k,) int32: hash table, at most half full; 1 + index in `contexts`, or 0."""
     contexts: Any
     """(room,) CONTEXT."""
     followers: Any
@@ -96,17 +95,17 @@ class ContextIndex(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Ids that are indexed."""
+        """Number of indexed ids."""
         return int(self.totals["length"][0])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(int(array.nbytes) for array in self)
 
 
 def new_index() -> ContextIndex:
-    """Return an index of no text."""
+    """Return an empty index."""
     totals = np.zeros(1, TOTALS)
     totals["latest"] = totals["previous"] = -1
     totals["radix"], totals["spread"] = RADIX, SPREAD
@@ -116,10 +115,10 @@ def new_index() -> ContextIndex:
 
 
 def with_ids(index: ContextIndex, length: int, ids: Sequence[int] | Any, room: int) -> ContextIndex:
-    """Return the index with `ids` after its first `length`, and room for as many as `room` more.
+    """Return the index with `ids` after its first `length` ids, and room for `room` more.
 
-    The ids are not indexed yet; that is `extend`. The index that was given must not be used any
-    more, unless this fails or is interrupted.
+    The ids are not indexed yet (see `extend`). Do not use the old index afterwards, unless this
+    call failed or was interrupted.
     """
     end = length + len(ids)
     new = end - index.length
@@ -140,7 +139,7 @@ def with_ids(index: ContextIndex, length: int, ids: Sequence[int] | Any, room: i
 
 
 def _grown(array: Any, size: int) -> Any:
-    """Return the array, or a copy with room for `size` items or more."""
+    """Return the array, or a copy of it with room for at least `size` items."""
     if len(array) >= size:
         return array
     more = np.zeros(max(size, 2 * len(array)), array.dtype)
@@ -149,7 +148,7 @@ def _grown(array: Any, size: int) -> Any:
 
 
 def as_bytes(array: Any) -> Any:
-    """Return a view to copy an array of records by: numpy copies them 30 times slower."""
+    """Return a byte view of an array of records; numpy copies it 30 times faster."""
     return array.view(np.uint8)
 
 
@@ -160,9 +159,9 @@ def copied(array: Any) -> Any:
 
 @inlined
 def extend(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
-    """Index what is new of ids[:end].
+    """Index the new ids of ids[:end].
 
-    Ids before `quiet` only serve as context. No context begins before `floor`.
+    Ids before `quiet` are used as context only. No context begins before `floor`.
     """
     totals = index.totals[0]
     start = totals.length
@@ -187,7 +186,7 @@ def extend(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
 
 @inlined
 def extend_hashes(index: ContextIndex, start: int, end: int) -> None:
-    """Hash ids[start:end]; those before are hashed."""
+    """Compute the hashes of ids[start:end]; earlier ids must have hashes."""
     radix = index.totals[0].radix
     for i in range(start, end):
         index.hashes[i + 1] = (index.hashes[i] * radix + index.ids[i] + 1) % PRIME
@@ -195,17 +194,17 @@ def extend_hashes(index: ContextIndex, start: int, end: int) -> None:
 
 @inlined
 def hash_of(index: ContextIndex, order: int, end: int) -> int:
-    """Return the hash of the tokens before `end` that an entry of this order is found by."""
+    """Return the hash for an entry of this order that ends at `end`."""
     start = index.hashes[end - SPANS[order]]
     return (index.hashes[end] - start * index.totals[0].powers[order]) % PRIME
 
 
 @inlined
 def find(index: ContextIndex, order: int, key: int, ids: Any, end: int) -> int:
-    """Return the place of the context with the hash `key` that ends at `end` of `ids`.
+    """Return the index of the context with the hash `key` that ends at `end` of `ids`.
 
-    Where it is not known, return -1 - the slot that it would have. Of order 0 the key alone
-    decides: it is 1 + the token.
+    If it is unknown, return -1 - slot, with the slot that it would get. For order 0 only the key
+    counts, which is 1 + token.
     """
     span, mask = SPANS[order], len(index.slots) - 1
     start = end - span if span > 1 else end
@@ -227,7 +226,7 @@ def find(index: ContextIndex, order: int, key: int, ids: Any, end: int) -> int:
 
 @inlined
 def give_slots(index: ContextIndex) -> None:
-    """Give slots to the contexts that have none, after the table has grown."""
+    """Assign slots to the contexts without one, after the table has grown."""
     totals, mask = index.totals[0], len(index.slots) - 1
     for place in range(totals.placed, totals.contexts):
         context = index.contexts[place]
@@ -240,7 +239,7 @@ def give_slots(index: ContextIndex) -> None:
 
 @inlined
 def count_context(index: ContextIndex, order: int, end: int) -> int:
-    """Count one more occurrence of the context that ends at `end`; return its place."""
+    """Count one more occurrence of the context that ends at `end`; return its index."""
     key = hash_of(index, order, end)
     place = find(index, order, key, index.ids, end)
     if place < 0:
@@ -258,9 +257,9 @@ def count_context(index: ContextIndex, order: int, end: int) -> int:
 
 @inlined
 def count_follower(index: ContextIndex, place: int, position: int) -> None:
-    """Make the token at `position` the newest follower of the context at `place`."""
+    """Make the token at `position` the newest follower of the context with index `place`."""
     followers, context, token = index.followers, index.contexts[place], index.ids[position]
-    before = newer = -1  # of the chain, the last two that were passed
+    before = newer = -1  # the last two followers that were visited
     at = context.newest
     while at >= 0 and followers[at].token != token:
         before, newer, at = newer, at, followers[at].older
@@ -270,7 +269,7 @@ def count_follower(index: ContextIndex, place: int, position: int) -> None:
             index.totals[0].followers += 1
             context.followers += 1
             followers[at].older = -1
-        else:  # it takes the entry of the oldest
+        else:  # reuse the entry of the oldest follower
             at, newer = newer, before
         followers[at].token, followers[at].count = token, 0
     if newer >= 0:
@@ -284,7 +283,7 @@ def count_follower(index: ContextIndex, place: int, position: int) -> None:
 
 @inlined
 def rank(index: ContextIndex, token: int, count: int) -> None:
-    """Keep the list of the most frequent tokens; of equals the latest is first."""
+    """Update the list of the most frequent tokens; of equal counts the latest token is first."""
     totals = index.totals[0]
     tokens, counts, listed = totals.frequent, totals.counts, totals.listed
     at = 0

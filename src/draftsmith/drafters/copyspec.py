@@ -18,8 +18,8 @@ from draftsmith.drafters.options import at_least, one_of, switches
 class CopySpec(Drafter):
     """Copy the `block` tokens after an earlier occurrence of the last `gamma` tokens.
 
-    Decisions where the paper is silent: `match` is the first occurrence (its appendix B) or the
-    last; occurrences that overlap the query do not count unless `overlap`.
+    Where the paper is silent: `match` selects the first occurrence (its appendix B) or the last
+    one. Occurrences that overlap the query count only with `overlap`.
     """
 
     gamma: int = 3
@@ -37,7 +37,7 @@ class CopySpec(Drafter):
         one_of(self, "match", ("first", "last"))
 
     def preferred_width(self) -> int:
-        """At least one: with block=0 it is asked in vain, which is what a look-up costs."""
+        """Return at least 1: with block=0 the drafter is still called, which costs a look-up."""
         return max(1, self.block)
 
     def open(self, ctx: Context) -> DrafterState:

@@ -1,8 +1,8 @@
-"""Logit rows: the target's best tokens where it saw the same token before.
+"""Logit rows: the best tokens of the target's logits after an earlier occurrence of a token.
 
-RACER's copy-logit (arXiv 2604.14885). Rows of rejected nodes are kept, too, as token recycling does
-(Luo et al. 2024). A new row is averaged with the one that was kept for the same token. The table
-has a fixed size: a row takes the place of another token's row that shares it.
+This is RACER's copy-logit (arXiv 2604.14885). Rows of rejected nodes are kept, too, as in token
+recycling (Luo et al. 2024). A new row is averaged with the existing row of the same token. The
+table has a fixed size; a new row replaces the row of another token in the same place.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from torch import Tensor
 from draftsmith.compiled import inlined
 
 TOP = 8
-"""Tokens of a row, the most probable first."""
+"""Number of tokens in a row, the most probable first."""
 BLOCK = 64
-"""Neighbouring logits of which the best is looked for first."""
+"""Size of the blocks of neighbouring logits that are searched first."""
 ROWS = 4096
-"""Rows of a table; a token's row is found by the last bits of its id."""
+"""Number of rows in a table; a token's row is its id modulo this."""
 WHOLE = 1 << 16
-"""A probability of 1."""
+"""Integer that represents the probability 1."""
 ROW = np.dtype([("after", np.int32), ("tokens", np.int32, TOP), ("probs", np.int32, TOP)])
-"""`after`: 1 + the token that the row follows; 0 for no row; negated for a row of `bigrams`.
+"""`after`: 1 + the token before the row; 0 for no row; negative for a row of `bigrams`.
 
-`probs` are shares of WHOLE among these tokens only: a sum over the vocabulary costs more than it
-tells.
+`probs` are shares of WHOLE among the tokens of the row only, because a sum over the vocabulary
+costs more than it gains.
 """
 WIDTH = ROW.itemsize // 4
-"""Numbers of a row where it is stored as integers."""
+"""Number of integers in a row."""
 
 
 def best(tokens: Sequence[int], logits: Tensor) -> Any:
-    """Return rows, (n,) ROW, for `n` tokens that logits (n, V) followed.
+    """Return rows, (n,) ROW, for `n` tokens that the logits (n, V) followed.
 
-    Where the best logits are not finite, the row is empty: its `after` is 0.
+    If the best logits are not finite, the row is empty: its `after` is 0.
     """
     highest, ids = _highest(logits)
     values = highest.cpu().double().numpy()  # some devices have no float64
@@ -52,9 +52,9 @@ def best(tokens: Sequence[int], logits: Tensor) -> Any:
 
 
 def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the (n, TOP) highest logits of each row, the highest first, and their token ids.
+    """Return the (n, TOP) highest logits of each row, in falling order, and their token ids.
 
-    The best blocks are found first, then the best logits in them: that takes a quarter of the time.
+    Searching the best blocks first, then the best logits in them, takes a quarter of the time.
     """
     n, V = logits.shape  # noqa: N806
     if V % BLOCK or V < TOP * BLOCK:
@@ -69,7 +69,7 @@ def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @inlined
 def remember(table: Any, rows: Any) -> None:
-    """Put new rows into the table, each as the mean of itself and the token's row so far."""
+    """Store new rows in the table, each averaged with the existing row of its token."""
     for i in range(len(rows)):
         new, old = rows[i], table[(rows[i].after - 1) % ROWS]
         if abs(old.after) == new.after:
@@ -81,7 +81,7 @@ def remember(table: Any, rows: Any) -> None:
 
 @inlined
 def average(new: Any, old: Any) -> None:
-    """Make `new` the best tokens of the mean of both; `old` is used up."""
+    """Replace `new` by the best tokens of the mean of both rows; changes `old`."""
     for i in range(TOP):
         new.probs[i] //= 2
         old.probs[i] //= 2
@@ -99,7 +99,7 @@ def average(new: Any, old: Any) -> None:
 
 @inlined
 def insert(row: Any, i: int, token: int, prob: int) -> None:
-    """Put a token, which takes the i-th one's place, after all that are as probable."""
+    """Insert a token in place of the i-th one, after all tokens with an equal probability."""
     while i and row.probs[i - 1] < prob:
         row.tokens[i], row.probs[i] = row.tokens[i - 1], row.probs[i - 1]
         i -= 1

@@ -1,7 +1,7 @@
-"""longest_match: copy after the longest recent match, as far as such matches have been holding.
+"""longest_match: copy after the longest recent match; the length follows measured acceptance.
 
-Ours: no paper. The idea of trusting long matches more is SAM decoding's (Hu et al. 2024); here the
-trust is measured while decoding.
+Ours, without a paper. Trusting longer matches more is the idea of SAM decoding (Hu et al. 2024);
+here the trust is measured while decoding.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from draftsmith.drafters.ngrams import History, common_past
 from draftsmith.drafters.options import at_least
 
 BUCKETS = (1, 2, 3, 5, 9, 17, 33)
-"""Smallest match length of each bucket; trust is learnt per bucket."""
+"""Smallest match length of each bucket; trust is learned per bucket."""
 
 WORTH = 0.06
-"""A token less likely than this to be reached is not worth a position in the pass."""
+"""Minimum probability that a token is reached, for drafting it."""
 
 
 @dataclass(frozen=True, repr=False)
 class LongestMatch(Drafter):
-    """Copy after the longest of the recent matches; the longer it is, the further.
+    """Copy after the longest of the recent matches; longer matches give longer drafts.
 
-    Of the `candidates` most recent occurrences of the last `min` ids the one with the longest
-    common past wins (ties: the most recent). The draft is as long as copies after matches of that
-    length have lately held, and stays away where they have not.
+    The last `min` ids are looked up. Of the `candidates` most recent occurrences, the one with the
+    longest common past is used (of equal ones the most recent). The length of the draft follows
+    from how much of recent copies after matches of that length was accepted; it can be 0.
     """
 
     min: int = 1
     max: int = 64
-    """Longest past that is compared, and longest draft."""
+    """Maximum length of the past that is compared, and of the draft."""
     candidates: int = 16
 
     name: ClassVar[str] = "longest_match"
-    summary: ClassVar[str] = "the longest recent match, length by what is being accepted"
+    summary: ClassVar[str] = "the longest recent match, with a length by measured acceptance"
 
     def __post_init__(self) -> None:
         for option in ("min", "max", "candidates"):
@@ -53,7 +53,7 @@ class LongestMatch(Drafter):
 class _Matcher(DrafterState):
     def __init__(self, config: LongestMatch, ctx: Context) -> None:
         self.config = config
-        # Longer ones first: they are rarer, so their recent occurrences reach further back.
+        # Longer n-grams first: they are rarer, so their recent occurrences reach further back.
         self.history = History(ctx, (config.min + 2, config.min + 1, config.min))
         self.trust = [Trust(prior) for prior in (0.2, 0.5, 0.75, 0.85, 0.92, 0.95, 0.97)]
         self._bucket: int | None = None
@@ -70,7 +70,7 @@ class _Matcher(DrafterState):
         return self.history.draft(copied, start, self.config.name)
 
     def _longest(self, ctx: Context) -> tuple[int, int] | None:
-        """(where to copy from, length of the common past) of the best match."""
+        """Return (position to copy from, length of the common past) of the best match, or None."""
         ids = self.history.ids
         for index in self.history.indexes:
             best: tuple[int, int] | None = None
@@ -80,7 +80,7 @@ class _Matcher(DrafterState):
                 if best is None or length > best[1]:
                     best = start, length
                 if length >= self.config.max:
-                    break  # none can be longer, and this is the most recent
+                    break  # no match can be longer, and this is the most recent one
             if best is not None:
                 return best
             if ctx.prediction and len(ctx.ids) == ctx.prompt_length:
@@ -98,10 +98,11 @@ class _Matcher(DrafterState):
 
 
 class Trust:
-    """How far copies hold after matches of one length, learnt from what became of them.
+    """Acceptance of copies after matches of one length, learned from their outcomes.
 
-    Two probabilities: that the first copied token is right, and, once one was right, that the next
-    is too. A copy that began well mostly goes on, which a single one would not show.
+    It has two probabilities: that the first copied token is accepted, and that the next one is if
+    the previous one was. One probability could not show that a copy that begins well mostly goes
+    on.
     """
 
     def __init__(self, prior: float) -> None:
@@ -109,10 +110,10 @@ class Trust:
         self.next = Frequency(max(prior, 0.75))
 
     def width(self) -> int:
-        """Tokens worth drafting: those still likely enough to be reached; 0: none."""
+        """Return the number of tokens worth drafting, which are likely enough to be reached."""
         reach, onward = self.first.value, self.next.value
         if reach < WORTH:
-            # Old failures fade, so that a drafter that stays silent gets another try some day.
+            # Old failures fade, so that a drafter without drafts is tried again.
             self.first.fade()
             return 0
         return 1 + int(log(WORTH / reach) / log(onward))
@@ -124,7 +125,7 @@ class Trust:
 
 
 class Frequency:
-    """A smoothed frequency that forgets slowly and never claims certainty."""
+    """A smoothed relative frequency with slow decay, at most 0.99."""
 
     def __init__(self, prior: float, weight: float = 3.0, memory: float = 0.96) -> None:
         self.prior, self.weight, self.memory = prior, weight, memory

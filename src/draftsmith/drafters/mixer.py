@@ -1,16 +1,17 @@
-"""Mixer: how likely each candidate is to come next, learned from what the target emits.
+"""Mixer: the probability of each candidate, learned from the tokens that the target emits.
 
-Logistic mixing as in context-mixing compressors (PAQ, CMIX). Each input sorts a candidate into one
-of a few cells: how often the token followed this context, of how many times; or, where it never
-did, how often and how variously the context went on. A table turns the cell into a probability.
-The logits of these probabilities are added up with weights, which are chosen by the longest
-contexts that know the candidate and by what followed the last token.
+This is logistic mixing as in context-mixing compressors (PAQ, CMIX). Each input sorts a candidate
+into one of a few cells: how often the token followed this context, and how often the context
+occurred; or, if the token never followed it, how often the context occurred and how many different
+tokens followed it. A table maps the cell to a probability. The logits of these probabilities are
+added with weights. The weights are chosen by the longest contexts that contain the candidate, and
+by what followed the last token.
 
-Inputs: one for every context order of every index, then one for the row of the target's logits. A
-further source of probabilities, a trained head for example, is one more row: see `find_row`,
-`add_row` and `sort_row`.
+There is one input for every context order of every index, and one for the row of the target's
+logits. Another source of probabilities, such as a trained head, would be one more row: see
+`find_row`, `add_row` and `sort_row`.
 
-`I`: inputs, `K`: indexes.
+`I`: number of inputs, `K`: number of indexes.
 """
 
 from __future__ import annotations
@@ -32,58 +33,58 @@ from draftsmith.drafters.context_index import (
 from draftsmith.drafters.logit_rows import ROWS, TOP
 
 NEWEST = 8
-"""Newest followers of a context that become candidates. So do the last two tokens of an index and
-its most frequent ones."""
+"""Newest followers of a context that become candidates. The last two tokens of an index and its
+most frequent ones are candidates, too."""
 
 SIZES, AGES, KINDS = 7, 7, 4
-"""Classes of counts, of ages and of how many different tokens followed."""
+"""Classes of counts, of ages, and of the number of different followers."""
 PRESENT = 2 * SIZES * AGES
-"""Cells of a follower: whether it is the newest, times it followed, times the context occurred. Of
-order 0: times the token occurred, its age. Of a row: rank of the token, class of its probability.
-"""
+"""Number of cells for followers. Cell of a follower: whether it is the newest, times it followed,
+times the context occurred. For order 0: times the token occurred, its age. For a row: rank of the
+token, class of its probability."""
 CELLS = PRESENT + SIZES * KINDS
-"""And of any other candidate: times the context occurred, how many different tokens followed it. Of
-a row: class of its best probability."""
+"""Number of all cells. Cell of other candidates: times the context occurred, number of different
+followers. For a row: class of its best probability."""
 AFTER = 1 + SIZES * KINDS
-"""Classes of what followed the last token: it is new; or times it occurred, how many different
-tokens followed it."""
+"""Classes of what followed the last token: 0 for a new token, else the times it occurred and the
+number of its different followers."""
 NAMED = 2
-"""Whether the row names the candidate."""
+"""Whether the row contains the candidate."""
 
 PROB_STEPS = (58982, 39322, 19661, 6554, 1966, 655)
 """Bounds of the classes of probability in a row: 0.9, 0.6, 0.3, 0.1, 0.03, 0.01 of WHOLE."""
 PROBS, RANKS = 1 + len(PROB_STEPS), 6
-"""Classes of probability and of rank in a row. Bigrams have cells of their own after these."""
+"""Classes of probability and of rank in a row. Bigrams have separate cells after these."""
 
 MAX_CANDIDATES = 160
-"""Two indexes name at most 84, a row 8, a grammar 64."""
+"""Two indexes give at most 84 candidates, a row 8, a grammar 64."""
 SLOTS = 256
-"""Slots in which a candidate is found by its token."""
+"""Number of slots in the hash table of candidates."""
 MAX_INPUTS = 16
 ELSEWHERE, FORCED = -2, -3
-"""Position of a candidate that only longer contexts of the second index know; that only the
-answer's grammar names. -1: that no context of the first index knows."""
+"""Position of a candidate that only the longer contexts of the second index contain (ELSEWHERE), or
+only the answer's grammar allows (FORCED). -1: no context of the first index contains it."""
 
 MAX_COUNT = 255.0
-"""Most cases that a cell counts while decoding."""
+"""Maximum number of cases that a cell counts while decoding."""
 MIN_PROB = 0.0005
-"""A cell's probability, and its complement, is never lower."""
+"""Minimum of a cell's probability and of its complement."""
 MAX_WEIGHT = 16.0
 MAX_LOGIT = 20.0
 MAX_SUM = 0.995
-"""Sum of all candidates' probabilities at most: only one of them can come next."""
+"""Maximum sum of all candidates' probabilities, because only one of them can come next."""
 
 CELL = np.dtype([("prob", np.float64), ("count", np.float64), ("logit", np.float64)], align=True)
-"""Probability that a candidate in this cell comes next, cases that it was learned from, its logit.
-"""
+"""Probability that a candidate in this cell comes next, number of cases it was learned from, and
+its logit."""
 CANDIDATE = np.dtype(
     [
         ("token", np.int32),
         ("weights", np.int32),  # its set of `Mixer.weights`, counted from AFTER
-        ("position", np.int32),  # where the first index's longest context saw it last, or negative
+        ("position", np.int32),  # last position in the longest context of the first index, or < 0
         ("slot", np.int32),
-        ("cells", np.int32, MAX_INPUTS),  # its cell for each input; -1: the input knows nothing
-        ("alone", np.float64),  # probability before all are made to sum to at most MAX_SUM
+        ("cells", np.int32, MAX_INPUTS),  # its cell for each input; -1: none
+        ("alone", np.float64),  # probability before the sum is limited to MAX_SUM
         ("prob", np.float64),
     ],
     align=True,
@@ -93,42 +94,42 @@ CANDIDATE = np.dtype(
 LOOKUP = np.dtype(
     [
         ("inputs", np.int32),
-        # By input: place of the context in its index, or of the row in its table, or -1.
+        # For each input: index of the context in its index, or of the row in its table, or -1.
         ("found", np.int32, MAX_INPUTS),
-        # By input: cell of a candidate that is none of its followers, or -1.
+        # For each input: cell of candidates that are not among the followers, or -1.
         ("absent", np.int32, MAX_INPUTS),
-        ("slots", np.int32, SLOTS),  # hash table of candidates: 1 + place in the array, or 0
+        ("slots", np.int32, SLOTS),  # hash table of candidates: 1 + index in the array, or 0
     ]
 )
 
 
 class Mixer(NamedTuple):
-    """All that is learned."""
+    """Everything that is learned."""
 
     cells: Any
     """(I, CELLS) CELL."""
     weights: Any
-    """(AFTER + ORDERS^K * NAMED, I + 1) sets of weights and a bias, of which two are added: one by
-    what followed the last token, and one by the longest context of each index that knows the
-    candidate and by whether the row names it."""
+    """(AFTER + ORDERS^K * NAMED, I + 1) sets of weights and a bias. Two sets are added: one
+    selected by what followed the last token, one by the longest context of each index that contains
+    the candidate and by whether the row contains it."""
 
     def copy(self) -> Mixer:
-        """Return a mixer with arrays of its own."""
+        """Return a copy with separate arrays."""
         return Mixer(copied(self.cells), self.weights.copy())
 
     @property
     def indexes(self) -> int:
-        """K: how many indexes it is about."""
+        """K: number of indexes."""
         return len(self.cells) // ORDERS
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         return sum(int(array.nbytes) for array in self)
 
 
 def new_mixer(indexes: int) -> Mixer:
-    """Return a mixer over so many indexes whose numbers are all 0."""
+    """Return a mixer for `indexes` indexes with all numbers 0."""
     inputs = indexes * ORDERS + 1
     weights = np.zeros((AFTER + ORDERS**indexes * NAMED, inputs + 1))
     return Mixer(np.zeros((inputs, CELLS), CELL), weights)
@@ -139,10 +140,10 @@ def predict(
     text: ContextIndex, answers: ContextIndex, rows: Any, mixer: Mixer, candidates: Any,
     lookup: Any, end: int,
 ) -> int:  # fmt: skip
-    """Fill `candidates` with what may follow the first `end` ids of `text`; return how many.
+    """Fill `candidates` with tokens that may follow the first `end` ids of `text`; return how many.
 
-    `answers`: a second index, if the mixer is about two. `rows`: (ROWS,) ROW of the target's
-    logits, or empty.
+    `answers`: the second index, if the mixer has two. `rows`: (ROWS,) ROW of the target's logits,
+    or empty.
     """
     indexes, row = (text, answers), len(mixer.cells) - 1
     lookup.inputs = row + 1
@@ -168,9 +169,9 @@ def predict(
 def find_contexts(
     index: ContextIndex, first: int, text: ContextIndex, end: int, lookup: Any
 ) -> None:
-    """Find the contexts of `index` that the first `end` ids of `text` end with.
+    """Find the contexts in `index` at the end of the first `end` ids of `text`.
 
-    `first`: the first of the index's inputs.
+    `first`: number of the index's first input.
     """
     totals, found, absent = index.totals[0], lookup.found, lookup.absent
     for i in range(first, first + ORDERS):
@@ -190,7 +191,7 @@ def find_contexts(
 
 @inlined
 def find_row(rows: Any, row: int, token: int, lookup: Any) -> None:
-    """Find the row that followed `token`; `row`: its input."""
+    """Find the row after `token`; `row`: number of its input."""
     place = token % ROWS
     lookup.found[row] = lookup.absent[row] = -1
     if token >= 0 and len(rows) and abs(rows[place].after) == token + 1:
@@ -201,7 +202,7 @@ def find_row(rows: Any, row: int, token: int, lookup: Any) -> None:
 
 @inlined
 def slot_of(candidates: Any, lookup: Any, token: int) -> int:
-    """Return the slot of the candidate, or the free one that it would have."""
+    """Return the slot of a candidate, or the free slot that it would get."""
     slots, slot = lookup.slots, token % SLOTS
     while slots[slot] and candidates[slots[slot] - 1].token != token:
         slot = (slot + 1) % SLOTS
@@ -210,7 +211,7 @@ def slot_of(candidates: Any, lookup: Any, token: int) -> int:
 
 @inlined
 def add(candidates: Any, lookup: Any, count: int, token: int) -> int:
-    """Make the token a candidate, unless it is one; return how many there are."""
+    """Add the token to the candidates if it is not one; return the number of candidates."""
     slot = slot_of(candidates, lookup, token)
     if lookup.slots[slot] or count == MAX_CANDIDATES:
         return count
@@ -224,7 +225,7 @@ def add(candidates: Any, lookup: Any, count: int, token: int) -> int:
 
 @inlined
 def add_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> int:
-    """Add the tokens of the row that was found; return how many candidates there are."""
+    """Add the tokens of the row; return the number of candidates."""
     place = lookup.found[row]
     if place >= 0:
         for i in range(TOP):
@@ -234,10 +235,10 @@ def add_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> in
 
 @inlined
 def add_followers(index: ContextIndex, first: int, candidates: Any, lookup: Any, count: int) -> int:
-    """Add the followers of the contexts that were found, the longest first, then the last two
-    tokens, then the most frequent ones; return how many candidates there are."""
+    """Add followers of the contexts, of the longest first, then the last two tokens, then the most
+    frequent ones; return the number of candidates."""
     totals = index.totals[0]
-    # One loop with one call of `add`, which is inlined.
+    # One loop with one call of `add`, because `add` is inlined.
     for order in range(ORDERS - 1, -2, -1):
         at, left = order, NEWEST
         if order > 0:
@@ -266,20 +267,20 @@ def add_followers(index: ContextIndex, first: int, candidates: Any, lookup: Any,
 
 @inlined
 def size_class(n: int) -> int:
-    """Return the class of a count: 0; 1; 2; to 4; to 8; to 16; more."""
-    # Branch-free: these branches mispredict, and what they wait for misses the cache.
+    """Return the class of a count: 0; 1; 2; 3-4; 5-8; 9-16; more."""
+    # Branch-free: these branches mispredict and stall on cache misses.
     return min(n, 2) + (n > 2) + (n > 4) + (n > 8) + (n > 16)
 
 
 @inlined
 def age_class(n: int) -> int:
-    """Return the class of a distance in tokens: to 4, and so on fourfold to 4096; more."""
+    """Return the class of a distance in tokens: up to 4, 16, 64, 256, 1024, 4096; more."""
     return (n > 4) + (n > 16) + (n > 64) + (n > 256) + (n > 1024) + (n > 4096)
 
 
 @inlined
 def prob_class(prob: int) -> int:
-    """Return the class of a probability in a row, the highest first."""
+    """Return the class of a probability in a row, 0 for the highest."""
     found = 0
     for step in PROB_STEPS:
         found += prob < step
@@ -288,7 +289,7 @@ def prob_class(prob: int) -> int:
 
 @inlined
 def absent_cell(count: int, kinds: int) -> int:
-    """Return the cell of a candidate that never followed a context which occurred `count` times."""
+    """Return the cell of a candidate that never followed a context with `count` occurrences."""
     return PRESENT + size_class(count) * KINDS + (kinds > 1) + (kinds > 2) + (kinds > 4)
 
 
@@ -296,9 +297,9 @@ def absent_cell(count: int, kinds: int) -> int:
 def sort_followers(
     index: ContextIndex, first: int, candidates: Any, lookup: Any, count: int
 ) -> None:
-    """Sort each candidate into the cells of the index's contexts; note the longest that knows it.
+    """Set each candidate's cells for the contexts, and the longest context that contains it.
 
-    Of the first index also note where that context saw it last.
+    For the first index, also set its last position in that context.
     """
     followers = index.followers
     for i in range(count):
@@ -332,7 +333,7 @@ def sort_followers(
 
 @inlined
 def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> None:
-    """Sort each candidate into the cells of the row; note whether the row names it."""
+    """Set each candidate's cell for the row, and whether the row contains it."""
     for i in range(count):
         candidates[i].weights *= NAMED
     place = lookup.found[row]
@@ -366,7 +367,7 @@ def after_class(lookup: Any) -> int:
 
 @inlined
 def mix(mixer: Mixer, candidates: Any, lookup: Any, count: int) -> None:
-    """Give each candidate its probability."""
+    """Compute the probability of each candidate."""
     inputs = len(mixer.cells)
     after = mixer.weights[after_class(lookup)]
     total = 0.0
@@ -389,9 +390,10 @@ def learn(
     mixer: Mixer, candidates: Any, lookup: Any, count: int, token: int, rate: float,
     max_count: float, weight: float,
 ) -> None:  # fmt: skip
-    """Learn that `token` came where `predict` gave these candidates.
+    """Learn that `token` followed where `predict` gave these candidates.
 
-    `rate` of the weights; `max_count`: most cases that a cell counts; `weight` of this case.
+    `rate`: learning rate of the weights. `max_count`: maximum cases of a cell. `weight`: weight of
+    this case.
     """
     inputs = len(mixer.cells)
     after = mixer.weights[after_class(lookup)]
@@ -410,7 +412,7 @@ def learn(
                 cases, p = min(cell.count + weight, max_count), cell.prob
                 p = min(1.0 - MIN_PROB, max(MIN_PROB, p + (right - p) * weight / (cases + 1.5)))
                 cell.count = cases
-                if p != cell.prob:  # the logarithm is not computed again at a bound
+                if p != cell.prob:  # skip the logarithm at a bound
                     cell.prob, cell.logit = p, log(p / (1.0 - p))
             weights[i] = min(MAX_WEIGHT, max(-MAX_WEIGHT, weights[i] + change))
             after[i] = min(MAX_WEIGHT, max(-MAX_WEIGHT, after[i] + change))

@@ -1,4 +1,4 @@
-"""The prior: what a mixer starts from, fitted on recorded answers by recipes/auto."""
+"""The prior: initial values of a mixer, fitted to recorded answers by recipes/auto."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from draftsmith.errors import LoadError
 
 FILE = Path(__file__).with_name("mixer_prior.safetensors")
 BOUNDS = {"chance": (0.0, 1.0), "cases": (0.0, 1e9), "weights": (-MAX_WEIGHT, MAX_WEIGHT)}
-"""Tensors that a file holds of a mixer, and the bounds of their values: the cells' probabilities
-and counts, all weights."""
+"""Tensors of a mixer in a file, with the bounds of their values: probabilities and counts of the
+cells, and all weights."""
 CONFIDENCE = 100.0
-"""Cases that a prior's cell claims at most, so that it follows the text at hand."""
+"""Maximum count of a cell in the prior, so that the mixer adapts to the text."""
 TYPICAL = (0, 1, 2, 3.5, 6.5, 12, 24)
-"""Counts by their class."""
+"""Typical count of each class."""
 
 
 def untaught(indexes: int) -> Mixer:
-    """Return a mixer that has seen nothing: cells hold frequencies, all inputs weigh alike."""
+    """Return a mixer without training: cells hold frequencies, all inputs have equal weights."""
     mixer = new_mixer(indexes)
     prob = np.full(mixer.cells.shape, 0.02)
     for times in range(1, SIZES):
@@ -40,7 +40,8 @@ def untaught(indexes: int) -> Mixer:
 
 
 def prior(indexes: int) -> Mixer:
-    """Return a copy of the shipped prior for so many indexes; raises LoadError if it is damaged."""
+    """Return a copy of the shipped prior for that many indexes; raise LoadError if it is
+    damaged."""
     return adaptable(_shipped()[indexes])
 
 
@@ -50,21 +51,21 @@ def _shipped() -> dict[int, Mixer]:
 
 
 def adaptable(taught: Mixer) -> Mixer:
-    """Return a copy that claims little evidence, so that it follows the text at hand."""
+    """Return a copy with limited counts, so that it adapts to the text."""
     mixer = taught.copy()
     np.minimum(mixer.cells["count"], CONFIDENCE, out=mixer.cells["count"])
     return mixer
 
 
 def _filled(mixer: Mixer, prob: Any) -> Mixer:
-    """Return the mixer with its cells' probabilities, (I, CELLS), and their logits."""
+    """Set the probabilities, (I, CELLS), of a mixer's cells and their logits; return the mixer."""
     mixer.cells["prob"] = prob
-    mixer.cells["logit"] = np.vectorize(log)(prob / (1 - prob))  # numpy's differs in the last bit
+    mixer.cells["logit"] = np.vectorize(log)(prob / (1 - prob))  # np.log differs in the last bit
     return mixer
 
 
 def save(path: Path, mixers: Mapping[int, Mixer]) -> None:
-    """Write mixers by their number of indexes."""
+    """Write mixers, with their number of indexes as keys."""
     tensors: dict[str, Any] = {}
     for indexes, mixer in mixers.items():
         tensors |= as_tensors(str(indexes), mixer)
@@ -72,7 +73,7 @@ def save(path: Path, mixers: Mapping[int, Mixer]) -> None:
 
 
 def as_tensors(key: str, mixer: Mixer) -> dict[str, Any]:
-    """Return what a file stores of a mixer; the names begin with `key`."""
+    """Return the tensors of a mixer for a file; their names begin with `key`."""
     arrays = mixer.cells["prob"], mixer.cells["count"], mixer.weights
     return {
         f"{key}.{name}": array.astype(np.float32).ravel()
@@ -81,30 +82,30 @@ def as_tensors(key: str, mixer: Mixer) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[int, Mixer]:
-    """Read mixers by their number of indexes.
+    """Read the mixers of a file, with their number of indexes as keys.
 
-    Raises LoadError if the file was not written by `save`, or its values are impossible.
+    Raises LoadError if `save` did not write the file, or its values are out of range.
     """
     try:
         tensors = load_file(path)
         return {indexes: checked(tensors, str(indexes), indexes) for indexes in (1, 2)}
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise LoadError(
-            f"{path} is no prior of auto ({error}); install draftsmith again, or make the file "
+            f"{path} is not a prior of auto ({error}); install draftsmith again, or make the file "
             "with recipes/auto"
         ) from error
 
 
 def checked(tensors: Mapping[str, Any], key: str, indexes: int) -> Mixer:
-    """Return one of a file's mixers; raises ValueError or LookupError."""
+    """Return one mixer of a file; raise ValueError or LookupError if it is invalid."""
     mixer = new_mixer(indexes)
     shapes = mixer.cells.shape, mixer.cells.shape, mixer.weights.shape
     found = []
     for (name, (low, high)), (rows, width) in zip(BOUNDS.items(), shapes, strict=True):
         array = tensors[f"{key}.{name}"]
         if array.shape != (rows * width,):
-            raise ValueError(f"{name} has the shape {array.shape}, not ({rows * width},)")
-        if not ((array >= low) & (array <= high)).all():  # NaN is neither
+            raise ValueError(f"{name} has shape {array.shape}, not ({rows * width},)")
+        if not ((array >= low) & (array <= high)).all():  # also refuses NaN
             raise ValueError(f"{name} has values outside {low:g} to {high:g}")
         found.append(array.astype(float).reshape(rows, width))
     prob, mixer.cells["count"], mixer.weights[:] = found

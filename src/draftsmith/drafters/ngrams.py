@@ -1,4 +1,4 @@
-"""Earlier text to copy from, and the index of where every n-gram in it occurred."""
+"""Earlier text to copy from, and an index of its n-grams."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.stats import PREDICTION
 
 SEAM = -1
-"""Stands between the prediction and the sequence; no id equals it, so no match spans it."""
+"""Separates the prediction from the sequence. No id has this value, so no match spans both."""
 
 
 def common_past(ids: Sequence[int], j: int, t: int, most: int = 64) -> int:
-    """How many ids before positions j < t are equal, at most so many."""
+    """Return how many ids before the positions j < t are equal, at most `most`."""
     length, limit = 0, min(j, most)
     while length < limit and ids[j - 1 - length] == ids[t - 1 - length]:
         length += 1
@@ -24,27 +24,27 @@ def common_past(ids: Sequence[int], j: int, t: int, most: int = 64) -> int:
 
 
 class History:
-    """All text a copying drafter may copy from: the prediction, a seam, and the sequence itself.
+    """The text that drafters copy from: the prediction, a seam, and the sequence.
 
-    `ids` follows the context's ids; `offset` is where they begin; `indexes` are those of n-grams
-    of each of the `sizes`.
+    `ids` are all of it; the context's ids begin at `offset`. `indexes` has an n-gram index for each
+    of the `sizes`.
     """
 
     def __init__(self, ctx: Context, sizes: Iterable[int]) -> None:
         self.ids: list[int] = [*ctx.prediction, SEAM] if ctx.prediction else []
         self.offset = len(self.ids)
         self.indexes = [NgramIndex(n, self.ids) for n in sizes]
-        # Where the prompt holds the whole prediction, too: a file to edit stands in both.
+        # A file to edit is often in the prompt and in the prediction.
         self._twin = find(ctx.prediction, ctx.ids) if ctx.prediction else None
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Take over what `ids` has gained."""
+        """Add the new ids of the context."""
         self.ids.extend(ids[len(self.ids) - self.offset :])
         for index in self.indexes:
             index.extend()
 
     def truncate(self, length: int) -> None:
-        """Forget the context's ids at and beyond `length`."""
+        """Drop the context's ids at positions >= `length`."""
         for index in self.indexes:
             index.truncate(self.offset + length)
         del self.ids[self.offset + length :]
@@ -52,12 +52,12 @@ class History:
             self._twin = None
 
     def copy(self, start: int, most: int) -> list[int]:
-        """Up to `most` ids from `start` on, ending at the seam."""
+        """Return up to `most` ids from `start`, ending at the seam."""
         piece = self.ids[start : start + most]
         return piece[: piece.index(SEAM)] if SEAM in piece else piece
 
     def copy_onward(self, start: int, most: int) -> list[int]:
-        """The same, going on into the copy itself where the text ends: a loop stays a loop."""
+        """Like `copy`, but repeat the copy where the text ends, so that a loop continues."""
         piece, period = self.copy(start, most), len(self.ids) - start
         if len(piece) == period:
             while len(piece) < most:
@@ -65,10 +65,10 @@ class History:
         return piece
 
     def origins(self, start: int, count: int) -> Sequence[int] | None:
-        """Context positions of a copy of `count` ids from `start` on.
+        """Return the context positions for a copy of `count` ids from `start`.
 
-        None for a copy of a prediction that the context does not hold. Where a copy goes on into
-        itself, the positions come round again with it.
+        None for a copy of a prediction that the context does not contain. Positions of a repeated
+        copy are repeated, too.
         """
         first, period = start - self.offset, len(self.ids) - start
         if first < 0:  # the seam keeps such a copy from reaching the context
@@ -81,7 +81,7 @@ class History:
         return [first + i % period for i in range(count)]
 
     def draft(self, copied: Sequence[int], start: int, name: str) -> Draft:
-        """A copy from `start` on: a guess of the prediction's, wherever it stands, or `name`'s."""
+        """Build a draft of a copy; nodes copied from the prediction get `PREDICTION` as source."""
         origins = self.origins(start, len(copied))
         twin = range(0) if self._twin is None else range(self._twin, self._twin + self.offset - 1)
         places = [None] * len(copied) if origins is None else origins
@@ -90,10 +90,10 @@ class History:
 
 
 class Copier(DrafterState):
-    """Drafts what followed an earlier occurrence of the last n ids, for the first n with one.
+    """Draft what followed an earlier occurrence of the last n ids, for the first n that has one.
 
-    `match` says which occurrence. It may not reach into the last n ids themselves by more than
-    what `overlap` allows: by all of them but one, or not at all.
+    `match` selects the occurrence. With `overlap` it may share up to n-1 ids with the last n ids,
+    else none.
     """
 
     def __init__(
@@ -129,47 +129,47 @@ class Copier(DrafterState):
 
 
 def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
-    """Where `part`, not empty, first occurs in `whole`."""
+    """Return the first position of `part`, which must not be empty, in `whole`; None: none."""
     wanted, ids = list(part), list(whole)
     starts = (at for at in range(len(ids) - len(part) + 1) if ids[at] == wanted[0])
     return next((at for at in starts if ids[at : at + len(part)] == wanted), None)
 
 
 class NgramIndex:
-    """Occurrences of every `n`-gram in a growing list; each id is indexed once, when it is new.
+    """Positions of every `n`-gram in a growing list; each id is indexed once.
 
-    Source: CopySpec, section 3.1, whose rolling hash is that of Python's tuples here.
+    Source: CopySpec, section 3.1; the hash of Python's tuples replaces its rolling hash.
     """
 
     def __init__(self, n: int, ids: list[int]) -> None:
         self.n = n
         self.ids = ids
-        self._grams: list[tuple[int, ...]] = []  # by where they start
-        self._places: dict[tuple[int, ...], list[int]] = {}  # the newest last
+        self._grams: list[tuple[int, ...]] = []  # by start position
+        self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram → start positions, rising
 
     def extend(self) -> None:
-        """Index the ids that are new since the last call."""
+        """Index the ids since the last call."""
         for start in range(len(self._grams), len(self.ids) - self.n + 1):
             gram = tuple(self.ids[start : start + self.n])
             self._grams.append(gram)
             self._places.setdefault(gram, []).append(start)
 
     def truncate(self, length: int) -> None:
-        """Forget the positions at and beyond `length` of the list."""
+        """Drop the positions >= `length`."""
         while len(self._grams) > max(0, length - self.n + 1):
             self._places[self._grams.pop()].pop()
 
     @property
     def latest(self) -> int:
-        """Where the latest earlier occurrence could start; it may overlap the query."""
+        """Latest possible start of an earlier occurrence, which may overlap the query."""
         return len(self._grams) - 2
 
     def first(self, latest: int) -> int | None:
-        """The first occurrence of the list's last `n` ids, if it starts at or before `latest`."""
+        """Return the first occurrence of the last `n` ids, if it starts at `latest` or before."""
         return next((start for start in self._all()[:1] if start <= latest), None)
 
     def recent(self, latest: int, most: int = 1) -> list[int]:
-        """Up to `most` occurrences that start at or before `latest`, newest first."""
+        """Return up to `most` occurrences that start at `latest` or before, newest first."""
         return list(islice((start for start in reversed(self._all()) if start <= latest), most))
 
     def _all(self) -> list[int]:

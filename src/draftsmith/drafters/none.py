@@ -11,7 +11,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 
 @dataclass(frozen=True, repr=False)
 class Plain(Drafter):
-    """Decode one token per pass: the baseline, on the very same loop."""
+    """Decode one token per pass: the baseline, with the same loop as all drafters."""
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "plain decoding, one token per pass"

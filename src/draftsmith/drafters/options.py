@@ -1,4 +1,4 @@
-"""Checks of drafter options, worded alike."""
+"""Validation of drafter options, with uniform messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from draftsmith.values import number, switch
 
 
 def at_least(drafter: Drafter, option: str, least: int) -> None:
-    """Make the option an int; raise OptionError unless it is an integer of at least `least`."""
+    """Convert the option to an int; raise OptionError unless it is an integer >= `least`."""
     _number(drafter, option, int, least=least)
 
 
 def within(drafter: Drafter, option: str, least: float, most: float, note: str = "") -> None:
-    """Make the option a float; raise OptionError unless it is a number between the bounds."""
+    """Convert the option to a float; raise OptionError unless it is within the bounds."""
     _number(drafter, option, float, least=least, most=most, note=note)
 
 
@@ -31,11 +31,11 @@ def one_of(drafter: Drafter, option: str, allowed: Sequence[str]) -> None:
     value = getattr(drafter, option)
     if value not in allowed:
         listed = " or ".join(map(repr, allowed))
-        raise OptionError(f"{drafter.name}: {option}={value!r} is unknown; give {listed}")
+        raise OptionError(f"{drafter.name}: {option} must be {listed}, got {value!r}")
 
 
 def switches(drafter: Drafter) -> None:
-    """Make options that are bools plain ones; raise OptionError unless they are True or False."""
+    """Convert bool options to Python bools; raise OptionError unless they are True or False."""
     for field in fields(drafter):
         if field.type in (bool, "bool"):
             value = switch(f"{drafter.name}: {field.name}", getattr(drafter, field.name))

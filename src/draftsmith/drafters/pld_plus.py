@@ -1,4 +1,4 @@
-"""PLD+: of all earlier places of the last token, copy after the one that is most like this one.
+"""PLD+: copy after the earlier occurrence of the last token with the most similar past.
 
 Somasundaram, Phukan and Saxena 2024, "PLD+: Accelerating LLM inference by leveraging Language Model
 Artifacts", section 4, appendix B. `docs/algorithms/pld_plus.md` shows the paper beside this file.
@@ -22,30 +22,32 @@ from draftsmith.errors import OptionError
 from draftsmith.values import is_number, listed, shown, token_ids
 
 DEPTH = 0.28
-"""The paper's layer 9 of 32, for models of other depths."""
+"""Depth of the paper's layer 9 of 32, for models with other numbers of layers."""
 
 LAST = float("-inf")
-"""The score of the first position, which nothing precedes."""
+"""Score of the first position, which has no past."""
 
 AT_ONCE = 64
-"""Candidates compared at a time: what fits a processor's cache is compared several times faster."""
+"""Candidates compared at a time; those that fit a processor's cache are compared much faster."""
 
 
 @dataclass(frozen=True, repr=False)
 class PldPlus(Drafter):
-    """Copy the `K` tokens after the earlier place of x_t whose past is most like x_t's own.
+    """Copy the `K` tokens after the earlier occurrence of x_t with the most similar past.
 
-    rank="hidden": by the cosine between the states before each place and before x_t, at one
-    `layer` (counted from 1; None: the calibrated one, else 0.28 of the depth). rank="attention": by
-    the largest weight that some of `heads` give the place: the best so many of a calibration
+    rank="hidden" compares the state before each occurrence with the state before x_t, by cosine,
+    at one `layer` (counted from 1; None: the calibrated one, else 0.28 of the depth).
+    rank="attention" takes the largest weight that one of the `heads` gives the occurrence.
+    combine='sum' adds the weights instead. `heads` is a number of best heads from a calibration
     (`draftsmith tune pld-plus`), (layer, head) pairs counted from 0, 'layer' for all heads of one
-    layer, or 'all'; combine='sum' adds them up instead.
+    layer, or 'all'.
 
-    Decisions where the paper is silent: ties go to the most recent place; a lone candidate is not
-    scored; the first position, which has no state before it, ranks last; x_t itself is the last
-    token that can be copied. With a `threshold` (on the cosine; the paper's best is 0.0) a lone
-    candidate is scored, too, and the first position is none. `average` > 1 compares means over as
-    many states, fewer where the text begins. The `prediction` text has no states and is not used.
+    Where the paper is silent: of equal scores the most recent occurrence is used; a single
+    candidate is not scored; the first position, which has no state before it, ranks last; x_t
+    itself is the last token that can be copied. With a `threshold` on the cosine (the paper's best
+    is 0.0) a single candidate is scored, too, and the first position is never used. `average` > 1
+    compares means over that many states, fewer at the beginning of the text. The `prediction` has
+    no states and is not used.
     """
 
     rank: Literal["hidden", "attention"] = "hidden"
@@ -68,10 +70,12 @@ class PldPlus(Drafter):
         if self.layer is not None:
             at_least(self, "layer", 1)
         self._check_heads()
-        if self.rank == "attention":  # an example, as above
+        if self.rank == "attention":  # an example, like `needs` above
             object.__setattr__(self, "needs", Needs(attention_heads=((8, 0),)))
         if self.rank == "attention" and (self.threshold is not None or self.average > 1):
-            raise OptionError("pld_plus: threshold and average compare states; use rank='hidden'")
+            raise OptionError(
+                "pld_plus: threshold and average compare hidden states; use rank='hidden'"
+            )
         if self.threshold is not None:
             within(self, "threshold", -1, 1, "(a cosine)")
 
@@ -108,25 +112,25 @@ class PldPlus(Drafter):
         found = calibration.load(model)
         if found is None or not found.heads:
             raise OptionError(
-                f"pld_plus: which heads copy is not known for {model.name or 'this model'}; run "
-                "`draftsmith tune pld-plus MODEL PROMPTS` once, name them with "
-                "heads=((layer, head), …), or use rank='hidden'"
+                f"pld_plus: there is no calibration of heads for {model.name or 'this model'}; run "
+                "`draftsmith tune pld-plus MODEL PROMPTS` once, set heads=((layer, head), …), or "
+                "use rank='hidden'"
             )
         best = tuple((layer, head) for layer, head, _ in found.heads[: self.heads])
-        return Needs(attention_heads=best, why=self._told(f"the best {len(best)} heads", found))
+        return Needs(attention_heads=best, why=self._why(f"the best {len(best)} heads", found))
 
     def _states(self, model: ModelFacts) -> Needs:
-        """The layer whose states are compared."""
+        """Return the needs for comparing hidden states."""
         if self.layer is not None:
             return Needs(hidden_layer=self.layer)
         found = calibration.load(model)
         if found is None:
             return Needs(hidden_layer=max(1, round(DEPTH * model.layers)))
-        return Needs(hidden_layer=found.layer, why=self._told(f"layer {found.layer}", found))
+        return Needs(hidden_layer=found.layer, why=self._why(f"layer {found.layer}", found))
 
-    def _told(self, what: str, found: calibration.Calibration) -> str:
+    def _why(self, what: str, found: calibration.Calibration) -> str:
         K = found.K.get(self.rank, self.K)  # noqa: N806
-        other = f"; K={K} was best there, this is K={self.K}" if K != self.K else ""
+        other = f"; K={K} was best there, K={self.K} is used" if K != self.K else ""
         return f"pld_plus uses {what} from its calibration on {found.prompts} prompts{other}"
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
@@ -134,7 +138,7 @@ class PldPlus(Drafter):
 
 
 class _Places(DrafterState):
-    """Where every token of the sequence occurs, and the choice among these places."""
+    """Positions of every token in the sequence, and the choice among them."""
 
     def __init__(self, config: PldPlus) -> None:
         self.config = config
@@ -150,12 +154,12 @@ class _Places(DrafterState):
         j = self._best(P, ctx)
         if j is None:
             return EMPTY
-        # 3  draft x_{j*+1} … x_{j*+K}; x_t is the last that is known          (section 4.3)
+        # 3  draft x_{j*+1} … x_{j*+K}; x_t is the last known token           (section 4.3)
         end = min(j + 1 + min(self.config.K, ctx.budget), t + 1)
         return Draft.chain(ctx.ids[j + 1 : end], self.config.name, origins=range(j + 1, end))
 
     def _best(self, P: list[int], ctx: Context) -> int | None:  # noqa: N803
-        """The candidate with the highest score, the most recent one of several; None: no draft."""
+        """Return the most recent candidate with the highest score; None: no draft."""
         c = self.config
         if len(P) < 2 and c.threshold is None:
             return P[0] if P else None
@@ -168,18 +172,18 @@ class _Places(DrafterState):
         return P[int((scores == highest).nonzero()[0, 0])]
 
     def _scores(self, P: list[int], ctx: Context) -> Tensor | None:  # noqa: N803
-        """(|P|,) one score per candidate; None where the target recorded nothing."""
+        """Return (|P|,) scores of the candidates; None if the target recorded nothing."""
         c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P, device="cpu")
         if c.rank == "hidden" and ctx.hidden is not None:
-            own = state_before(ctx.hidden, j.new_tensor([t]), c.average)
+            query = state_before(ctx.hidden, j.new_tensor([t]), c.average)
             states = (state_before(ctx.hidden, some, c.average) for some in torch.split(j, AT_ONCE))
-            scores = torch.cat([torch.cosine_similarity(H, own, dim=-1) for H in states])
+            scores = torch.cat([torch.cosine_similarity(H, query, dim=-1) for H in states])
         elif c.rank == "attention" and ctx.attention is not None:
             A = ctx.attention(j)  # noqa: N806
             scores = A.amax(0) if c.combine == "max" else A.sum(0)
         else:
             return None
-        # A state that overflowed is like nothing, and nothing precedes the first position.
+        # The first position, and states that overflowed, rank last.
         return torch.where(j == 0, LAST, scores.cpu().nan_to_num(nan=LAST))
 
     def _index(self, ids: Sequence[int]) -> None:
@@ -194,9 +198,9 @@ class _Places(DrafterState):
 
 
 def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
-    """(|j|, D) mean of the `m` states before each position j; fewer where the text begins.
+    """Return (|j|, D) means of the `m` states before each position j; fewer at the beginning.
 
-    m = 1: H_{j−1}. For j = 0, which nothing precedes, the value means nothing. Source: equation 3,
+    m = 1: H_{j−1}. For j = 0, which has no past, the value is arbitrary. Source: equation 3,
     appendix B.2.
     """
     back = (j[:, None] - torch.arange(1, m + 1, device=j.device)).to(hidden.device)

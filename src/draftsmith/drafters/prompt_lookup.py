@@ -1,7 +1,7 @@
-"""Prompt lookup: copy what followed the longest n-gram that ends the sequence.
+"""Prompt lookup: copy what followed the longest n-gram at the end of the sequence.
 
 Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding; transformers'
-`prompt_lookup_num_tokens` is the same idea with n-grams of 2…1.
+`prompt_lookup_num_tokens` does the same with n-grams of 2…1.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from draftsmith.errors import OptionError
 class PromptLookup(Drafter):
     """Copy `tokens` ids after a match of the last n ids, trying n = `max` down to `min`.
 
-    max=3 is the original's setting, max=2 transformers' default. The first match in the text is
-    copied, as transformers does; `match="last"` takes the most recent one.
+    The original uses max=3, transformers by default max=2. The first match in the text is copied,
+    as in transformers; `match="last"` copies the most recent one.
     """
 
     max: int = 3
@@ -36,9 +36,7 @@ class PromptLookup(Drafter):
             at_least(self, option, 1)
         one_of(self, "match", ("first", "last"))
         if self.min > self.max:
-            raise OptionError(
-                f"prompt_lookup: min={self.min} is above max={self.max}; n-grams go from max to min"
-            )
+            raise OptionError(f"prompt_lookup: min must be <= max={self.max}, got {self.min}")
 
     def preferred_width(self) -> int:
         return self.tokens

@@ -1,7 +1,6 @@
-"""Drafters by name: `copyspec(gamma=3, block=10)` → a configured `Drafter`; `a+b` cascades.
+"""Drafters by name: `copyspec(gamma=3, block=10)` → a configured `Drafter`; `a+b` is a cascade.
 
-The built-in drafters are registered through the same entry points (`draftsmith.drafters`) as
-anybody else's.
+The built-in drafters use the same entry points (`draftsmith.drafters`) as those of other packages.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ def _entries() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """Names of all installed drafters."""
+    """Return the names of all installed drafters."""
     return sorted(_entries())
 
 
 def lookup(name: str) -> type[Drafter]:
-    """The drafter class called `name`; raises UnknownName with a suggestion."""
+    """Return the drafter class `name`; raise UnknownName with a suggestion."""
     entry = _entries().get(name)
     if entry is None:
         raise UnknownName("drafter", name, names())
@@ -45,16 +44,16 @@ def lookup(name: str) -> type[Drafter]:
 
 
 def parse(spec: str | Drafter) -> Drafter:
-    """A configured drafter from what one types: `copyspec`, `copyspec(gamma=3)`, `copyspec+auto`.
+    """Create a drafter from a specification: `copyspec`, `copyspec(gamma=3)`, `copyspec+auto`.
 
-    `a+b` is short for `cascade(a, b)`; text needs no quotes unless it has one of `'"()[]{},=`.
-    Raises UnknownName with a suggestion, or OptionError.
+    `a+b` is short for `cascade(a, b)`. Strings need quotes only if they contain one of
+    `'"()[]{},=`. Raises UnknownName with a suggestion, or OptionError.
     """
     if isinstance(spec, Drafter):
         return spec
     if not isinstance(spec, str):
         made = isinstance(spec, type) and issubclass(spec, Drafter)
-        hint = f"; make one: {spec.__name__}(…)" if made else ""
+        hint = f"; create one: {spec.__name__}(…)" if made else ""
         raise OptionError(
             f"drafter must be text such as 'copyspec(gamma=3)', or a Drafter, got "
             f"{shown(spec)}{hint}"
@@ -62,7 +61,7 @@ def parse(spec: str | Drafter) -> Drafter:
     try:
         node = ast.parse(_quoted(spec.strip()), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise OptionError(f"drafter {spec!r} cannot be read; {_LIKE}") from error
+        raise OptionError(f"drafter {spec!r} cannot be parsed; {_LIKE}") from error
     return _drafter(node, spec)
 
 
@@ -71,7 +70,7 @@ _BARE = re.compile(r"""(?<==)\s*([^\s'"()\[\]{},=][^'"()\[\]{},=]*?)\s*(?=[,)])"
 
 
 def _quoted(spec: str) -> str:
-    """The spec with quotes around values that are neither plain values nor quoted already."""
+    """Quote the values in a specification that are neither literals nor quoted."""
     parts = _STRING.split(spec)
     parts[::2] = [_BARE.sub(lambda found: _literal(found[1]), part) for part in parts[::2]]
     return "".join(parts)
@@ -89,18 +88,18 @@ _LIKE = "write it like copyspec, copyspec(gamma=3, block=10) or copyspec+auto"
 
 
 def _drafter(node: ast.expr, spec: str) -> Drafter:
-    """The drafter that `node`, a part of `spec`, stands for."""
+    """Create the drafter for `node`, a part of `spec`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         name, positional, keywords = "cascade", _summands(node), []
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         name, positional, keywords = node.func.id, node.args, node.keywords
     elif isinstance(node, ast.Name):
         name, positional, keywords = node.id, [], []
-    # `None` is a keyword to Python but a drafter's name to anybody else.
+    # Python parses `None` as a constant, but here it is the name of a drafter.
     elif isinstance(node, ast.Constant) and node.value is None:
         name, positional, keywords = "none", [], []
     else:
-        raise OptionError(f"drafter {spec!r} cannot be read; {_LIKE}")
+        raise OptionError(f"drafter {spec!r} cannot be parsed; {_LIKE}")
     cls = lookup(name)
     known = [f.name for f in fields(cls)]
     options = dict(_option(keyword, spec) for keyword in keywords)
@@ -110,14 +109,14 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
     if positional:
         if "drafters" not in known:
             raise OptionError(
-                f"drafter {spec!r}: name the options, as in {name}({known[0]}=…)"
+                f"drafter {spec!r}: options need names, as in {name}({known[0]}=…)"
                 if known
                 else f"drafter {spec!r}: {name} has no options"
             )
         if "drafters" in options:
-            raise OptionError(f"drafter {spec!r}: {name}'s drafters are there twice; {_LIKE}")
+            raise OptionError(f"drafter {spec!r}: {name} has its drafters twice; {_LIKE}")
         options["drafters"] = tuple(_drafter(part, spec) for part in positional)
-    for field in fields(cls):  # so that `false`, a text, does not count as true
+    for field in fields(cls):  # so that the string `false` does not count as true
         value = options.get(field.name)
         if field.type in (bool, "bool") and str(value).lower() in ("true", "false"):
             options[field.name] = str(value).lower() == "true"
@@ -135,10 +134,10 @@ def _summands(node: ast.expr) -> list[ast.expr]:
 
 def _option(keyword: ast.keyword, spec: str) -> tuple[str, Any]:
     if keyword.arg is None:
-        raise OptionError(f"drafter {spec!r}: ** is not understood; {_LIKE}")
+        raise OptionError(f"drafter {spec!r}: ** is not allowed; {_LIKE}")
     try:
         return keyword.arg, ast.literal_eval(keyword.value)
     except ValueError:
         raise OptionError(
-            f"drafter {spec!r}: the value of {keyword.arg} is not a plain value; {_LIKE}"
+            f"drafter {spec!r}: the value of {keyword.arg} must be a literal; {_LIKE}"
         ) from None

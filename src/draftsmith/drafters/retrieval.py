@@ -1,8 +1,8 @@
 """Retrieval: draft what followed the end of the text in a corpus.
 
 SPECTRA-RETRIEVAL: "SPECTRA: Faster Large Language Model Inference with Optimized Internal and
-External Speculation", section 3.2, where the corpus is what the target finds least surprising; with
-an unranked one REST (He et al. 2024).
+External Speculation", section 3.2, with a corpus of low perplexity under the target. With an
+unranked corpus it is REST (He et al. 2024).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from draftsmith.errors import OptionError
 class Retrieval(Drafter):
     """Draft what followed the longest suffix of the text that occurs in a corpus.
 
-    `corpus` is a folder made by `draftsmith corpus build`. Suffixes of `longest` to `shortest` ids
-    are looked up. Of up to `sample` occurrences the next `depth` tokens are merged to a tree, of
-    which the most frequent nodes are drafted. Decisions where the paper is silent are REST's:
+    `corpus` is a folder created by `draftsmith corpus build`. Suffixes of `longest` to `shortest`
+    ids are looked up. The next `depth` tokens of up to `sample` occurrences are merged into a tree,
+    and its most frequent nodes are drafted. Where the paper is silent, REST's values are used:
     suffixes of 16 to 2, continuations of 10, 64 nodes.
     """
 
@@ -42,25 +42,24 @@ class Retrieval(Drafter):
     def __post_init__(self) -> None:
         if not isinstance(self.corpus, str | os.PathLike):
             raise OptionError(
-                f"{self.name}: corpus={self.corpus!r} cannot work; give a folder made by "
-                "`draftsmith corpus build`"
+                f"{self.name}: corpus must be a folder created by `draftsmith corpus build`, got "
+                f"{self.corpus!r}"
             )
-        object.__setattr__(self, "corpus", os.fspath(self.corpus))  # so that it can be typed
+        object.__setattr__(self, "corpus", os.fspath(self.corpus))  # so that `str` can be parsed
         for option in ("longest", "shortest", "depth", "sample"):
             at_least(self, option, 1)
         if self.shortest > self.longest:
             raise OptionError(
-                f"{self.name}: shortest={self.shortest} is above longest={self.longest}; suffixes "
-                "go from longest to shortest"
+                f"{self.name}: shortest must be <= longest={self.longest}, got {self.shortest}"
             )
-        self.datastore()  # A wrong folder is told now, not after minutes of loading a model.
+        self.datastore()  # reports a wrong folder now, not after loading a model
 
     def datastore(self) -> Datastore:
-        """The corpus, shared by all sequences; raises LoadError."""
+        """Return the corpus, shared by all sequences; raise LoadError if it cannot be read."""
         return shared(self.corpus)
 
     def needs_of(self, model: ModelFacts) -> Needs:
-        """Nothing; raises OptionError if the corpus was built for another vocabulary."""
+        """Return no needs; raise OptionError if the corpus was built for another vocabulary."""
         vocabulary = model.vocabulary()
         if vocabulary is not None:
             store = self.datastore()
@@ -74,7 +73,7 @@ class Retrieval(Drafter):
 
 
 class _Lookup(DrafterState):
-    """Nothing to remember: every step looks at the last ids alone."""
+    """State of a sequence: empty, because every step looks up the last ids only."""
 
     def __init__(self, config: Retrieval, store: Datastore) -> None:
         self.config, self.store = config, store

@@ -1,9 +1,9 @@
-"""SDSAT: the model drafts for itself, at adaptive tokens that it was fine-tuned to read as "next?".
+"""SDSAT: the model drafts for itself, with adaptive tokens that it was fine-tuned on.
 
 Liu and Zhu 2024, "SDSAT: Accelerating LLM Inference through Speculative Decoding with Semantic
-Adaptive Tokens", section 2.1. `draftsmith train sdsat` is section 2.2. Fed k adaptive tokens a
-after the last one, the model answers the next token, and at each a the token after that.
-`docs/algorithms/sdsat.md` shows the paper beside this file.
+Adaptive Tokens", section 2.1. `draftsmith train sdsat` is section 2.2. After the last token the
+model reads k adaptive tokens a. It predicts the next token after the last one, and one more token
+after each a. `docs/algorithms/sdsat.md` shows the paper beside this file.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.values import is_number, token_ids
 
 CANDIDATES = 10
-"""Tokens of a depth that a tree may try: the paper's top-k."""
+"""Candidates at each depth of a tree: the paper's top-k."""
 
 MOST = 64
-"""Nodes of a tree of fixed shape; of a larger one the likeliest are drafted."""
+"""Maximum nodes of a tree with a fixed shape; of a larger one the most probable are drafted."""
 
 ANSWER = 0.6
-"""What an answer is worth beside a draft: it costs a node now, and another when it is drafted."""
+"""Value of an answer to a question, in drafted tokens: it costs a node now, and one more later."""
 
 PRIOR = 0.6
-"""How often a depth is expected to hold, of drafts that held until there, before any was seen."""
+"""Initial probability that a draft is accepted at a depth, if it was accepted before it."""
 
 
 @dataclass(frozen=True, repr=False)
 class SDSAT(Drafter):
-    """Draft what the model answers at `k` adaptive tokens a; for models trained with them.
+    """Draft the model's predictions after `k` adaptive tokens a; for models trained with them.
 
-    passes=2 (the paper): a pass over [last, a×k] finds the next token and k drafts, the next pass
-    checks them. passes=1 (ours): every pass also asks after each prefix of its own draft, so that
-    the next drafts are there wherever it ends. All prefixes with k questions each are
-    k + (k+1)·k nodes; a smaller budget is divided between draft and questions, and these go where
-    recent drafts ended, by how often each depth has been holding. A model that verifies chains
-    only is asked behind the whole draft; where that does not hold, it takes two passes after all.
+    passes=2 (the paper): a pass over [last, a×k] gives the next token and k drafts; the next pass
+    verifies them. passes=1 (ours): every pass also asks questions (tokens a) after each prefix of
+    its own draft, so that the next drafts are available wherever it ends. All prefixes with k
+    questions each are k + (k+1)·k nodes. A smaller budget is divided between draft and questions;
+    the questions go to the prefixes where recent drafts ended. Models that verify chains only are
+    asked after the whole draft; if it is not accepted, two passes are needed.
 
-    tree (passes=2), for sampling: a shape, `(3, 2, 1)` for so many candidates at the first depths
-    and the last number at all others, or the number of nodes: those the model finds likeliest.
-    None: the best token of each depth, a chain.
+    `tree` (with passes=2) is for sampling. It is a shape, such as `(3, 2, 1)`: numbers of
+    candidates at the first depths, the last one for all further depths; or a number of nodes, of
+    which the most probable are drafted. None: the best token of each depth, a chain.
 
-    k may exceed the L of the training. a itself is never drafted, and never emitted: the trained
+    k may exceed the L of the training. The token a is never drafted and never emitted: the trained
     model's generation_config suppresses it.
     """
 
@@ -68,12 +68,14 @@ class SDSAT(Drafter):
     tree: int | tuple[int, ...] | None = None
 
     name: ClassVar[str] = "sdsat"
-    summary: ClassVar[str] = "the model's own drafts, at adaptive tokens it was taught (SDSAT)"
+    summary: ClassVar[str] = (
+        "the model's own drafts, with adaptive tokens it was trained on (SDSAT)"
+    )
     needs: ClassVar[Needs] = Needs(logits=True)
     taught: ClassVar[AdaptiveTokens | None] = None
-    """The model's adaptive tokens, once bound to it."""
+    """The model's adaptive tokens, after `bind`."""
     branches: ClassVar[bool] = True
-    """Whether the model it is bound to verifies trees."""
+    """Whether the bound model verifies trees."""
 
     def __post_init__(self) -> None:
         at_least(self, "k", 1)
@@ -84,13 +86,13 @@ class SDSAT(Drafter):
             return
         if self.passes == 1:
             raise OptionError(
-                f"{self.name}: tree={self.tree!r} needs passes=2: with one pass there would be "
-                "questions after every node of the tree"
+                f"{self.name}: tree={self.tree!r} needs passes=2, because passes=1 asks questions "
+                "after the nodes of a chain"
             )
         if is_number(self.tree, int):
             at_least(self, "tree", 1)
             return
-        what = "a number of nodes, or candidates for each depth like (3, 2, 1)"
+        what = "a number of nodes, or numbers of candidates for each depth such as (3, 2, 1)"
         widths = tuple(token_ids(f"{self.name}: tree", self.tree, what=what))
         if not widths or min(widths) < 1:
             raise OptionError(f"{self.name}: tree must be {what}, got {self.tree!r}")
@@ -107,24 +109,26 @@ class SDSAT(Drafter):
         return min(self.k, width if self.passes == 2 else (width + 1) // 2)
 
     def widths(self) -> list[int]:
-        """(k,) how many candidates each depth of the draft may try."""
+        """Return (k,) numbers of candidates at each depth of the draft."""
         if self.tree is None:
             return [1] * self.k
         shape = (CANDIDATES,) if isinstance(self.tree, int) else self.tree
         return [shape[min(depth, len(shape) - 1)] for depth in range(self.k)]
 
     def bind(self, model: ModelFacts) -> Drafter:
-        """With the model's adaptive tokens; raises UnsupportedError where it was taught none.
+        """Return the drafter with the model's adaptive tokens.
 
-        Raises OptionError for a k that they do not allow, LoadError for a damaged folder.
+        Raises UnsupportedError if the model was not trained with them, OptionError for a k that
+        they do not allow, LoadError for a damaged folder.
         """
         if self.taught is not None:
             return self
         taught = AdaptiveTokens.load(model.name) if model.name else None
         if taught is None:
             raise UnsupportedError(
-                f"{self.name}: {model.name or 'a model made in memory'} was never taught adaptive "
-                "tokens (its folder has no sdsat.json); `draftsmith train sdsat` teaches them"
+                f"{self.name}: {model.name or 'a model created in memory'} was not trained with "
+                "adaptive tokens (its folder has no sdsat.json); train it with `draftsmith train "
+                "sdsat`"
             )
         taught.ask(self.k)
         bound = copy.copy(self)
@@ -139,28 +143,28 @@ class SDSAT(Drafter):
 
 
 class _Questions(DrafterState):
-    """What the model answered at the adaptive tokens behind the end of the sequence."""
+    """The model's predictions after the adaptive tokens at the end of the sequence."""
 
     def __init__(self, config: SDSAT, taught: AdaptiveTokens) -> None:
         self.config = config
         self.a = taught.ask(config.k)
         self.taught = taught.tokens
         self.answers: Tensor | None = None
-        """(≤k, V) logits at them; row i is the distribution of the token at `length` + i."""
+        """(≤k, V) logits after them; row i predicts the token at position `length` + i."""
         self.length = 0
         self.held = [Frequency(PRIOR) for _ in range(config.k)]
-        """(k,) how often drafts held at this depth, of those that held until there."""
+        """(k,) how often drafts were accepted at this depth, if they were accepted before it."""
 
     def draft(self, ctx: Context) -> Draft:
         answers, self.answers = self.answers, None
         y = EMPTY if answers is None or self.length != len(ctx.ids) else self._guess(answers, ctx)
         if self.config.passes == 2:
-            # Step 2: feed the drafts y'; or step 1: feed a×k                 (equations 2, 1)
+            # Step 2: read the drafts y'; or step 1: read a×k                 (equations 2, 1)
             return y if y.tokens else self._ask((), ctx)
         return self._ask(y.tokens, ctx)
 
     def _guess(self, answers: Tensor, ctx: Context) -> Draft:
-        """The draft y': at each depth the best token, or a tree of the best."""
+        """Return the draft y': the best token of each depth, or a tree of the best tokens."""
         c, name = self.config, self.config.name
         distributions = without(answers[: ctx.depth], self.taught)
         if c.tree is None:
@@ -177,14 +181,14 @@ class _Questions(DrafterState):
         )
 
     def _ask(self, y: tuple[int, ...], ctx: Context) -> Draft:
-        """A chain that begins as `y`, with questions after its prefixes, the empty one included."""
+        """Return a chain that begins with `y`, with questions after its prefixes."""
         k, nodes = len(self.a), ctx.budget
         depth = min(ctx.depth - 1, 2 * k)
-        # What is asked after prefix j is checked j+1 tokens later, by which the depth is less.
+        # A question after prefix j is used j+1 tokens later, so the depth is smaller by that.
         if self.config.branches:
             held = tuple(round(20 * share.value) / 20 for share in self.held)
             asked = questions(held, len(y), nodes, depth)
-        else:  # only a draft accepted whole is followed by answers
+        else:  # only the questions after a fully accepted draft can be used
             c = min(len(y), max(1, nodes // 2))
             asked = (0,) * c + (max(0, min(k, nodes - c, depth - c)),)
         c = len(asked) - 1
@@ -218,11 +222,12 @@ class _Questions(DrafterState):
 
 @lru_cache(4096)
 def questions(held: tuple[float, ...], found: int, nodes: int, depth: int) -> tuple[int, ...]:
-    """(c+1,) how much to ask after each prefix of a draft of c of the `found` tokens.
+    """Return (c+1,) numbers of questions after each prefix of a draft of c of the `found` tokens.
 
-    One prefix will turn out to be the accepted one; an answer i deep then serves if that many of
-    the next drafts hold. So the likeliest of these pairs are asked, and c is what then promises
-    most, both counted. `nodes` are for draft and questions together; `depth` bounds j + i.
+    One of the prefixes will be the accepted one. A question at depth i is useful if i of the next
+    drafts are accepted. The most probable of these pairs are asked, with the c that gives the
+    largest expected sum of drafts and questions. `nodes` is the number of drafts and questions
+    together; `depth` is the maximum of j + i.
     """
     reach = list(accumulate(held, mul, initial=1.0))
     best, asked = -1.0, tuple[int, ...]()
@@ -241,12 +246,13 @@ def questions(held: tuple[float, ...], found: int, nodes: int, depth: int) -> tu
 
 
 def likeliest(p: Sequence[Sequence[float]], widths: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The most probable prefixes first: of each the ranks of its candidates, depth by depth.
+    """Yield prefixes in falling order of probability, each as the ranks of its candidates by depth.
 
-    p[depth] are the probabilities of its candidates, falling, of which a node tries widths[depth].
+    p[depth] are the probabilities of the candidates in falling order; a node tries widths[depth] of
+    them.
     """
     heap: list[tuple[float, int, tuple[int, ...], float]] = []
-    """(−probability, depth, ranks, probability of the prefix but for its last token)"""
+    """(−probability, depth, ranks, probability of the prefix without its last token)"""
 
     def push(above: tuple[int, ...], rank: int, reach: float) -> None:
         depth = len(above)

@@ -1,7 +1,7 @@
-"""SPECTRA: guess with the n-grams that the target itself keeps predicting, beside the answer.
+"""SPECTRA: guess with n-grams that the target predicts in the same passes.
 
 "SPECTRA: Faster Large Language Model Inference with Optimized Internal and External Speculation",
-section 3.1 and algorithm 1. `docs/algorithms/spectra.md` lays the algorithm beside this file.
+section 3.1 and algorithm 1. `docs/algorithms/spectra.md` shows the algorithm beside this file.
 """
 
 from __future__ import annotations
@@ -29,50 +29,51 @@ from draftsmith.errors import OptionError
 class Spectra(Drafter):
     """SPECTRA-CORE: up to `G` guesses from two dictionaries that a pool of `W` chains fills.
 
-    Every pass also carries the pool: W chains of N−1 probe nodes, whose next tokens the target
-    predicts. A pass may thus spend W·(N−1) nodes beside the guesses; under a smaller budget the
-    pool gets at most half, in whole chains that take turns, and whatever the guesses leave.
+    Every pass also contains the pool: W chains of N−1 probe nodes, after which the target predicts
+    the next tokens. So a pass may use W·(N−1) nodes in addition to the guesses. With a smaller
+    budget the pool gets at most half of it, in whole chains that take turns, plus what the guesses
+    leave.
 
-    Decisions where the paper is silent: the backward guess goes first (`backward_first`); it stops
-    at the first miss; guesses are merged to a tree, the latest first; a key of the forward
-    dictionary gives the latest W continuations; with more than `memory` keys those that came first
-    are forgotten, down to half; chains start from random tokens of the prompt; the dictionaries
-    stay from one turn of a chat to the next. Ablations of its table 2: `forward`, `backward`,
-    `sub_ngrams`.
+    Where the paper is silent: the backward guess goes first (`backward_first`) and stops at the
+    first miss; guesses are merged into a tree, the latest first; a key of the forward dictionary
+    gives the latest W continuations; above `memory` keys the oldest half is dropped; chains start
+    with random tokens of the prompt; the dictionaries are kept between turns of a chat. The
+    ablations of table 2 are `forward`, `backward` and `sub_ngrams`.
 
-    With a `corpus`, a folder made by `draftsmith corpus build`, what followed there fills the rest
-    of the G guesses (section 3.2; `retrieval` is that half alone).
+    With a `corpus`, a folder created by `draftsmith corpus build`, continuations from it fill the
+    rest of the G guesses (section 3.2; `retrieval` is that part alone).
 
-    Without the `pool` nothing is asked beside the answer: the text itself, prompt and answer, is
-    the one chain that the dictionaries are filled from. So it needs token ids alone.
+    Without the `pool` there are no probes: the text, prompt and answer, is the only chain that
+    fills the dictionaries. Drafts then depend on token ids only.
     """
 
     N: int = 5
-    """Tokens of a chain: the longest n-gram."""
+    """Tokens of a chain; the longest n-gram."""
     W: int = 15
-    """Chains in the pool, and continuations per key of the forward dictionary."""
+    """Number of chains in the pool, and of continuations per key of the forward dictionary."""
     G: int = 15
-    """Guesses (sequences, not nodes) per step."""
+    """Number of guesses (sequences, not nodes) per step."""
     tau: float = 0.1
-    """Share of predictions that may repeat a known key; the others take the best unseen token."""
+    """Share of predictions that may be a known key; the others take the best unknown token."""
     forward: bool = True
     backward: bool = True
     sub_ngrams: bool = True
     backward_first: bool = True
     positions: Literal["own", "staggered"] = "own"
-    """Chain i begins right after the root (own), or i positions later (staggered)."""
+    """Position of chain i: right after the root (own), or i positions later (staggered)."""
     pool: bool = True
     memory: int = 65_536
     seed: int = 0
-    """Of the drafter's own draws: where the chains start, and the r that is held against tau."""
+    """Seed of the drafter's draws: start tokens of the chains, and the r that is compared to
+    tau."""
     corpus: str | None = None
 
     name: ClassVar[str] = "spectra"
-    summary: ClassVar[str] = "n-grams that the target predicts beside the answer (SPECTRA)"
+    summary: ClassVar[str] = "n-grams that the target predicts in the same pass (SPECTRA)"
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """The logits of its pool."""
+        """Logits, for the pool."""
         return Needs(logits=self.pool)
 
     def __post_init__(self) -> None:
@@ -82,14 +83,14 @@ class Spectra(Drafter):
         within(self, "tau", 0, 1)
         if not (self.forward or self.backward):
             raise OptionError(
-                f"{self.name}: forward=False and backward=False leave nothing to guess with; "
-                "turn one of them on, or use retrieval"
+                f"{self.name}: forward=False and backward=False leave no guesses; enable one of "
+                "them, or use retrieval"
             )
-        if self.corpus is not None:  # a wrong folder is told now
+        if self.corpus is not None:  # reports a wrong folder now
             object.__setattr__(self, "corpus", Retrieval(self.corpus).corpus)
 
     def preferred_width(self) -> int:
-        """The whole pool, and all guesses were they to share nothing."""
+        """Return the nodes of the whole pool and of all guesses without shared beginnings."""
         pool = self.W * (self.N - 1) if self.pool else 0
         sizes = [self.N] * self.backward + [self.N - 1] * (self.G * self.forward)
         if self.corpus is not None:
@@ -97,13 +98,13 @@ class Spectra(Drafter):
         return pool + sum(sizes[: self.G])
 
     def needs_of(self, model: ModelFacts) -> Needs:
-        """As `needs`; raises OptionError if the corpus was built for another vocabulary."""
+        """Return `needs`; raise OptionError if the corpus was built for another vocabulary."""
         if self.corpus is not None:
             Retrieval(self.corpus).needs_of(model)
         return self.needs
 
     def ngrams(self) -> Ngrams:
-        """Empty dictionaries."""
+        """Return empty dictionaries."""
         return Ngrams(self.W, self.memory, self.sub_ngrams)
 
     def open(self, ctx: Context) -> DrafterState:
@@ -117,10 +118,10 @@ class Spectra(Drafter):
 
 @dataclass(frozen=True, repr=False)
 class Lookahead(Drafter):
-    """Lookahead-like guesses: SPECTRA with full n-grams, looked up forward, most probable tokens.
+    """Guesses like Lookahead's: SPECTRA with full n-grams, forward look-up, most probable tokens.
 
-    True Lookahead (Fu et al. 2024) lets the columns of its window see one another; here chains are
-    isolated.
+    In Lookahead itself (Fu et al. 2024) the columns of the window attend to each other; here chains
+    are isolated.
     """
 
     N: int = 5
@@ -130,7 +131,7 @@ class Lookahead(Drafter):
     seed: int = 0
 
     name: ClassVar[str] = "lookahead"
-    summary: ClassVar[str] = "full n-grams that the target predicts beside the answer (Lookahead)"
+    summary: ClassVar[str] = "full n-grams that the target predicts in the same pass (Lookahead)"
     needs: ClassVar[Needs] = Needs(logits=True)
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class Lookahead(Drafter):
         return self.spectra().preferred_width()
 
     def spectra(self) -> Spectra:
-        """The special case of SPECTRA that this is."""
+        """Return the special case of SPECTRA that this is."""
         return Spectra(
             self.N, self.W, self.G, tau=1.0, backward=False, sub_ngrams=False,
             positions=self.positions, seed=self.seed,
@@ -151,7 +152,7 @@ class Lookahead(Drafter):
 
 
 def _check_pool(drafter: Spectra | Lookahead) -> None:
-    """Raise OptionError for options of both that cannot work."""
+    """Raise OptionError for wrong values of the options that both drafters have."""
     at_least(drafter, "N", 2)
     for option in ("W", "G"):
         at_least(drafter, option, 1)
@@ -160,7 +161,7 @@ def _check_pool(drafter: Spectra | Lookahead) -> None:
 
 
 class _Pool(DrafterState):
-    """The candidate pool of one sequence, and the dictionaries it fills."""
+    """The candidate pool of one sequence, and its dictionaries."""
 
     def __init__(
         self, config: Spectra, name: str | None = None, store: Datastore | None = None
@@ -171,12 +172,12 @@ class _Pool(DrafterState):
         self.ngrams = config.ngrams()
         self.predictor: Predictor | None = None
         self.chains: list[tuple[int, ...]] = []
-        """W chains of N−1 tokens; empty until the first step shows the prompt."""
-        self._grew = False  # since they began with random tokens
+        """W chains of N−1 tokens; empty before the first step."""
+        self._grew = False  # whether they have predicted tokens, not only random ones
         self._rng = Random(config.seed)
         self._start_length = 0
-        self._turn = 0  # the chain that has waited longest
-        self._running: list[int] = []  # chains in the pass under way
+        self._turn = 0  # the chain whose last pass is the oldest
+        self._running: list[int] = []  # chains in the current pass
 
     # ------------------------------------------------------------------------------- drafting
 
@@ -204,7 +205,7 @@ class _Pool(DrafterState):
         return replace(draft, depths=(*guesses.node_depths(), *later))
 
     def guesses(self, ids: Sequence[int]) -> list[Continuation]:
-        """What may follow `ids`, the first G of it (algorithm 1, lines 7 to 17)."""
+        """Return continuations of `ids`; the first G count (algorithm 1, lines 7 to 17)."""
         c = self.config
         found: list[Continuation] = []
         if c.forward:
@@ -216,7 +217,7 @@ class _Pool(DrafterState):
             place = 0 if c.backward_first else len(found)
             more = [Continuation(guess, f"{self.name}.backward")] if guess else []
             found[place:place] = more
-        if self.store is not None and len(found) <= c.G:  # the backward one may begin another
+        if self.store is not None and len(found) <= c.G:  # one may be the beginning of another
             name, trie = f"{self.name}.retrieval", self.store.follow(ids)
             branches = [] if trie is None else trie.branches(c.G)
             found += [Continuation(guess, name) for guess in branches]
@@ -233,7 +234,7 @@ class _Pool(DrafterState):
             self.ngrams.begin(self.chains)
 
     def _fitting(self, depth: int) -> list[int]:
-        """The chains that end within `depth`, the one that has waited longest first."""
+        """Return the chains that end within `depth`, the one with the oldest last pass first."""
         c = self.config
         room = depth - (c.N - 1)
         order = [*range(self._turn, c.W), *range(self._turn)]
@@ -247,7 +248,7 @@ class _Pool(DrafterState):
         running, self._running = self._running, []
         c, probes = self.config, outcome.draft.probes
         if not running or probes != len(running) * (c.N - 1):
-            return  # a target that verifies one branch only left the pool out
+            return  # a target that verifies chains only has dropped the pool
         logits, ends = outcome.output.logits, slice(c.N - 2 - probes, None, c.N - 1)
         fresh = [self._rng.random() > c.tau for _ in running]
         if self.predictor is None:
@@ -261,7 +262,7 @@ class _Pool(DrafterState):
         self.predictor.update(self.ngrams.changed_keys())
 
     def truncate(self, length: int) -> None:
-        """Dictionaries stay, for they hold no positions; chains from a prompt that went do not."""
+        """Keep the dictionaries, which hold no positions; drop chains from a removed prompt."""
         self._running = []
         if length < self._start_length:
             self.chains, self._grew = [], False
@@ -269,10 +270,10 @@ class _Pool(DrafterState):
 
 
 class _Text(_Pool):
-    """Without a pool: the text is the one chain, and grows by itself."""
+    """State without a pool: the text is the only chain."""
 
     _read = 0
-    """Ids whose n-grams are in the dictionaries."""
+    """Number of ids with n-grams in the dictionaries."""
 
     def _begin(self, ctx: Context) -> None:
         ids, n = ctx.ids, self.config.N
@@ -281,10 +282,10 @@ class _Text(_Pool):
         self.chains, self._grew, self._read = [tuple(ids[1 - n :])], True, len(ids)
 
     def _fitting(self, depth: int) -> list[int]:  # noqa: ARG002
-        return []  # nothing is asked
+        return []  # there is no pool
 
     def truncate(self, length: int) -> None:
-        """Dictionaries follow from the ids alone: they are filled anew."""
+        """Clear the dictionaries, which depend on the ids only; they are filled again."""
         if length < self._read:
             self._read, self.ngrams = 0, self.config.ngrams()
 
@@ -293,33 +294,33 @@ class Predictor:
     """Picks the next token of every chain from its logits (algorithm 1, lines 26 to 34)."""
 
     def __init__(self, like: Tensor) -> None:
-        """`like`: logits (…, V) such as will come: their vocabulary and device."""
+        """`like`: logits (…, V) with the vocabulary and device of later ones."""
         self._device = like.device
         self._penalty = _array(torch.zeros(like.shape[-1], device=like.device))
-        """(V,) -inf for the keys of the forward dictionary, else 0."""
+        """(V,) -inf for keys of the forward dictionary, else 0."""
 
     def update(self, keys: dict[int, bool]) -> None:
-        """Keys that came (True) or went (False)."""
+        """Update the keys that were added (True) or removed (False)."""
         if keys:
             values = [-torch.inf if known else 0.0 for known in keys.values()]
             self._penalty[list(keys)] = _array(torch.tensor(values, device=self._device))
 
     def __call__(self, logits: Tensor, ends: slice, fresh: Sequence[bool]) -> list[int]:
-        """The most probable token by each row `ends` of logits (…, V); where `fresh`, the best
-        unseen one.
+        """Return the most probable token of each row of logits[ends]; for `fresh` rows an unknown
+        one.
 
-        Where every possible token was seen, the most probable all the same.
+        If all possible tokens of a row are known, its most probable token is returned.
         """
         rows = _array(logits[ends])
-        unseen = rows + self._penalty
-        found: list[int] = unseen.argmax(-1).tolist()
-        scores = unseen[[*range(len(found))], found].tolist()
-        for i, choosy in enumerate(fresh):
-            if not choosy or scores[i] == -torch.inf:
+        unknown = rows + self._penalty
+        found: list[int] = unknown.argmax(-1).tolist()
+        scores = unknown[[*range(len(found))], found].tolist()
+        for i, wants_unknown in enumerate(fresh):
+            if not wants_unknown or scores[i] == -torch.inf:
                 found[i] = int(rows[i].argmax())
         return found
 
 
 def _array(values: Tensor) -> Any:
-    """As they are; on a CPU as NumPy's, whose arg-max takes a twentieth of the time there."""
+    """Return a NumPy array on a CPU, where its arg-max takes a twentieth of the time."""
     return values.float().numpy() if values.device.type == "cpu" else values

@@ -1,4 +1,4 @@
-"""Tree search: the most probable paths, best first, as far as their nodes pay."""
+"""Tree search: adds the most probable nodes to a tree, best first, as long as nodes pay."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from draftsmith.drafters.mixer import (
 )
 
 LARGEST = 64
-"""Nodes of a tree at most."""
+"""Maximum number of nodes in a tree."""
 ROOT = -1
 LEAST_SLOPE = 0.002
-"""A node is never taken to cost less, in plain passes: the search takes time, too."""
+"""Minimum cost of a node, in plain passes, because the search takes time, too."""
 
 START, ALLOWED, FORBIDDEN = range(3)
-"""Arguments of a search: begin, or let the first node of its queue join, or drop that node."""
+"""Arguments of a search: start, or add the first node of the queue, or drop it."""
 ASK = -1
-"""What a search returns that waits for such a verdict."""
+"""Result of a search that needs ALLOWED or FORBIDDEN for the first node of its queue."""
 
 NODE = np.dtype(
     [
         ("token", np.int32),
         ("parent", np.int32),  # or ROOT
         ("depth", np.int32),  # from 1
-        ("position", np.int32),  # that it is copied from, or negative: see `mixer.CANDIDATE`
-        ("prob", np.float64),  # that it is accepted where its parent is
-        ("path_prob", np.float64),  # that it is accepted
+        ("position", np.int32),  # position it is copied from, or negative: see `mixer.CANDIDATE`
+        ("prob", np.float64),  # probability that it is accepted if its parent is
+        ("path_prob", np.float64),  # probability that it is accepted
     ],
     align=True,
 )
@@ -53,16 +53,16 @@ PROGRESS = np.dtype(
     [
         ("nodes", np.int32),
         ("queued", np.int32),
-        ("paying", np.int32),  # nodes, the first ones, that pay
-        ("gain", np.float64),  # tokens that all nodes bring, less what their cost would bring
-        ("best", np.float64),  # the highest gain so far: that of the nodes that pay
+        ("paying", np.int32),  # number of nodes, from the first on, that pay
+        ("gain", np.float64),  # expected tokens of all nodes, less the tokens that their cost takes
+        ("best", np.float64),  # largest gain so far, which is that of the paying nodes
     ],
     align=True,
 )
 
 
 class Search(NamedTuple):
-    """Room for a tree, and for what is needed while it grows."""
+    """Arrays for a tree and for its search."""
 
     candidates: Any
     """(MAX_CANDIDATES,) CANDIDATE."""
@@ -71,33 +71,33 @@ class Search(NamedTuple):
     nodes: Any
     """(LARGEST,) NODE."""
     queue: Any
-    """(LARGEST,) NODE that may join, the most probable first."""
+    """(LARGEST,) NODE that may be added, the most probable first."""
     progress: Any
     """(1,) PROGRESS."""
 
 
 class Limits(NamedTuple):
-    """What a draft may be, and what it is worth."""
+    """Limits of a draft, and the cost of its nodes."""
 
     nodes: int
-    """At most LARGEST; 0: nothing is drafted."""
+    """At most LARGEST; 0 drafts nothing."""
     depth: int
     chain: bool
     """Whether only one branch can be verified."""
     line: Any
-    """(P, 2) nodes, rising from 0, and cost of a pass with so many, in plain passes."""
+    """(P, 2) nodes, rising from 0, and cost of a pass with that many nodes, in plain passes."""
     rate: float
-    """Tokens that the time of a plain pass yields at present."""
+    """Tokens that decoding currently gives in the time of a plain pass."""
     judged: bool
-    """Whether a grammar judges every node before it joins."""
+    """Whether a grammar must allow every node before it is added."""
     forced: Any
-    """Tokens that the grammar forces after the root, or after the node that it just allowed."""
+    """Tokens that the grammar forces after the root, or after the node that it has just allowed."""
     few: Any
-    """All tokens that it allows after these, at most 64; empty: more are allowed."""
+    """All tokens that it allows after these, at most 64; empty if it allows more."""
 
 
 def new_search() -> Search:
-    """Return room for a search."""
+    """Return the arrays for a search."""
     sizes = {CANDIDATE: MAX_CANDIDATES, LOOKUP: 1}, {NODE: LARGEST}, {NODE: LARGEST}, {PROGRESS: 1}
     return Search(*(np.zeros(n, dtype) for part in sizes for dtype, n in part.items()))
 
@@ -109,7 +109,7 @@ _MIXER, _SEARCH = new_mixer(1), new_search()
 
 
 def index_ids(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
-    """Index ids up to `end` as `advance` does, and neither learn nor draft."""
+    """Index ids up to `end` as `advance` does, without learning or drafting."""
     advance(
         index, end, quiet, floor, end, NO_ANSWERS, NO_ROWS, NO_ROWS, _MIXER, _SEARCH,
         0.0, MAX_COUNT, 1.0, NO_DRAFT, START,
@@ -122,10 +122,11 @@ def advance(
     rows: Any, new_rows: Any, mixer: Mixer, search: Search, rate: float, max_count: float,
     weight: float, limits: Limits, verdict: int,
 ) -> int:  # fmt: skip
-    """Index the ids of `text` up to `end`, then draft what follows them; return as `grow` does.
+    """Index the ids of `text` up to `end`, then draft what follows them; return the result of
+    `grow`.
 
-    Ids before `quiet` only serve as context, no context begins before `floor`. From `emitted` on
-    the target emitted the ids, so they are learned from: see `mixer.learn`.
+    Ids before `quiet` are used as context only, and no context begins before `floor`. Ids from
+    `emitted` on were emitted by the target, so the mixer learns from them (`mixer.learn`).
     """
     candidates, lookup = search.candidates, search.lookup[0]
     give_slots(text)
@@ -136,7 +137,7 @@ def advance(
         token = text.ids[position]
         learn(mixer, candidates, lookup, count, token, rate, max_count, weight)
         extend(text, position + 1, quiet, floor)
-    # Not earlier: the row that a token was emitted by would tell what is to be learned.
+    # Only now: the logits that emitted a token must not predict it while it is learned.
     remember(rows, new_rows)
     return grow(text, floor, answers, rows, mixer, search, limits, verdict) if limits.nodes else 0
 
@@ -148,9 +149,9 @@ def grow(
 ) -> int:  # fmt: skip
     """Grow a tree after the indexed ids; return how many of its nodes pay.
 
-    A node pays if it is accepted more often than decoding would yield tokens in the time that it
-    takes. Where a grammar judges the nodes, return ASK instead whenever the first of the queue
-    waits for its verdict, with which the search then goes on.
+    A node pays if the probability that it is accepted exceeds the tokens that decoding gives in the
+    time of the node. If a grammar judges the nodes, the result is ASK whenever the first node of
+    the queue needs a verdict; the next call passes the verdict and continues.
     """
     candidates, nodes, queue = search.candidates, search.nodes, search.queue
     progress = search.progress[0]
@@ -195,7 +196,7 @@ def grow(
 
 @inlined
 def pass_cost(line: Any, nodes: int) -> float:
-    """Return the cost of a pass on the line through the points."""
+    """Return the cost of a pass by linear interpolation of the points."""
     i = 1
     while i < len(line) - 1 and line[i][0] < nodes:
         i += 1
@@ -205,7 +206,7 @@ def pass_cost(line: Any, nodes: int) -> float:
 
 @inlined
 def next_cost(line: Any, nodes: int, here: float) -> float:
-    """Return what one more node costs at least, however many more follow."""
+    """Return the minimum cost of one more node, for any number of nodes after it."""
     least = pass_cost(line, nodes + 1) - here
     for i in range(1, len(line)):
         if line[i][0] > nodes:
@@ -215,7 +216,7 @@ def next_cost(line: Any, nodes: int, here: float) -> float:
 
 @inlined
 def put_path(text: ContextIndex, search: Search, node: int, depth: int) -> int:
-    """Put the path to `node` after the indexed ids; return where it ends."""
+    """Write the path to `node` after the indexed ids; return its end."""
     length = text.totals[0].length
     end = position = length + depth
     while node >= 0:
@@ -228,10 +229,10 @@ def put_path(text: ContextIndex, search: Search, node: int, depth: int) -> int:
 
 @inlined
 def allow_only(candidates: Any, found: int, few: Any) -> int:
-    """Where only `few` tokens are allowed, put these after the candidates; return the first that
+    """If only `few` tokens are allowed, append them as candidates; return the first one that
     counts.
 
-    The probability that the mixer leaves to tokens it does not name is theirs in equal parts.
+    The probability that the mixer leaves to other tokens is divided equally among them.
     """
     if not len(few):
         return 0 * found
@@ -257,9 +258,10 @@ def enqueue(
     search: Search, room: int, first: int, last: int, node: int, depth: int, path_prob: float,
     least: float,
 ) -> None:  # fmt: skip
-    """Put the candidates from `first` to `last` that may pay into the queue's first `room` places.
+    """Insert the candidates from `first` to `last` that may pay into the queue of size `room`.
 
-    Of equals the child of the earlier node goes first, of one node's children the lower id.
+    Of equal probabilities the child of the earlier node is first, of one node's children the lower
+    id.
     """
     queue, queued = search.queue, search.progress[0].queued
     for i in range(first, last):
@@ -288,11 +290,11 @@ def enqueue(
 
 @inlined
 def take_first(text: ContextIndex, floor: int, search: Search) -> None:
-    """Make the first of the queue a node of the tree."""
+    """Move the first node of the queue to the tree."""
     new = search.queue[0]
     position = new.position
     onward = search.nodes[new.parent].position + 1 if new.parent >= 0 else 0
-    # A copy goes on where it was; what is before `floor` is another text.
+    # Continue the parent's copy if possible; ids before `floor` are another text.
     if 0 < onward < text.totals[0].length and onward != floor and text.ids[onward] == new.token:
         position = onward
     add_node(search, new.token, new.parent, new.depth, position, new.prob, new.path_prob)

@@ -1,12 +1,14 @@
-"""Which parts of an answer were copied, and from where.
+"""Attribution: which spans of an answer were copied, and from where.
 
-Source: PLD+ (Somasundaram et al. 2024), appendix D: an accepted copy points to its source, so it
-attributes its tokens. Decisions where the paper is silent: a copy goes on, in both directions, as
-far as the text agrees with that around its source. So it includes the match that it was found by
-(in PLD+, the equal last token), the target's own token after a draft that was accepted whole, and
-what was decoded while drafting paused; where drafts happened to be cut makes no difference. The
-length is measured after that. With the drafted tokens alone, recall on QuoteSum falls far below the
-paper's; with their neighbours it meets it (`benchmarks/quotesum.py`).
+Source: PLD+ (Somasundaram et al. 2024), appendix D: an accepted copy points to its source and so
+attributes its tokens.
+
+Where the paper is silent, a copy is extended in both directions as far as the text agrees with the
+text around its source. It then includes the match that found it (in PLD+, the equal last token),
+the target's own token after a fully accepted draft, and tokens decoded while drafting paused. The
+place where drafts were cut has no effect. The length is measured after the extension. With drafted
+tokens alone, recall on QuoteSum is far below the paper's; with the extension it reaches it
+(`benchmarks/quotesum.py`).
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ from typing import NamedTuple
 from draftsmith.values import number
 
 MIN_LENGTH = 2
-"""Tokens that a copy must have to count; the paper's best of 2, 5 and 8."""
+"""Minimum length of a copy in tokens; the paper's best of 2, 5 and 8."""
 
 
 class Span(NamedTuple):
-    """Positions `start` to `end - 1` of prompt and output together."""
+    """Positions `start` to `end - 1` in prompt and output together."""
 
     start: int
     end: int
 
 
 class Copy(NamedTuple):
-    """A span of the output, and the span with the same tokens that it was copied from.
+    """A span of the output, and the earlier span with the same tokens from which it was copied.
 
-    The source begins earlier; in a loop the two may overlap.
+    In a loop the two may overlap.
     """
 
     output: Span
@@ -44,17 +46,17 @@ def find_copies(
     origins: Sequence[int | None],
     min_length: int = MIN_LENGTH,
 ) -> list[Copy]:
-    """The copies in `output` of at least `min_length` tokens, in order; they do not overlap.
+    """Return the copies in `output` of at least `min_length` tokens, in order, without overlap.
 
-    `origins[i]` is the position in prompt and output that `output[i]` was copied from, None if it
-    was not. Raises OptionError for a `min_length` below 1.
+    `origins[i]` is the position in prompt and output from which `output[i]` was copied, or None.
+    Raises OptionError for a `min_length` below 1.
     """
     min_length = number("min_length", min_length, int, least=1)
     return runs(spread(prompt, output, origins), len(prompt), min_length)
 
 
 def runs(origins: Sequence[int | None], first: int, min_length: int) -> list[Copy]:
-    """Consecutive origins as copies; `first` is the position of the token that has `origins[0]`."""
+    """Group consecutive origins into copies; `first` is the position of the first token."""
     distances = [None if o is None else position - o for position, o in enumerate(origins, first)]
     copies: list[Copy] = []
     start = first
@@ -69,7 +71,7 @@ def runs(origins: Sequence[int | None], first: int, min_length: int) -> list[Cop
 def spread(
     prompt: Sequence[int], output: Sequence[int], origins: Sequence[int | None]
 ) -> list[int | None]:
-    """`origins`, also for the neighbours of copies that agree with the neighbours of the source."""
+    """Extend `origins` to neighbours that agree with the neighbours of their source."""
     ids = [*prompt, *output]
     where = list(origins)
     for i in range(1, len(output)):

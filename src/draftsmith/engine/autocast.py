@@ -1,15 +1,15 @@
-"""The autocast mode of the calling thread, under which its passes compute."""
+"""The autocast mode of the calling thread, which its passes use."""
 
 from __future__ import annotations
 
 import torch
 
 Mode = tuple[tuple[str, torch.dtype], ...]
-"""Types of devices that compute in another dtype; empty without autocast."""
+"""(device type, dtype) pairs with autocast; empty without autocast."""
 
 
 def autocast_mode(device: torch.device) -> Mode:
-    """Return the mode that holds here for a model on `device`."""
+    """Return the autocast mode of this thread for a model on `device`."""
     kinds = dict.fromkeys(("cpu", device.type))
     return tuple(
         (kind, torch.get_autocast_dtype(kind))

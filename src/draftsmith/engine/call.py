@@ -1,4 +1,4 @@
-"""A call and its sequences, driven by the thread that waits for them."""
+"""Call and Stream: the sequences of one call, driven in the caller's thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from draftsmith.model.openmp import end_team
 
 
 class Call(AbstractContextManager["Call"]):
-    """The sequences of one call, with a scheduler of their own; leaving the context ends them.
+    """The sequences of one call, with their own scheduler; leaving the context ends them.
 
-    An exception out of a pass, such as KeyboardInterrupt, ends all sequences of the call: what was
-    generated before that pass stays.
+    An exception from a pass, such as KeyboardInterrupt, ends all sequences of the call. Tokens from
+    before that pass are kept.
     """
 
     def __init__(
@@ -28,9 +28,10 @@ class Call(AbstractContextManager["Call"]):
         on_start: Callable[[], None] | None = None,
         on_end: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """`on_start` is called before the first pass; `on_end` is told if no pass was interrupted.
+        """`on_start` runs before the first pass, `on_end` after the last one.
 
-        Neither is called for a call that is closed before its first step.
+        The argument of `on_end` is False if a pass was interrupted. If the call is closed before
+        its first step, neither runs.
         """
         self.sequences = sequences
         self._resources, self._max_batch = resources, max_batch
@@ -38,20 +39,20 @@ class Call(AbstractContextManager["Call"]):
         self._scheduler: Scheduler | None = None
         self._stepping = threading.Lock()
         self._sound = True
-        """Whether no pass is under way, nor was interrupted."""
+        """Whether no pass is running or was interrupted."""
         self.closed = False
-        """Whether it was asked to end; a pass that runs in another thread is still to come."""
+        """Whether it was asked to end; a pass may still be running in another thread."""
         self.ended = False
-        """Whether its sequences are done, and their rows free."""
+        """Whether its sequences have ended and their rows are free."""
 
     def run(self, after_step: Callable[[], object] = lambda: None) -> None:
-        """Drive until all sequences are done."""
+        """Run passes until all sequences have ended; call `after_step` after each."""
         while not self.ended:
             self.step()
             after_step()
 
     def step(self) -> None:
-        """Make a pass for all sequences that are not done; begin with the first call."""
+        """Run one pass for all unfinished sequences; the first call starts them."""
         with self._stepping:
             if not self.ended:
                 unfinished = self._sound = False
@@ -61,7 +62,7 @@ class Call(AbstractContextManager["Call"]):
                 finally:
                     if not unfinished:
                         self._end()
-        if self.closed:  # by another thread, or by a callback, amid the pass
+        if self.closed:  # another thread or a callback closed it during the pass
             self.close()
 
     def _step(self) -> bool:
@@ -78,7 +79,7 @@ class Call(AbstractContextManager["Call"]):
         return self._scheduler.unfinished
 
     def close(self) -> None:
-        """End all sequences; where another thread makes a pass for them, after that pass."""
+        """End all sequences; if another thread runs a pass for them, after that pass."""
         self.closed = True
         if not self._stepping.locked():
             with self._stepping:
@@ -91,7 +92,7 @@ class Call(AbstractContextManager["Call"]):
             for sequence in self.sequences:
                 sequence.book()
             self._on_end(self._sound)
-            end_team()  # other threads may make the next pass
+            end_team()  # the next pass may run in another thread
         self.ended = True
 
     def __exit__(self, *_: object) -> None:
@@ -99,9 +100,9 @@ class Call(AbstractContextManager["Call"]):
 
 
 class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
-    """The pieces of one answer; `result` holds everything generated so far, at any time.
+    """Pieces of one answer; `result` holds everything generated so far, at any time.
 
-    One that is dropped is closed.
+    A stream that is garbage-collected is closed.
     """
 
     def __init__(self, sequence: TextSequence, call: Call) -> None:
@@ -133,15 +134,15 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         return self._job.result()
 
     def close(self) -> None:
-        """Cancel: stop generating and free the cache; `result` stays.
+        """Stop generating and free the cache; `result` stays available.
 
-        A reader in another thread, who just waits for a piece, comes to the end after the pass.
+        A thread that waits for a piece gets StopIteration after the running pass.
         """
         self._call.close()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing of it is under way any more."""
+        """Whether the answer has ended and its row is free."""
         return self._call.ended
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""A conversation that keeps its KV cache and its drafter's state from turn to turn."""
+"""Chat: a conversation that keeps its key/value cache and drafter state between turns."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from draftsmith.errors import OptionError
 from draftsmith.model.loaded import last_part
 
 REMEMBERED = 16_000_000
-"""Bytes of a conversation's answers, where the engine remembers none."""
+"""Bytes for a conversation's earlier answers, if the engine stores none."""
 
 
 class Chat:
-    """A conversation; `messages` is its history and may be read and edited between turns.
+    """A conversation. `messages` is its history and may be edited between turns.
 
-    Every turn renders the whole history with the model's template, and keeps drafter state and
-    (unless other requests have pushed it out) cache up to the longest common token prefix with what
-    was there before. Its answers are remembered to draft from, also those that leave the history:
-    by itself until `reset`, or by the engine where that remembers answers.
+    Every turn renders the whole history with the model's template. Drafter state and cache are kept
+    up to the longest common token prefix with the previous turn; other requests may have taken the
+    cache. Drafters also use earlier answers, including those that were removed from the history.
+    The chat stores them until `reset`, unless the engine does.
     """
 
     def __init__(
@@ -38,32 +38,32 @@ class Chat:
         options: Mapping[str, Any],
     ) -> None:
         self.options: dict[str, Any] = dict(options)
-        """Those of every turn; may be edited between turns."""
+        """Options of every turn; may be edited between turns."""
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._resources, self._prepare = resources, prepare
         self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
-        """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
+        """Returns the stream of the last turn if it exists; weak, because it refers to the chat."""
         self._last: TextSequence | None = None
-        """The last turn's, whose drafter state the next one takes."""
+        """TextSequence of the last turn; the next turn takes its drafter state."""
 
     def __repr__(self) -> str:
         held = len(self.messages)
         return f"Chat({held} message{'s' * (held != 1)}, {last_part(self._resources.model.name)!r})"
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
-        """The answer to one message; both join the history. Options as for `generate`."""
+        """Answer a message and add both to the history. Options as for `generate`."""
         stream = self.stream(message, **options)
         for _ in stream:
             pass
         return stream.result
 
     def stream(self, message: str, **options: Unpack[Options]) -> Stream:
-        """The same, piece by piece; a cancelled answer joins the history as far as it came.
+        """Answer a message piece by piece; a cancelled answer joins the history up to its end.
 
-        A new turn ends the one before. A stream that is never read leaves no trace.
+        A new turn ends the previous one. A stream that is never read has no effect.
         """
         began = perf_counter()
         self._close()
@@ -85,7 +85,7 @@ class Chat:
         return stream
 
     def reset(self) -> None:
-        """Forget the conversation but for the system message."""
+        """Delete the conversation except for its system message."""
         self._close()
         self.messages = [m for m in self.messages if m["role"] == "system"]
         last, self._last = self._last, None
@@ -94,15 +94,17 @@ class Chat:
         self._answers.forget()
 
     def _close(self) -> None:
-        """End the turn before; raises OptionError where its reader has yet to come to its end."""
+        """End the previous turn; raise OptionError if another thread is reading it."""
         stream = self._open()
         if stream is not None:
             stream.close()
             if not stream.closed:
-                raise OptionError("another thread reads this chat's answer: let it end first")
+                raise OptionError(
+                    "another thread is reading this chat's answer; wait until it has ended"
+                )
 
     def _resume(self, sequence: TextSequence) -> None:
-        """Give a new turn the drafter's state of the last one."""
+        """Pass the drafter state of the last turn to a new one."""
         last, self._last = self._last, None
         if last is None or (state := last.state) is None:
             return
@@ -116,7 +118,7 @@ class Chat:
             old.close_drafter()
 
     def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
-        """Add a turn's answer to the history; keep its drafter's state for the next turn."""
+        """Add a turn's answer to the history, and keep its sequence for the next turn."""
         self._last = sequence
         if sequence.generated or healthy:
             self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]

@@ -1,7 +1,7 @@
-"""How much of the waiting prompts a pass takes beside rows that decode.
+"""Number of prompt tokens that a pass reads beside decoding rows.
 
-A part of a prompt delays who decodes, and rows that wait decode nothing: so a pass may take as much
-longer as there are more who wait. What its tokens cost is learnt from the passes that carried some.
+Reading a part of a prompt delays the decoding rows, while waiting prompts decode nothing. So a pass
+may take longer if more prompts wait. The cost of a prompt token is measured from the passes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from statistics import median
 from draftsmith.core.loop import LEAST_CHUNK
 
 PATIENCE = 0.6
-"""By how much a pass may be longer that carries prompts, in passes of the rows that decode; to
-which comes one such pass for as many that wait as decode."""
+"""Accepted delay of a pass by prompts, as a fraction of a pass with the decoding rows alone. One
+such pass is added for each waiting prompt per decoding row."""
 
 _RECENT = 7
-"""Times of which the median counts: one interrupted by other work says nothing."""
+"""Number of times of which the median is taken, to ignore passes that other work interrupted."""
 _KNOWN = 64
-"""Passes after which what they take without prompts is measured again."""
+"""Passes with prompts after which a pass without prompts is measured again."""
 
 
 def _times() -> deque[float]:
@@ -26,22 +26,22 @@ def _times() -> deque[float]:
 
 
 class ChunkedPrefill:
-    """What passes with and without parts of prompts took, and what follows for the next."""
+    """Times of passes with and without prompt tokens, and the room for prompts in the next one."""
 
     def __init__(self) -> None:
         self._alone: dict[int, deque[float]] = defaultdict(_times)
-        """Rows that decode → seconds of passes that carried nothing else."""
+        """Decoding rows → seconds of passes without prompt tokens."""
         self._each = _times()
-        """Seconds that a token of a prompt added to a pass."""
+        """Seconds that a prompt token adds to a pass."""
         self._widest = 0
-        """Tokens of prompts that were ever read beside rows that decode."""
+        """Largest number of prompt tokens that was read beside decoding rows."""
         self._since = _KNOWN
-        """Passes since the last that carried no prompt."""
+        """Passes with prompt tokens since the last one without."""
 
     def room(self, decoding: int, waiting: int, most: int) -> int:
-        """Tokens that `waiting` prompts may have in a pass beside so many rows that decode.
+        """Return how many tokens of `waiting` prompts a pass with `decoding` rows may read.
 
-        At most `most`; 0 where it has to be found out first what a pass takes without them.
+        At most `most`; 0 if a pass without prompts must be measured first.
         """
         if not decoding:
             return most
@@ -54,7 +54,7 @@ class ChunkedPrefill:
         return most
 
     def record(self, decoding: int, read: int, seconds: float) -> None:
-        """A pass of so many rows that decode took `read` tokens of prompts, and so long."""
+        """Record a pass that read `read` prompt tokens beside `decoding` rows."""
         if not decoding:
             return
         if not read:
@@ -67,5 +67,5 @@ class ChunkedPrefill:
             self._each.append(max(0.0, seconds - self._without(decoding)) / read)
 
     def _without(self, rows: int) -> float:
-        """Seconds of a pass of so many rows without prompts, or of the nearest number known."""
-        return median(self._alone[min(self._alone, key=lambda known: abs(known - rows))])
+        """Return the seconds of a pass with `rows` rows, or the nearest measured number of rows."""
+        return median(self._alone[min(self._alone, key=lambda measured: abs(measured - rows))])

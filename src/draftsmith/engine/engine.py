@@ -1,4 +1,4 @@
-"""Engine: generate, stream and chat with one model; the loop does the work."""
+"""Engine: generate, stream and chat with one model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from draftsmith.text.tokenizer import as_batch
 from draftsmith.values import known_options, number, shown, switch
 
 _CALLED = 4
-"""Drafters of calls that stay bound for the next call, beside the engine's own."""
+"""Number of drafters from calls that stay bound for later calls, besides the engine's own."""
 
 
 class EngineOptions(TypedDict, total=False):
@@ -64,19 +64,19 @@ _INSTEAD = (
         "assistant_model": "use drafter=\"draft_model(model='…')\"",
         "gpu_memory_utilization": "use memory, in bytes",
         "max_batch_size": "use max_batch",
-        "max_model_len": "the context is the model's; max_new_tokens of a call limits its answer",
+        "max_model_len": "the model sets the context; limit answers with max_new_tokens of a call",
         "max_num_seqs": "use max_batch",
         "prompt_lookup_num_tokens": 'use drafter="prompt_lookup"',
         "speculative_config": 'use drafter, e.g. drafter="prompt_lookup"',
         "tensor_parallel_size": "use device_map",
     }
-    | dict.fromkeys(Options.__annotations__, "give it to generate(), stream() or chat()")
+    | dict.fromkeys(Options.__annotations__, "pass it to generate(), stream() or chat()")
 )
-"""Names from elsewhere, and what does the same here."""
+"""Option names of other libraries → what to use here."""
 
 
 class Engine:
-    """A loaded model with its drafter; every method may be called again and again.
+    """A loaded model with a drafter. All methods can be called any number of times.
 
     `with Engine(…) as engine` closes it at the end.
     """
@@ -103,24 +103,30 @@ class Engine:
         prepack: bool = True,
         exact: bool = False,
     ) -> None:
-        """`model`: a hub id, a folder, a GGUF file, the name of a built-in model, a transformers
-        model, or what `load` returned.
+        """Load a model, or use one that is loaded.
 
-        `tokenizer`: the model's own by default; a transformers model needs it for texts.
-        `max_batch`: most sequences in a pass. `memory`: most bytes that requests and kept sequences
-        may hold; by default three quarters of what is free now. `prefixes`: finished sequences that
-        are kept in memory for prompts that begin like them. `answers`: bytes that earlier answers
-        may take, which `auto` then drafts from, too; `answers_file`: where `close` keeps them, and
-        whence they come back. `cost`: what passes cost, where that is not to be learnt from this
-        engine's own ones. `prepack` lays the linear layers of a model that is loaded here out for
-        this CPU, once; `model.prepacked` tells which. `exact`: every token is computed alike in any
-        pass, so that answers are those of plain decoding to the bit, in half precision, too
-        (docs/exact.md). `dtype`, `device`, `device_map`, `revision` and `trust_remote_code` are
-        those of `load`, for a model that is loaded here.
+        `model`: a hub id, a folder, a GGUF file, the name of a built-in model, a transformers
+        model, or the result of `load`.
+        `tokenizer`: by default the model's own. A transformers model needs one for texts.
+        `drafter`: a name with options, such as "copyspec(gamma=3)", or a `Drafter`.
+        `budget`: draft nodes per pass: a number, "auto" (as many as pay) or "drafter" (its own).
+        `max_batch`: maximum number of sequences in a pass.
+        `memory`: maximum bytes for running and kept sequences; by default three quarters of the
+        memory that is free now.
+        `prefixes`: number of finished sequences to keep for prompts with the same beginning.
+        `answers`: bytes for earlier answers, from which `auto` then drafts, too.
+        `answers_file`: file from which earlier answers are loaded, and in which `close` saves them.
+        `cost`: cost of passes, if it should not be measured by this engine.
+        `prepack`: store the linear layers of a model that is loaded here in this CPU's layout;
+        `model.prepacked` lists them.
+        `exact`: compute every token in the same way in any pass, so that answers equal those of
+        plain decoding to the bit, in half precision, too (docs/exact.md).
+        `dtype`, `device`, `device_map`, `revision` and `trust_remote_code` are options of `load`,
+        for a model that is loaded here.
 
-        Raises OptionError for values that cannot work, LoadError for a model, or a file of answers,
-        that cannot be read, UnsupportedError with the reason where a model cannot be used, or not
-        be `exact` on this processor.
+        Raises OptionError for wrong values; LoadError if the model or the file of answers cannot be
+        read; UnsupportedError, with the reason, if the model cannot be used, or not with `exact` on
+        this processor.
         """
         chosen, self.budget = parse(drafter), request.checked_budget(budget)
         max_batch = number("max_batch", max_batch, int, least=1)
@@ -135,7 +141,7 @@ class Engine:
         if answers_file is not None and not isinstance(answers_file, str | Path):
             raise OptionError(f"answers_file must be a path, got {shown(answers_file)}")
         if answers_file is not None and not answers:
-            raise OptionError("answers_file needs answers=, the bytes that answers may take")
+            raise OptionError("answers_file needs answers=, the maximum bytes of earlier answers")
         places = dtype, device, device_map
         if isinstance(model, LoadedModel):
             if tokenizer is not None or any(one is not None for one in (*places, revision)):
@@ -145,7 +151,7 @@ class Engine:
                 )
         else:
             if exact and device is None and device_map is None and isinstance(model, str | Path):
-                places = dtype, "cpu", None  # the only device whose passes can be exact
+                places = dtype, "cpu", None  # exact passes exist on the CPU only
             model = load(model, tokenizer, *places, trust_remote_code, revision, prepack)
         if exact and model.exact is None:
             model = exactly(model)
@@ -153,17 +159,17 @@ class Engine:
         self.cost = cost or CostCurve()
         path = None if answers_file is None else Path(answers_file)
         self.answers = AnswerCache(answers, model.facts, path) if answers else None
-        """What is remembered of earlier answers; None: nothing."""
+        """Store of earlier answers; None: they are not stored."""
         own = self._bound(chosen)
         self.drafter = own.drafter
         self._own = {chosen: own, self.drafter: own}
         self._called: OrderedDict[Drafter, Drafting] = OrderedDict()
-        """Drafters of calls, the latest last."""
+        """Drafters from calls, the most recent last."""
         self._lock = threading.Lock()
-        """For `_called` and `_binding`."""
+        """Protects `_called` and `_binding`."""
         self._binding: dict[Drafter, threading.RLock] = {}
-        """Drafters that are being bound, which may load a model: others that ask for one of them
-        wait for it, and nobody else does."""
+        """Locks of drafters that are being bound, which may load a model: calls with the same
+        drafter wait for it, other calls do not."""
         most = usual_limit(model.device) if memory is None else memory
         self.max_batch = max_batch
         self.resources = Resources(model, self.cost, most, prefixes)
@@ -177,7 +183,7 @@ class Engine:
         tokenizer: Any = None,
         **options: Unpack[EngineOptions],
     ) -> Engine:
-        """`Engine(model, tokenizer, …)`, by the name that it has in transformers."""
+        """Create an engine: `Engine(model, tokenizer, …)` under the name used by transformers."""
         return cls(model, tokenizer, **options)
 
     def __enter__(self) -> Engine:
@@ -195,7 +201,7 @@ class Engine:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Why this model cannot be accelerated fully, or not be followed to the letter."""
+        """Reasons why the model cannot be accelerated fully, or its settings cannot be applied."""
         settings = generation_config.given(self.model.generation_config)
         return request.notices(self.model, settings)
 
@@ -208,19 +214,22 @@ class Engine:
         progress: bool = False,
         **options: Unpack[Options],
     ) -> Any:
-        """Answer a prompt, or a list of prompts in one ragged batch.
+        """Answer a prompt, or a list of prompts in one batch.
 
-        A prompt is a text (continued as it is), token ids (a list, a tensor, an array, or what a
-        tokenizer returns), or messages (the model's chat template is applied). Options: `drafter`
-        and `budget` for this call; `prediction`, a text or ids that the answer is expected to
-        resemble; `grammar`, a `Grammar` that it must follow; `chat_template_kwargs`; `cache_salt`,
-        a word without which nobody else's cached prefixes and earlier answers serve; and the fields
-        of `SamplingParams`, of which those not given come from the model's generation_config.
-        `progress` shows on standard error how many answers have ended.
+        A prompt is a text (which is continued), token ids (a list, a tensor, an array, or the
+        result of a tokenizer), or messages (to which the model's chat template is applied).
 
-        Returns a `GenerationResult`; a list of them for a list of prompts; with n > 1 a list of n
-        per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
-        anything runs, GenerationInterrupted (with what was generated) after.
+        Options: `drafter` and `budget` for this call; `prediction`, a text or ids that the answer
+        is expected to resemble; `grammar`, a `Grammar` that the answer must follow;
+        `chat_template_kwargs`; `cache_salt`, a text: only requests with the same one share cached
+        prefixes and earlier answers; and the fields of `SamplingParams`, whose defaults come from
+        the model's generation_config. `progress` shows on standard error how many answers have
+        ended.
+
+        Returns a `GenerationResult`, or a list of them for a list of prompts. With n > 1 there are
+        n results per prompt, sampled with the seeds seed, seed+1, … Raises PromptError or
+        OptionError before anything runs, and GenerationInterrupted, with the results so far, for an
+        error during generation.
         """
         began = perf_counter()
         n, progress = number("n", n, int, least=1), switch("progress", progress)
@@ -243,25 +252,24 @@ class Engine:
         return Stream(sequence, Call(self.resources, [sequence], self.max_batch))
 
     def submit(self, prompt: Any, **options: Unpack[Options]) -> Handle:
-        """Answer one prompt in the engine's own thread, which shares passes between all that are
-        submitted; options as for `generate`.
+        """Answer one prompt in the engine's own thread, where all submitted prompts share passes.
 
-        The handle waits for the answer, iterates over it, in asyncio, too, or cancels it. Iterating
-        needs a tokenizer, as streaming does.
+        Options as for `generate`. The handle waits for the answer, iterates over it (in asyncio,
+        too) or cancels it. Iterating needs a tokenizer, as streaming does.
         """
         streaming = self.model.tokenizer is not None
         (sequence,) = self.prepare(options).sequences([prompt], streaming=streaming)
         return Handle(self.thread, sequence, self)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:
-        """A conversation that keeps cache and drafter state from turn to turn."""
+        """Start a conversation that keeps cache and drafter state between turns."""
         if system is not None and not isinstance(system, str):
             raise OptionError(f"system must be a text, got {shown(system)}")
-        self.prepare(options)  # so that a bad option is told now, not at the first message
+        self.prepare(options)  # to report a wrong option now, not with the first message
         return Chat(self.resources, self.prepare, system, options)
 
     def close(self) -> None:
-        """End what was submitted, and save what is remembered of answers, where a file was named.
+        """End submitted requests, and save earlier answers if `answers_file` was given.
 
         Raises WriteError.
         """
@@ -270,9 +278,9 @@ class Engine:
             self.answers.save()
 
     def prepare(self, options: Mapping[str, Any], began: float | None = None) -> Request:
-        """One call's choices, checked before anything runs.
+        """Check the options of a call and return its request.
 
-        `began`: when the call was made, by `time.perf_counter`; None: now.
+        `began`: time of the call by `time.perf_counter`; None: now.
         """
         began, given = perf_counter() if began is None else began, dict(options)
         drafting = self.drafting(given.pop("drafter", None), given.pop("budget", None))
@@ -281,7 +289,7 @@ class Engine:
     def drafting(
         self, drafter: str | Drafter | None = None, budget: BudgetSpec | None = None
     ) -> Drafting:
-        """How a call drafts; a configuration is bound once, since it may load a model."""
+        """Return how a call drafts. Each configuration is bound once, since it may load a model."""
         if drafter is None or (config := parse(drafter)) in self._own:
             made = self._own[self.drafter]
         else:
@@ -289,14 +297,14 @@ class Engine:
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
 
     def _recent(self, config: Drafter) -> Drafting | None:
-        """What one of the last few calls has bound; it then counts as the latest."""
+        """Return what a recent call has bound, and mark it as the most recent."""
         with self._lock:
             if (made := self._called.get(config)) is not None:
                 self._called.move_to_end(config)
             return made
 
     def _new(self, config: Drafter) -> Drafting:
-        """Bind a call's drafter, unless another thread has just done so; forget the oldest one."""
+        """Bind a call's drafter, unless another thread has just done so; drop the oldest one."""
         with self._lock:
             mine = self._binding.setdefault(config, threading.RLock())
         with mine:

@@ -1,4 +1,4 @@
-"""What requests may come to hold: their rows, and all that goes with them."""
+"""Maximum memory of requests: their rows, logits, recordings and drafter states."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from draftsmith.model.runner import Runner
 from draftsmith.model.taps import recorded
 
 SHARE = 0.75
-"""Of the memory that is free when an engine is made; the rest is for what passes compute."""
+"""Share of the free memory when the engine is created; the rest is for activations of passes."""
 
 
 def usual_limit(device: torch.device) -> float:
-    """`SHARE` in bytes; no limit where nobody tells what is free."""
+    """Return the default limit in bytes; infinite if the free memory is unknown."""
     free = free_bytes(device)
     return inf if free is None else max(1, int(SHARE * free))
 
 
 class Need(NamedTuple):
-    """Bytes of requests whose answers are as long as they may be.
+    """Bytes that requests use if their answers have the maximum length.
 
-    What a pass computes on its way, and states that do not grow with the text, are not counted.
+    Activations of a pass, and states that do not grow with the text, are not included.
     """
 
     rows: int
-    """Keys and values, growing included."""
+    """Keys and values, including growth of the buffers."""
     marks: int
-    """What lets others go on from the end of a prompt."""
+    """States at the end of the prompt, kept for other requests."""
     taps: int
     logits: int
-    """Of the widest pass."""
+    """Logits of the widest pass."""
     drafter: int
-    """What its drafter remembers of the text, the row of a draft model included."""
+    """State of the drafter, including the row of a draft model."""
 
     def __str__(self) -> str:
         each = ", ".join(f"{name} {n:,}" for name, n in self._asdict().items() if n)
@@ -45,9 +45,10 @@ class Need(NamedTuple):
 
 
 def need(sequences: Sequence[TextSequence], runner: Runner, kept: Sequence[int] = ()) -> Need:
-    """The most that sequences may come to hold together, beside `kept` rows of so many bytes.
+    """Return the most memory of all sequences together, beside `kept` rows (their bytes).
 
-    A drafter is asked for its own once: should that fail, then before its sequence is in line.
+    The drafter's `bytes_for` is called once per sequence, before it is queued, so its error ends
+    only that call.
     """
     for sequence in sequences:
         sequence.need = sequence.need or _alone(sequence, runner)

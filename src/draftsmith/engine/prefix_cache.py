@@ -1,4 +1,4 @@
-"""Rows of finished requests, kept for the next request that begins like one of them."""
+"""Prefix cache: rows of finished requests, kept for requests with the same beginning."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from draftsmith.model.runner import Runner
 
 NOT_KEPT = "the sequence could not be kept for later requests"
 _NOT_COPIED = (
-    "This prompt begins like an earlier one and is read again: keys cannot be copied where a "
-    "drafter looks at the model's states, or where rotary angles depend on the length of a pass."
+    "This prompt begins like an earlier one but is read again: keys cannot be copied if a drafter "
+    "reads the model's states, or if rotary angles depend on the length of a pass."
 )
 LEAST = 16
-"""Common tokens below which computing them again is as good."""
+"""Minimum number of common tokens; computing fewer again costs as much as copying them."""
 
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """A row that nobody uses, and under what it was computed."""
+    """A row that is not in use, with the conditions under which it was computed."""
 
     row: Any
     key: Any
     bytes: int
-    """That it holds."""
+    """Size of the row."""
 
 
 class PrefixCache:
     """Kept rows, the least recently used first."""
 
     def __init__(self, runner: Runner, most: int) -> None:
-        """`most`: rows that are kept; with 0 nothing is ever shared."""
+        """`most`: maximum number of kept rows; 0 disables sharing."""
         self.runner = runner
         self.most = most
         self._kept: list[Kept] = []
-        self._told = False
-        """Whether a caller heard that its prompt was read again."""
+        self._reported = False
+        """Whether a notice about a prompt that is read again was given."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
     def bytes(self) -> int:
-        """That the kept rows hold."""
+        """Size of the kept rows."""
         return sum(kept.bytes for kept in list(self._kept))
 
     def label(self, sequence: TextSequence) -> None:
-        """Note under what a sequence's row is computed: equal keys can serve each other."""
+        """Set the conditions of a sequence's row; sequences with equal keys can share rows."""
         if self.most:
             weights = state(self.runner.loaded.model)
             sequence.key = weights, *self._conditions(sequence)
 
     def _conditions(self, sequence: TextSequence) -> tuple[Any, ...]:
-        """Under what a row is computed, beside the weights."""
+        """Return the conditions of a row, except for the weights."""
         return autocast_mode(self.runner.loaded.device), sequence.needs, sequence.salt
 
     def borrow(self, sequence: TextSequence, sequences: Sequence[TextSequence]) -> None:
-        """Let a sequence begin with the longest prefix that is computed, kept or used by another.
+        """Reuse the longest computed prefix of a sequence, from a kept row or from one in use.
 
-        A kept row is taken over where most of it serves; else its keys are copied.
+        A kept row is taken over if most of it is common; else its keys are copied.
         """
         if not self.most:
             return
         for old in [old for old in self._kept if old.key[0] != sequence.key[0]]:
-            self.drop(old)  # the weights are others by now
+            self.drop(old)  # the weights have changed
         runner, key = self.runner, sequence.key
         mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == key]
         if runner.copies:
@@ -84,7 +84,7 @@ class PrefixCache:
             return
         row, kept = mine[reached.index(common)]
         if kept is not None and self._serves(kept, common):
-            sequence.row, empty = row, sequence.row  # first, so that an interrupt loses no row
+            sequence.row, empty = row, sequence.row  # in this order, an interrupt loses no row
             self._kept.remove(kept)
             runner.close(empty)
             row.rewinds = sequence.rewinds
@@ -96,21 +96,24 @@ class PrefixCache:
             self._say(sequence, _NOT_COPIED)
 
     def ends(self, sequence: TextSequence) -> bool:
-        """Whether a prompt's last token gets a pass of its own, since a state knows no shorter past
-        and who has the same prompt computes that token again."""
+        """Return whether a prompt's last token needs a pass of its own.
+
+        It does for recurrent models: their state cannot be cut, and a request with the same prompt
+        computes the last token again.
+        """
         recurrent = self.runner.loaded.capabilities.cache == "replay"
         return bool(self.most and recurrent and sequence.prompt_length > LEAST)
 
     def _say(self, sequence: TextSequence, why: str | None) -> None:
-        """Tell the first caller whose prompt is read again that it is, and why."""
-        if why and not self._told:
-            self._told = True
-            sequence.remarks += (f"{why} (said once)",)
+        """Add a notice to the first sequence whose prompt is read again."""
+        if why and not self._reported:
+            self._reported = True
+            sequence.remarks += (f"{why} (reported once)",)
 
     def mark(self, sequence: TextSequence) -> None:
-        """Keep the end of a sequence's prompt for others, once it is read.
+        """Keep the state at the end of a sequence's prompt for other requests, once it is read.
 
-        But for its last token: who has the same prompt computes that one again.
+        The last token is left out, because a request with the same prompt computes it again.
         """
         row = sequence.row
         end = sequence.prompt_length - 1
@@ -122,7 +125,7 @@ class PrefixCache:
             self.runner.mark(row)
 
     def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
-        """Whether an earlier sequence computes what this one begins with, so that it waits."""
+        """Whether an earlier sequence is computing the beginning of this one, so it can wait."""
         if (
             sequence not in waiting
             or not self.most
@@ -135,14 +138,14 @@ class PrefixCache:
         return any(common >= LEAST and cached < common for common, cached in shared)
 
     def keep(self, sequence: TextSequence) -> None:
-        """Keep an ended sequence's row, or close it."""
+        """Keep the row of a finished sequence, or close it."""
         row = sequence.row
         if not self.most or row.cached < LEAST:
             self.close(row, self.runner)
             return
         try:
             self.runner.part(row)
-        except (MemoryError, RuntimeError) as error:  # no room: torch's is a RuntimeError
+        except (MemoryError, RuntimeError) as error:  # no memory: torch raises a RuntimeError
             sequence.note(NOT_KEPT, error)
             self.close(row, self.runner)
             return
@@ -153,28 +156,30 @@ class PrefixCache:
             self.drop(self._kept[0])
 
     def close(self, row: Any, runner: Runner) -> None:
-        """Close a row, which an interrupt may have left among those that are kept."""
+        """Close a row, and remove it from the kept rows, where an interrupt may have left it."""
         self._kept = [kept for kept in self._kept if kept.row is not row]
         runner.close(row)
 
     def others(self, sequence: TextSequence) -> list[Kept]:
-        """The kept rows, but for one that a sequence in line is going to take over."""
-        own = self._conditions(sequence)
-        mine = [(common_tokens(k.row.ids, sequence), k) for k in self._kept if k.key[1:] == own]
+        """Return the kept rows, except for one that a waiting sequence will take over."""
+        conditions = self._conditions(sequence)
+        mine = [
+            (common_tokens(k.row.ids, sequence), k) for k in self._kept if k.key[1:] == conditions
+        ]
         common, best = max(mine, key=lambda one: one[0], default=(0, None))
         return [k for k in self._kept if k is not best or not self._serves(k, common)]
 
     def _serves(self, kept: Kept, common: int) -> bool:
-        """Whether a sequence with so many common tokens takes the row itself, not a copy of it."""
+        """Whether a sequence with `common` tokens takes a row over, instead of copying keys."""
         return common >= LEAST and (2 * common > kept.row.cached or not self.runner.copies)
 
     def drop(self, kept: Kept) -> None:
-        """Let a row go."""
+        """Remove and close a kept row."""
         self._kept.remove(kept)
         self.runner.close(kept.row)
 
 
 def common_tokens(ids: list[int], sequence: TextSequence) -> int:
-    """How many of these tokens a sequence begins with, but for its last."""
+    """Return how many of `ids` a sequence begins with, except for its last token."""
     wanted: list[int] = sequence.ids
     return min(common_prefix(ids, wanted), len(wanted) - 1)

@@ -1,4 +1,4 @@
-"""From a prompt and options to a sequence: the only place that prepares answers for users."""
+"""Request: turns prompts and options into sequences, for all interfaces."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from draftsmith.text.grammar import Compiled, Grammar
 from draftsmith.values import is_number, number, shown, token_ids
 
 BudgetSpec = int | Literal["auto", "drafter"]
-"""Draft nodes per step: a number, `auto` (by what pays), or `drafter` (its paper's width)."""
+"""Draft nodes per step: a number, `auto` (as many as pay), or `drafter` (the drafter's width)."""
 
 DRAFT_SEED = 0x9E3779B97F4A7C15
-"""Keeps a drafter's draws apart from the target's, also from those of seed + 1."""
+"""Separates a drafter's draws from the target's, also from those of seed + 1."""
 
 
 class Options(TypedDict, total=False):
-    """What a call may choose: its drafts, and the fields of `SamplingParams`.
+    """Options of a call: drafting, and the fields of `SamplingParams`.
 
-    What is not given, or None, is the engine's choice or that of the model's generation_config.
+    The default of an absent option, or None, is the engine's or the model's generation_config's.
     """
 
     drafter: str | Drafter | None
@@ -70,9 +70,9 @@ class Options(TypedDict, total=False):
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}
 INSTEAD_OF_PROMPT = dict.fromkeys(
-    ("input_ids", "inputs", "messages", "prompts", "text"), "give it first, without a name"
+    ("input_ids", "inputs", "messages", "prompts", "text"), "pass it first, without a name"
 )
-"""What a prompt is called elsewhere."""
+"""Names of the prompt in other libraries."""
 _INSTEAD = {
     "best_of": "use n",
     "do_sample": "temperature above 0 samples, temperature=0 is greedy",
@@ -81,7 +81,7 @@ _INSTEAD = {
     "guided_regex": "use grammar=Grammar.regex(…)",
     "logits_processor": "use processors",
     "max_length": "use max_new_tokens, which does not count the prompt",
-    "n": "a stream or a chat gives one answer; n needs generate()",
+    "n": "a stream or a chat gives one answer; use generate() for n answers",
     "num_beams": "beam search is not speculative; use the model's own generate()",
     "num_return_sequences": "use n",
     "prompt_lookup_num_tokens": "use drafter=\"prompt_lookup\"",
@@ -92,38 +92,38 @@ _INSTEAD = {
 } | dict.fromkeys(
     ("answers", "answers_file", "cost", "device", "device_map", "dtype", "exact", "max_batch",
      "memory", "prefixes", "prepack", "revision", "tokenizer", "torch_dtype", "trust_remote_code"),
-    "give it to Engine(…), for all its answers",
+    "pass it to Engine(…), for all its answers",
 )  # fmt: skip
-"""Names from transformers and from servers, and what does the same here."""
+"""Option names of transformers and of servers → what to use here."""
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who drafts a model's answers, and how wide; serves any number of sequences."""
+    """How answers of a model are drafted; serves any number of sequences."""
 
     model: LoadedModel
     drafter: Drafter
-    """Bound to the model."""
+    """The drafter, bound to the model."""
     needs: Needs
     budget: BudgetSpec
     cost: CostCurve
     answers: AnswerCache | None = None
-    """Of earlier answers, where they are remembered."""
+    """Store of earlier answers, if the engine has one."""
     stalls: Stalls = field(default_factory=Stalls)
-    """When the drafter is asked again that held up a pass."""
+    """Counts the passes that the drafter delayed."""
 
     @classmethod
     def of(
         cls, model: LoadedModel, drafter: Drafter, budget: BudgetSpec, cost: CostCurve
     ) -> Drafting:
-        """Bind a drafter to a model, which may load another one."""
+        """Bind a drafter to a model; this may load another model."""
         bound = drafter.bind(model.facts)
         made = cls(model, bound, needs_of(bound, model), checked_budget(budget), cost)
-        end_team()  # models were loaded, and tried; other threads may drive them
+        end_team()  # binding may have run passes; the next ones may run in another thread
         return made
 
     def sequence(self, ids: abc.Sequence[int], **options: Any) -> TextSequence:
-        """A sequence ready to start; `options` are those of `TextSequence` about its answer."""
+        """Create a sequence that can start; `options` are further arguments of `TextSequence`."""
         return TextSequence(
             ids,
             drafter=self.drafter,
@@ -145,25 +145,25 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Request:
-    """One call's choices, checked before anything runs; makes the sequences for its prompts."""
+    """The checked options of one call; creates the sequences for its prompts."""
 
     drafting: Drafting
     sampling: SamplingParams
     prediction: tuple[int, ...]
     template: Mapping[str, Any]
     settings: Mapping[str, Any]
-    """What the model's generation_config asks of every answer."""
+    """Values of the model's generation_config that apply to every answer."""
     began: float
-    """When the call was made, or the request arrived."""
+    """Time of the call, or of the request's arrival."""
     salt: str
-    """Cached prefixes and answers are shared with requests of the same salt only."""
+    """Only requests with the same salt share cached prefixes and earlier answers."""
     grammar: Compiled | None = None
 
     @classmethod
     def of(cls, drafting: Drafting, options: Mapping[str, Any], began: float) -> Request:
-        """Raises OptionError, also for a model that was put into training mode meanwhile.
+        """Check the options of a call; raise OptionError, also for a model in training mode.
 
-        A grammar is compiled here, unless it was before.
+        A grammar is compiled here, unless it is cached.
         """
         given, model = dict(options), drafting.model
         check_mode(model.model)
@@ -191,13 +191,13 @@ class Request:
         return cls(drafting, params, known, template, settings, began, salt or "", compiled)
 
     def encode(self, prompt: Any) -> list[int]:
-        """Ids of a prompt that fits the model; raises PromptError."""
+        """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""
         return encode(self.drafting.model, prompt, self.template)
 
     def sequences(
         self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
     ) -> list[TextSequence]:
-        """`n` answers to each prompt, with seeds seed, seed+1, … and processors of their own."""
+        """Create `n` sequences per prompt, with the seeds seed, seed+1, … and copied processors."""
         encoded = []
         for index, prompt in enumerate(prompts):
             try:
@@ -206,20 +206,20 @@ class Request:
                 if len(prompts) == 1:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
-            # A text goes on; an answer to messages, and maybe to ids, begins one.
+            # A text is continued. The answer to messages, and perhaps to ids, begins a new text.
             goes_on = isinstance(prompt, str) or text.continues(prompt, self.template)
             tokenizer = self.drafting.model.tokenizer
             encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
         if len(encoded) * n == 1:
             return [self.sequence(*encoded[0], streaming=streaming)]
         return [
-            self._own(turn).sequence(*one, streaming=streaming)
+            self._for_answer(turn).sequence(*one, streaming=streaming)
             for one in encoded
             for turn in range(n)
         ]
 
-    def _own(self, turn: int) -> Request:
-        """The same request with a seed and processors for one of its answers."""
+    def _for_answer(self, turn: int) -> Request:
+        """Return this request with a seed and processors for one of its answers."""
         seed = None if self.sampling.seed is None else self.sampling.seed + turn
         processors = own(self.sampling.processors)
         return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
@@ -227,7 +227,7 @@ class Request:
     def sequence(
         self, ids: abc.Sequence[int], preceding: tuple[int, ...] = (), *, streaming: bool = False
     ) -> TextSequence:
-        """A sequence ready to start, with its text, which is decoded `preceding` some ids."""
+        """Create a sequence with its text; `preceding`: ids decoded before the answer's text."""
         model, drafter, params = self.drafting.model, self.drafting.drafter, self.sampling
         settings = self.settings
         strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
@@ -237,7 +237,7 @@ class Request:
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
         grammar = None if self.grammar is None else self.grammar.state(len(ids))
-        last = () if grammar is None else (grammar,)  # whatever the others made of the scores
+        last = () if grammar is None else (grammar,)  # after all changes to the scores
         distribution = Distribution.of(
             replace(params, processors=(*further, *params.processors, *last)),
             len(ids),
@@ -256,7 +256,7 @@ class Request:
                 else TorchSampler.seeded(params.seed, model.device)
             ),
             limit=limit if room is None else min(limit, room - len(ids)),
-            # The text goes first: the token that ends an answer may also complete a stop string.
+            # The text comes first: the token that ends an answer may complete a stop string.
             stop_rules=[*([stream] if stream is not None else []), EndTokens([*ends, *stop_ids])],
             sampling=params,
             prediction=self.prediction,
@@ -280,30 +280,30 @@ class Request:
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:
-    """Ids of a prompt that fits the model; raises PromptError."""
+    """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""
     ids = text.encode_prompt(model.tokenizer, prompt, template or {})
-    size = model.vocab_size  # once: asking the model takes longer than comparing an id
+    size = model.vocab_size  # read once: the property takes longer than comparing an id
     wrong = next((i for i in ids if not 0 <= i < size), None)
     if wrong is not None:
-        raise PromptError(f"token id {wrong} is outside this model's 0…{size - 1}")
+        raise PromptError(f"token ids of this model are from 0 to {size - 1}, got {wrong}")
     if not ids:
         raise PromptError("the prompt is empty: it has no tokens")
     if model.context_length is not None and len(ids) >= model.context_length:
         raise PromptError(
             f"the prompt has {len(ids)} tokens, but this model's context is "
-            f"{model.context_length}, answer included; shorten the prompt"
+            f"{model.context_length} tokens including the answer; shorten the prompt"
         )
     return ids
 
 
 def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
-    """The fields of SamplingParams, those not given from the model's generation_config."""
+    """Create SamplingParams, with the model's generation_config for options that are not given."""
     for name in options:
         if name not in _SAMPLING:
             raise UnknownName("option", name, Options.__annotations__, _INSTEAD.get(name))
     merged = generation_config.sampling_defaults(generation_config.given(model.generation_config))
     merged |= {name: value for name, value in options.items() if value is not None}
-    # One alone may be given bare: stop="\n", processors=my_processor, stop_token_ids=2.
+    # A single value needs no sequence: stop="\n", processors=my_processor, stop_token_ids=2.
     for name in ("stop", "processors"):
         value = merged.get(name, ())
         many = isinstance(value, abc.Sequence) and not isinstance(value, str)
@@ -315,12 +315,12 @@ def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
     for name in ("logit_bias", "stop_token_ids"):
         wrong = next((i for i in getattr(params, name) if not 0 <= i < vocab), None)
         if wrong is not None:
-            raise OptionError(f"{name} names token id {wrong}; this model has 0…{vocab - 1}")
+            raise OptionError(f"{name}: token ids must be from 0 to {vocab - 1}, got {wrong}")
     return params
 
 
 def end_ids(model: LoadedModel) -> list[int]:
-    """The model's end-of-sequence ids."""
+    """Return the model's end-of-sequence ids."""
     found = getattr(model.generation_config, "eos_token_id", None)
     if found is None:
         found = getattr(model.tokenizer, "eos_token_id", None)
@@ -330,12 +330,12 @@ def end_ids(model: LoadedModel) -> list[int]:
 
 
 def notices(model: LoadedModel, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why a model cannot be accelerated fully, or its settings not be followed to the letter."""
+    """Return why a model cannot be accelerated fully, or which of its settings are not applied."""
     return model.capabilities.reasons + generation_config.not_applied(settings)
 
 
 def checked_budget(budget: object) -> BudgetSpec:
-    """What a budget means, a number also as it is typed; raises OptionError for other words."""
+    """Return a budget; digits in a string count as a number. Raises OptionError."""
     if isinstance(budget, str):
         if budget == "auto":
             return "auto"
@@ -348,22 +348,22 @@ def checked_budget(budget: object) -> BudgetSpec:
 
 
 def own(processors: tuple[Processor, ...]) -> tuple[Processor, ...]:
-    """Copies for one sequence: what a stateful processor counts must not be shared.
+    """Copy processors for one sequence, because stateful ones must not be shared.
 
-    Models are: they are no state, and a copy costs their size. Raises OptionError for a processor
-    that cannot be copied.
+    Models inside them are shared: they have no state, and copies would be large. Raises OptionError
+    for a processor that cannot be copied.
     """
     try:
         return copy.deepcopy(processors, {id(held): held for held in weights(processors)})
     except Exception as error:
         raise OptionError(
-            f"processors cannot be copied, which several answers in one call need ({error}); "
-            "ask for one answer per call"
+            f"several answers in one call need copies of the processors, which failed ({error}); "
+            "request one answer per call"
         ) from error
 
 
 def weights(root: object) -> list[torch.nn.Module | torch.nn.Parameter]:
-    """Every module and parameter that an object reaches the way `deepcopy` would."""
+    """Return every module and parameter that `deepcopy` of an object would reach."""
     found: list[torch.nn.Module | torch.nn.Parameter] = []
     seen, waiting = set[int](), [root]
     while waiting:

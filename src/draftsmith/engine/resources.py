@@ -1,4 +1,4 @@
-"""What all schedulers of one model share: the runner, kept rows, costs, memory, and turns."""
+"""State shared by all schedulers of a model: runner, prefix cache, costs, memory, and turns."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from draftsmith.model.openmp import end_team
 from draftsmith.model.runner import Runner
 
 _POLL = 1e-4
-"""Seconds between two looks at whether another thread has had its turn."""
+"""Seconds between two checks for whether another thread has run a pass."""
 _POLLS = 100
-"""Looks after which a thread goes on: an interrupt may have left an entry of a thread that is
-gone."""
+"""Number of checks before a thread continues: an interrupt may have left the entry of a thread that
+no longer exists."""
 
 
 class Turns:
-    """Lets one thread at a time make a pass; threads that wait get the next ones.
+    """Lets one thread at a time run a pass, and gives the next pass to a waiting thread.
 
-    A pass is made in `with turns.line(), turns.lock, turns.owner():`. The lock is a plain one, so
-    no interrupt can come between taking it and entering the block.
+    A pass runs in `with turns.line(), turns.lock, turns.owner():`. The lock is a plain one, so that
+    no interrupt can occur between acquiring it and entering the block.
     """
 
     def __init__(self) -> None:
@@ -39,23 +39,23 @@ class Turns:
         self._owner: int | None = None
         self._passes = 0
         self._present: dict[int, int] = {}
-        """Thread in line → the number of the pass that it makes; 0 while it waits."""
+        """Waiting or running thread → number of the pass that it runs; 0 while it waits."""
         self._afterwards: deque[Callable[[], None]] = deque()
-        """Work to do between passes."""
+        """Functions to call between passes."""
 
     def check(self) -> None:
-        """Raise OptionError in a pass: a callback cannot wait for a pass of its own engine."""
+        """Raise OptionError during a pass of this thread, whose callback would wait for itself."""
         if self._owner == threading.get_ident() and self.lock.locked():
             raise OptionError(
-                "a callback cannot generate on the engine, or the accelerated model, whose pass "
-                "has called it; use another engine, or generate before or after"
+                "a callback cannot generate with the engine or accelerated model that calls it; "
+                "use another engine, or generate before or after"
             )
 
     @contextmanager
     def line(self) -> Iterator[None]:
-        """Wait among those that want to make a pass, and let another one have the next.
+        """Register as waiting for a pass, and afterwards give the next pass to another thread.
 
-        Raises what `check` raises.
+        Raises OptionError like `check`.
         """
         self.check()
         me = threading.get_ident()
@@ -71,7 +71,7 @@ class Turns:
 
     @contextmanager
     def owner(self) -> Iterator[None]:
-        """Be the thread that makes a pass."""
+        """Mark this thread as the one that runs a pass."""
         me = threading.get_ident()
         self._passes += 1
         self._present[me], self._owner = self._passes, me
@@ -81,18 +81,18 @@ class Turns:
         finally:
             self._owner = None
             if len(self._present) > 1:
-                end_team()  # the next pass computes in another thread
+                end_team()  # another thread runs the next pass
 
     def between(self, work: Callable[[], None]) -> None:
-        """Call `work` between two passes: now, or after the one that runs. Waits for no pass.
+        """Call `work` between two passes: now, or after the running one. Never waits for a pass.
 
-        So garbage collection may call this at any time, also amid a pass of its own thread.
+        So it can be called by garbage collection at any time, even during a pass of this thread.
         """
         self._afterwards.append(work)
         self._sweep()
 
     def _sweep(self) -> None:
-        # A thread that makes a pass does this after it, so one of both finds what is left.
+        # A thread that runs a pass calls this after it, so no work is left undone.
         while self._afterwards and not self.lock.locked():
             with self.lock:
                 self._tidy()
@@ -102,7 +102,7 @@ class Turns:
             self._afterwards.popleft()()
 
     def _give_way(self, number: int) -> None:
-        """Let a thread that waits make the next pass after this one."""
+        """Wait until another thread has started the next pass, or for `_POLLS` checks."""
         for _ in range(_POLLS):
             if not self._present or self._passes != number:
                 return
@@ -111,7 +111,7 @@ class Turns:
 
 
 class Resources:
-    """One model, and what its passes share; schedulers come and go."""
+    """A model and what its passes share; schedulers are created and dropped."""
 
     def __init__(
         self,
@@ -120,64 +120,64 @@ class Resources:
         memory: float = inf,
         prefixes: int = 0,
     ) -> None:
-        """`memory`: most bytes of all sequences. `prefixes`: ended rows that are kept."""
+        """`memory`: maximum bytes of all sequences. `prefixes`: number of finished rows to keep."""
         self.model, self.cost, self.memory = model, cost, memory
         self.turns = Turns()
         self.prefixes = PrefixCache(Runner(model, rewinds=False), prefixes)
         self.admitted: list[TextSequence] = []
-        """Those of all schedulers that have a row."""
+        """Jobs of all schedulers that have a row."""
 
     def new_runner(self) -> Runner:
-        """A scheduler's runner: the shared one where rows are kept, else one of its own.
+        """Return a scheduler's runner: the shared one if rows are kept, else a new one.
 
-        Whoever keeps nothing may have changed the model since the last call.
+        Without kept rows, the model may have changed since the last call.
         """
         if self.prefixes.most:
             return self.prefixes.runner
         return Runner(self.model, rewinds=False)
 
     def check(self, sequence: TextSequence) -> None:
-        """Raise OptionError for a sequence that can never run."""
+        """Raise OptionError for a sequence that can never fit into memory, or cannot be exact."""
         if self.memory < inf:
             alone = need([sequence], self.prefixes.runner)
             if sum(alone) > self.memory:
                 raise OptionError(
-                    f"this request, {sequence.prompt_length} tokens and up to {sequence.limit} new "
-                    f"ones, needs {alone}, but memory={self.memory:,} is all there may be (by "
-                    "default most of what was free); shorten the prompt, ask for fewer tokens, or "
-                    "raise memory"
+                    f"this request needs {alone} for {sequence.prompt_length} prompt tokens and up "
+                    f"to {sequence.limit} new tokens, more than memory={self.memory:,} (by default "
+                    "three quarters of the free memory); shorten the prompt, reduce "
+                    "max_new_tokens, or raise memory"
                 )
         sequence.exact = self.model.exact is not None
         if sequence.exact and autocast_mode(self.model.device):
-            raise OptionError("exact=True cannot hold under autocast: leave its context first")
+            raise OptionError("exact=True does not work under autocast; leave its context first")
 
     def fits(self, sequence: TextSequence) -> bool:
-        """Whether there is memory for one more; kept rows are dropped for it, the oldest first."""
+        """Return whether one more sequence fits into memory; drops the oldest kept rows for it."""
         if self.memory == inf:
             return True
         sequences, runner = [*self.admitted, sequence], self.prefixes.runner
         if sum(need(sequences, runner)) > self.memory:
-            return False  # with none of them neither
+            return False  # even without any kept row
         kept = self.prefixes.others(sequence)
         while sum(need(sequences, runner, [one.bytes for one in kept])) > self.memory:
             self.prefixes.drop(kept.pop(0))
         return True
 
     def wait_for_memory(self) -> None:
-        """Let other threads end sequences; raises OptionError where only this one has any."""
+        """Wait for other threads to end sequences; raise OptionError if only this one has any."""
         threads = {sequence.thread for sequence in list(self.admitted)}
         if threads == {threading.get_ident()}:
             raise OptionError(
-                f"streams that are paused in this thread hold the memory (memory={self.memory:,}): "
+                f"paused streams of this thread hold all the memory (memory={self.memory:,}); "
                 "close one, read it to its end, or raise memory"
             )
         sleep(10 * _POLL)
 
     def retire(self, sequence: TextSequence, runner: Runner, sound: bool) -> None:
-        """Free what an ended sequence holds; its row may be kept for prompts that begin alike.
+        """Free what a finished sequence holds; its row may be kept for prompts that begin alike.
 
-        Called between passes or within one, and again where an interrupt cut it short. `sound`: no
-        pass of it was interrupted.
+        Call it between passes or within one, and again if an interrupt cut it short. `sound`: no
+        pass of the sequence was interrupted.
         """
         healthy = sound and sequence.error is None
         if sequence.row is not None:
@@ -194,12 +194,12 @@ class Resources:
             self.admitted.remove(sequence)
 
     def retire_later(self, sequence: TextSequence, runner: Runner, sound: bool) -> None:
-        """Do so now, or after the pass that runs."""
+        """Call `retire` now, or after the running pass."""
         self.turns.between(partial(self.retire, sequence, runner, sound))
 
     @property
     def reserved(self) -> float:
-        """Share of the memory that sequences and kept rows may come to hold; 0 without a limit."""
+        """Share of the memory that sequences and kept rows may use; 0 without a limit."""
         needs = (sequence.need for sequence in list(self.admitted))
         held = sum(sum(need) for need in needs if need) + self.prefixes.bytes
         return held / self.memory

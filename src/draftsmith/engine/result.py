@@ -1,4 +1,4 @@
-"""The answer to one prompt."""
+"""GenerationResult: the answer to one prompt."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class GenerationResult:
     """The answer to one prompt."""
 
     tokens: list[int]
-    """New token ids, the ending one included."""
+    """New token ids, including the one that ended the answer."""
     text: str
-    """The new text, special tokens left out and cut before a stop string."""
+    """New text without special tokens, cut before a stop string."""
     finish_reason: str
     """`stop` (an end token, a stop string or criterion), `length`, `cancelled` or `error`."""
     stats: Stats
     sources: list[str]
-    """Who guessed each token."""
+    """Source of each token: a drafter's name, or `target`."""
     origins: list[int | None]
-    """Position in prompt and output that each token's guess was copied from; None: it was not.
+    """Position in prompt and output from which each token was copied; None: it was not copied.
 
-    These are bare facts; `copies` and `attribution` make spans of them.
+    `copies` and `attribution` combine them into spans.
     """
     logprobs: list[float] | None = None
-    """Log-probability of each token under the distribution it was chosen from, if asked for."""
+    """Log-probability of each token in the distribution it was drawn from; None: not requested."""
     prompt_tokens: list[int] = field(default_factory=list)
     notices: tuple[str, ...] = ()
-    """What could not be accelerated, and why."""
+    """What could not be accelerated or applied, with reasons."""
     exact: bool = False
-    """Whether its engine is `exact`: every token was computed alike in any pass."""
+    """Whether its engine is `exact`: every token was computed in the same way in any pass."""
     preceding: tuple[int, ...] = ()
-    """The token of the prompt behind which its tokens are `text`; empty where they begin a text."""
+    """The last token of the prompt if `text` continues it; empty if the answer begins a text."""
 
     tokenizer: Any = field(default=None, compare=False)
     """What made `text` of `tokens`; None where the model was loaded without one."""
@@ -84,7 +84,7 @@ class GenerationResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, ready for JSON; `stats` as in `Stats.as_dict`."""
+        """Return everything as plain values for JSON; `stats` as in `Stats.as_dict`."""
         return {
             "text": self.text,
             "tokens": [*self.tokens],
@@ -101,7 +101,7 @@ class GenerationResult:
         }
 
     def copies(self, min_length: int = MIN_LENGTH) -> list[Copy]:
-        """Spans of the answer with what they were copied from, in order. Source: PLD+, appendix D.
+        """Return spans of the answer and of their sources, in order. Source: PLD+, appendix D.
 
         Raises OptionError for a `min_length` below 1.
         """
@@ -109,15 +109,15 @@ class GenerationResult:
 
     @property
     def accepted_prediction_tokens(self) -> int:
-        """Tokens of the answer that a draft had copied from its `prediction`."""
+        """Number of answer tokens that were drafted from the `prediction`."""
         return self._predicted.accepted
 
     @property
     def rejected_prediction_tokens(self) -> int:
-        """Tokens that drafts had copied from the `prediction` where the model then said others.
+        """Number of tokens that were drafted from the `prediction` and rejected.
 
-        Counted in every pass that drafted them, as a pass computes them each time. A token behind
-        the end of the answer, as behind a stop string, is neither accepted nor rejected.
+        A token counts in every pass that drafted it. A token after the end of the answer, such as
+        after a stop string, is neither accepted nor rejected.
         """
         return self._predicted.rejected
 
@@ -127,7 +127,7 @@ class GenerationResult:
 
     @property
     def attribution(self) -> list[Span | None]:
-        """For each token None, or the span of prompt and output that its copy was made from."""
+        """For each token, the span of prompt and output from which it was copied, or None."""
         spans: list[Span | None] = [None] * len(self.tokens)
         for output, source in self.copies():
             for position in range(*output):

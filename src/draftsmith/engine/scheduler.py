@@ -1,9 +1,8 @@
-"""The scheduler: which sequences run, and how much of each prompt a pass reads.
+"""Scheduler: decides which sequences run, and how much of each prompt a pass reads.
 
-A sequence is `waiting`, then `running`, then gone: `add` puts it in line, `step` gives rows to
-those for which there is room, makes one pass for all that run, and frees the rows of those that
-have ended. Plain code for one thread at a time; `Resources.turns` keeps the passes of several
-schedulers apart.
+A sequence is first `waiting`, then `running`: `add` queues it; `step` opens rows while there is
+memory, runs one pass for all running sequences, and frees the rows of those that have ended. This
+is plain code for one thread at a time; `Resources.turns` serializes the passes of all schedulers.
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.load import check_mode
 
-_STALL = "this model reads a prompt in one pass: others waited for one over {} tokens (said once)"
+_STALL = (
+    "this model reads a prompt in one pass: other answers waited for a prompt of {} "
+    "tokens (reported once)"
+)
 
 
 class Scheduler:
-    """The sequences of one call, or of the engine's thread."""
+    """Schedules the sequences of one call, or of the engine's thread."""
 
     def __init__(self, resources: Resources, max_batch: int) -> None:
-        """`max_batch`: most sequences in a pass."""
+        """`max_batch`: maximum number of sequences in a pass."""
         self.resources, self.max_batch = resources, max_batch
         self.runner = resources.new_runner()
         self.waiting: deque[TextSequence] = deque()
@@ -36,20 +38,20 @@ class Scheduler:
 
     @property
     def unfinished(self) -> bool:
-        """Whether any sequence waits or runs."""
+        """Whether any sequence is waiting or running."""
         return bool(self.waiting or self.running)
 
     def add(self, sequence: TextSequence) -> None:
-        """Put a sequence in line; raises OptionError for one that can never run."""
+        """Queue a sequence; raise OptionError if it needs more memory than there is."""
         self.resources.check(sequence)
         if not sequence.finished:
             self.waiting.append(sequence)
 
     def step(self) -> list[TextSequence]:
-        """Make one pass; return the sequences that took part in it, or failed before it.
+        """Run one pass; return the sequences that took part in it, or failed before it.
 
-        Without memory for any, waits a little instead. Raises OptionError for a model that was put
-        into training mode, and where only paused streams of this thread hold the memory.
+        If there is no memory for any sequence, waits a moment instead. Raises OptionError if the
+        model is in training mode, or if only paused streams of this thread hold the memory.
         """
         if not self.unfinished:
             return []
@@ -61,9 +63,9 @@ class Scheduler:
         return served
 
     def abort(self, sequence: TextSequence, *, sound: bool = True) -> None:
-        """End a sequence, which waits for no pass; `sound`: no pass of it was interrupted.
+        """End a sequence without waiting for a pass; `sound`: no pass of it was interrupted.
 
-        May be called again where it was interrupted.
+        After an interrupt it may be called again.
         """
         if sequence in self.running:
             self.resources.retire_later(sequence, self.runner, sound)
@@ -100,9 +102,9 @@ class Scheduler:
         return failed + sequences
 
     def _admit(self) -> list[TextSequence]:
-        """Give rows to the next in line, while there is memory for their whole answers.
+        """Open rows for the first waiting sequences while there is memory for their whole answers.
 
-        Returns those that failed at that.
+        Returns the sequences that failed.
         """
         failed = []
         while self.waiting and len(self.running) < self.max_batch:
@@ -114,7 +116,7 @@ class Scheduler:
             self.resources.prefixes.label(sequence)
             try:
                 start(sequence, self.runner)
-            except Exception as error:  # a drafter's needs that the model cannot fulfil
+            except Exception as error:  # the model cannot record what a drafter needs
                 sequence.fail(error)
                 failed.append(sequence)
                 continue
@@ -125,11 +127,11 @@ class Scheduler:
         return failed
 
     def _schedule(self) -> dict[int, int]:
-        """How many pending tokens of each running sequence the pass takes.
+        """Return the number of pending tokens that the pass reads for each running sequence.
 
-        Rows that decode take theirs. Prompts are taken in the order in which they are due, as if
-        every pass read the least part of each: ten tokens after thirty thousand begin with the next
-        pass, but no prompt is passed for ever.
+        A decoding row reads all of its pending tokens. Prompts are read in order of the pass in
+        which they would end if every pass read `LEAST_CHUNK` tokens of each. So a short prompt does
+        not wait for a long one, and no prompt waits for ever.
         """
         takes = {id(sequence): len(sequence.row.pending) for sequence in self.running}
         reading = [sequence for sequence in self.running if sequence.reading]

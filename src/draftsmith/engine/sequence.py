@@ -17,19 +17,20 @@ from draftsmith.text.tokenizer import TextStream, decode
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A bit of streamed answer: the text one token released, who guessed it, when it came."""
+    """A piece of a streamed answer: the text that one token released."""
 
     text: str
     token: int
     source: str
+    """Source of the token: a drafter's name, or `target`."""
     seconds: float
-    """Since the call."""
+    """Seconds since the call."""
     start: int = 0
-    """Where the token's own text begins in the answer's text, in characters."""
+    """Position in the answer's text, in characters, where the token's own text begins."""
 
 
 class TextSequence(Sequence):
-    """A sequence with its text, and with what its scheduler and its caller keep of it."""
+    """A sequence with its text, and with everything needed to run it and to create its result."""
 
     def __init__(
         self,
@@ -45,46 +46,45 @@ class TextSequence(Sequence):
     ) -> None:
         """`options` are those of `Sequence`.
 
-        `stream` is set where text is wanted while tokens come: for streaming and for stop strings.
-        `remarks`: sentences for the caller about what is no failure. `began`: when the call was
-        made, or the request arrived (default: now). `salt`: prefixes are shared with requests of
-        the same salt only. `preceding`: tokens decoded before the answer, so that leading spaces
-        survive.
+        `stream` decodes text while tokens arrive, for streaming and stop strings. `remarks` are
+        notices that report no failure. `began`: time of the call, or of the request's arrival
+        (default: now). Only requests with the same `salt` share cached prefixes. `preceding`:
+        tokens decoded before the answer, so that leading spaces survive.
         """
         super().__init__(ids, **options)
         self.tokenizer, self.stream, self.remarks = tokenizer, stream, remarks
         self.began = perf_counter() if began is None else began
         self.salt, self.preceding = salt, preceding
         self.rewinds = False
-        """Whether the next request is expected to begin in the middle of this one's row."""
+        """Whether the next request is expected to reuse only a part of this one's row."""
         self.keeps_drafter = False
-        """Whether its caller takes the drafter's state when it is done."""
+        """Whether the caller takes the drafter's state at the end."""
         self.pieces: deque[Piece] = deque()
-        """Pieces of the answer that the caller has not consumed."""
+        """Pieces that the caller has not consumed."""
         self.released: list[str] = []
-        """All text so far, token by token."""
+        """Text of the answer, token by token."""
         self.booked: tuple[int, str] = (0, "")
-        """Number of tokens that were turned into pieces, and the text that is held back after them.
+        """Number of tokens that have become pieces, and the text that is held back after them.
 
-        Set in one assignment: another thread may ask for `result` amid a pass.
+        Assigned at once, because another thread may call `result` during a pass.
         """
         self.since = 0
-        """The number of passes when it was given a row."""
+        """Number of passes of the scheduler when the row was opened."""
         self.key: Any = None
-        """What its row is computed under; None: nothing that others could use."""
+        """Conditions under which its row is computed; None: the row cannot be shared."""
         self.marked = False
-        """Whether its row was asked to keep the prompt's end for others (`Runner.mark`)."""
+        """Whether its row was asked to keep the state at the prompt's end (`Runner.mark`)."""
         self.need: Any = None
-        """The most it may come to hold (`memory.Need`); None: not asked yet."""
+        """Maximum memory it can use (`memory.Need`); None: not computed yet."""
         self.exact = False
-        """Whether its passes compute every token alike in any company."""
+        """Whether its passes compute every token in the same way in any batch."""
         self.admitted: float | None = None
-        """When it was given a row."""
+        """Time at which its row was opened."""
         self.thread = 0
-        """The thread whose scheduler gave it a row."""
+        """Thread whose scheduler opened its row."""
 
     def book(self) -> None:
-        """Make pieces of the tokens that came since the last time."""
+        """Create pieces for the tokens since the last call."""
         now = perf_counter() - self.began
         if not self.settled:  # a pass was interrupted
             return
@@ -99,20 +99,20 @@ class TextSequence(Sequence):
             if self.finished and texts:
                 texts[-1] += held
                 held = ""
-                if self.stream.silent:  # it stands behind all text
+                if self.stream.silent:  # the last token has no text: it starts at the end
                     self.stream.starts[-1] = sum(map(len, (*self.released, *texts)))
         self.released += texts
         self.booked = new.stop, held
-        # One that failed may have emitted a token and not its text.
+        # A failed sequence may have emitted a token without text.
         for text, at in zip(texts, new, strict=False):
             token = self.ids[self.prompt_length + at]
             start = 0 if self.stream is None else self.stream.starts[at]
             self.pieces.append(Piece(text, token, self.sources[at], now, start))
 
     def result(self) -> GenerationResult:
-        """What was generated so far, but for the tokens of a pass that is not over."""
+        """Return what was generated so far, without the tokens of a running pass."""
         booked, held = self.booked
-        reason = self.finish_reason  # its token came before it, so it counts if that does
+        reason = self.finish_reason  # read first: a token is emitted before its finish reason
         if self.generated > booked:
             reason = None
         new = range(self.prompt_length, self.prompt_length + booked)
@@ -141,10 +141,10 @@ class TextSequence(Sequence):
 
 @contextmanager
 def partial_results(sequences: abc.Sequence[TextSequence]) -> Iterator[None]:
-    """Turn an error into GenerationInterrupted, which holds what there is of all sequences.
+    """Convert an error into GenerationInterrupted with the results of all sequences so far.
 
-    Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`; an error before the first
-    token stays what it is.
+    A KeyboardInterrupt is raised unchanged, with the attribute `partial`. An error before the first
+    token is raised unchanged.
     """
     try:
         yield
@@ -155,19 +155,19 @@ def partial_results(sequences: abc.Sequence[TextSequence]) -> Iterator[None]:
         done = sum(sequence.generated for sequence in sequences)
         if not done:
             raise
-        # The drafter's or the processor's own error stays visible as the cause.
+        # The original error of the drafter or processor remains visible as the cause.
         kind = "" if isinstance(error, DraftsmithError) else f"{type(error).__name__}: "
         raise GenerationInterrupted(
             f"generation failed after {done} tokens ({kind}{error}); "
-            f"what was generated is in this error's .partial",
+            f"the results so far are in this error's .partial",
             [sequence.result() for sequence in sequences],
         ) from error
 
 
 def raise_failures(sequences: abc.Sequence[TextSequence]) -> None:
-    """Raise what has ended the first of the sequences that failed.
+    """Raise the error of the first failed sequence.
 
-    A StopIteration becomes a RuntimeError, as in a generator: it would end a loop over a stream.
+    A StopIteration becomes a RuntimeError, as in generators: it would end the loop over a stream.
     """
     for sequence in sequences:
         if isinstance(error := sequence.error, StopIteration):

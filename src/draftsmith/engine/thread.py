@@ -1,6 +1,6 @@
-"""The engine's own thread: one scheduler, whose passes all that was submitted shares.
+"""EngineThread: one scheduler in its own thread, where all submitted requests share passes.
 
-any thread:    submit ── sequences ─▶ commands            listener(sequence) ─▶ its own reader
+any thread:    submit ── sequences ─▶ commands            listener(sequence) ─▶ reader of the answer
 this thread:                       └▶ Scheduler.add · step · abort ─┘
 """
 
@@ -28,39 +28,39 @@ from draftsmith.text.tokenizer import NO_TOKENIZER
 log = logging.getLogger(__name__)
 
 Listener = Callable[[TextSequence, bool], None]
-"""Called in the engine's thread when a sequence has new pieces or has ended; the second argument
-says if it has ended."""
+"""Called in the engine's thread when a sequence has new pieces or has ended. The second argument is
+True if it has ended."""
 
 
 class EngineThread:
-    """Drives what any thread submits; starts with the first submission and sleeps between."""
+    """Runs the requests of any thread; starts with the first one and sleeps when there are none."""
 
     def __init__(self, resources: Resources, max_batch: int) -> None:
         self._resources, self._max_batch = resources, max_batch
         self.turns = resources.turns
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[TextSequence, Listener] = {}
-        """Of the thread alone."""
+        """Used by the thread only."""
         self._lock = threading.Lock()
-        """So that nothing is submitted once `_closing` is set."""
+        """Prevents submissions after `_closing` is set."""
         self._thread: threading.Thread | None = None
         self._closing = False
 
     @property
     def alive(self) -> bool:
-        """Whether what is submitted would be served."""
+        """Whether requests are accepted."""
         return not self._closing and (self._thread is None or self._thread.is_alive())
 
     def submit(self, sequences: Sequence[TextSequence], listener: Listener) -> None:
-        """Drive some sequences, all of them or none; `listener` hears of each of them.
+        """Run sequences, all of them or none; `listener` is called for each of them.
 
-        Raises OptionError for one that can never run, and after `close`.
+        Raises OptionError for a sequence that needs more memory than there is, and after `close`.
         """
         for sequence in sequences:
             self._resources.check(sequence)
         with self._lock:
             if not self.alive:
-                raise OptionError("this engine is closed, and takes no more requests")
+                raise OptionError("this engine is closed; create another one")
             self._commands.put(partial(self._add, sequences, listener))
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -69,11 +69,11 @@ class EngineThread:
                 self._thread.start()
 
     def cancel(self, sequences: Sequence[TextSequence]) -> None:
-        """End sequences after the running pass; their listener hears of it."""
+        """End sequences after the running pass, and call their listener."""
         self._commands.put(partial(self._cancel, sequences))
 
     def close(self, seconds: float | None = None) -> None:
-        """End all sequences and the thread; wait at most so long for the pass that runs."""
+        """End all sequences and the thread; wait at most `seconds` for the running pass."""
         self._end_submissions()
         self._commands.put(lambda: None)
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -95,7 +95,7 @@ class EngineThread:
         except BaseException:
             log.exception("the engine's thread failed")
             for sequence in self._listeners:
-                sequence.fail(DraftsmithError("the engine's thread failed; the log says why"))
+                sequence.fail(DraftsmithError("the engine's thread failed; see the log"))
         finally:
             self._end_submissions()
             while not self._commands.empty():
@@ -104,11 +104,11 @@ class EngineThread:
             end_team()
 
     def _obey(self) -> None:
-        """Carry out the commands there are; sleep until there is one, or a sequence to drive."""
+        """Run the queued commands; sleep until there is one, or a sequence to run."""
         try:
             while True:
                 if idle := not self._scheduler.unfinished and self._commands.empty():
-                    end_team()  # other threads may make the next pass
+                    end_team()  # the next pass may run in another thread
                 self._commands.get(block=idle)()
                 if self._closing:
                     return
@@ -118,7 +118,7 @@ class EngineThread:
     def _step(self) -> None:
         try:
             served = self._scheduler.step()
-        except Exception as error:  # the model was changed meanwhile: concerns all sequences
+        except Exception as error:  # such as a changed model: concerns all sequences
             log.exception("a pass failed")
             served = [*self._listeners]
             for sequence in served:
@@ -132,7 +132,7 @@ class EngineThread:
         for sequence in sequences:
             self._listeners[sequence] = listener
             self._scheduler.add(sequence)
-            if sequence.finished:  # no token was asked for
+            if sequence.finished:  # max_new_tokens was 0
                 self._tell(sequence, True)
 
     def _cancel(self, sequences: Sequence[TextSequence]) -> None:
@@ -145,25 +145,26 @@ class EngineThread:
         listener = self._listeners.pop(sequence) if ended else self._listeners[sequence]
         try:
             listener(sequence, ended)
-        except Exception:  # the reader's own failure ends nobody else's answer
-            log.exception("the reader of an answer failed")
+        except Exception:  # an error of one reader must not end other answers
+            log.exception("the listener of an answer failed")
 
 
 class Handle(Iterator[Piece]):
-    """An answer that the engine's thread computes: wait for it, iterate over it, or cancel it.
+    """An answer that the engine's thread computes; wait for it, iterate over it, or cancel it.
 
     `await handle` and `async for piece in handle` do the same in asyncio. The answer is computed
-    whether it is read or not.
+    even if it is not read.
     """
 
     def __init__(self, thread: EngineThread, sequence: TextSequence, owner: object) -> None:
-        """`owner` closes the thread when it is collected as garbage; not before the answer ends."""
+        """`owner`: the object that closes the thread when collected; kept until the answer ends."""
         self._thread, self._job, self._owner = thread, sequence, owner
         self._pieces: deque[Piece] = deque()
         self._ended = False
         self._wakers: deque[Callable[[], None]] = deque()
-        """What wakes those that wait. They note theirs first and look for news then; the engine's
-        thread does it the other way round. So no lock is needed that an interrupt could leave."""
+        """Functions that wake waiting readers. A reader first adds its function and then looks for
+        news; the engine's thread works in the reverse order. So no lock is needed, which an
+        interrupt could leave locked."""
         thread.submit([sequence], self._hear)
 
     def _hear(self, sequence: TextSequence, ended: bool) -> None:
@@ -184,13 +185,13 @@ class Handle(Iterator[Piece]):
         return self._ended
 
     def cancel(self) -> None:
-        """End the answer after the running pass; what there is of it stays."""
+        """End the answer after the running pass; what was generated is kept."""
         self._thread.cancel([self._job])
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Wait for the whole answer.
 
-        Raises TimeoutError after `timeout` seconds, and what `generate` raises.
+        Raises TimeoutError after `timeout` seconds, and the errors of `generate`.
         """
         end = None if timeout is None else perf_counter() + timeout
         while not self._ended:
@@ -204,7 +205,7 @@ class Handle(Iterator[Piece]):
         return self._job.result()
 
     def _wait(self, ready: Callable[[], bool], end: float | None = None) -> bool:
-        """Sleep until there is any news; False at the time `end`."""
+        """Sleep until `ready` may have changed; return False if it has not by the time `end`."""
         self._thread.turns.check()
         woken = threading.Lock()
         woken.acquire()
@@ -238,11 +239,11 @@ class Handle(Iterator[Piece]):
             yield self._pieces.popleft()
 
     async def _sleep(self, ready: Callable[[], bool]) -> None:
-        """As `_wait`, without a thread."""
+        """Like `_wait`, in asyncio."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, so no reader waits
                 loop.call_soon_threadsafe(woken.set)
 
         self._wakers.append(wake)

@@ -281,8 +281,8 @@ def test_the_context_limits_the_answer(model: LoadedModel) -> None:
     wrong = measure(plan, file)
     assert {row.max_new_tokens for row in file.rows} == {12}
     assert {len(row.output_ids) for row in file.rows} == {12}
-    assert wrong == ["over: the prompt has 600 tokens, but this model's context is 512, answer "
-                     "included; shorten the prompt"]  # fmt: skip
+    assert wrong == ["over: the prompt has 600 tokens, but this model's context is 512 tokens "
+                     "including the answer; shorten the prompt"]  # fmt: skip
     with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
         go(plan_of(model, "none", records=[over]))
 

@@ -166,7 +166,7 @@ def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
     assert found.heads == ()
     assert set(found.K) == {"hidden"}
     found.save()
-    with pytest.raises(OptionError, match="which heads copy is not known"):
+    with pytest.raises(OptionError, match="there is no calibration of heads"):
         engine.generate(PROMPTS[0], drafter="pld_plus(rank=attention)")
 
 

@@ -24,14 +24,15 @@ from draftsmith.errors import UnsupportedError
 LONGEST = 16
 SHORTEST = 2
 DEPTH = 10
-"""Tokens of a continuation, as in REST."""
+"""Length of a continuation in tokens, as in REST."""
 SAMPLE = 256
-"""Occurrences that are counted; of more, so many at even distances in sorted order."""
+"""Maximum number of occurrences that are counted; of more, every k-th in sorted order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The last `length` ids of a text occur at the places `low` to `high` of the suffix array."""
+    """The last `length` ids of a text occur at the positions `low` to `high` of the suffix
+    array."""
 
     length: int
     low: int
@@ -39,30 +40,30 @@ class Match:
 
     @property
     def count(self) -> int:
-        """How often they occur."""
+        """Number of occurrences."""
         return self.high - self.low
 
 
 class Datastore:
-    """A corpus opened for look-ups; any number of sequences and threads may share one."""
+    """A corpus opened for look-ups; sequences and threads may share it."""
 
     def __init__(self, folder: Path, header: Header) -> None:
         if sys.byteorder != "little":
-            raise UnsupportedError("a corpus can be read on little-endian machines only")
+            raise UnsupportedError("corpora can be read on little-endian machines only")
         self.folder, self.header = folder, header
         self._text = files.map_file(folder, files.TOKENS, header.tokens)
         self._order = files.map_file(folder, files.SUFFIXES, header.tokens)
         self._ids: NDArray[np.uint32] = np.frombuffer(self._text, ID)
         self._starts: NDArray[np.uint32] = np.frombuffer(self._order, POSITION)
-        # Plain numbers out of a view cost a third of what numpy's scalars do.
+        # Reading plain integers from a view takes a third of the time of numpy's scalars.
         self._places = memoryview(self._order).cast("I")
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Datastore:
-        """Open a folder made by `draftsmith corpus build`.
+        """Open a folder created by `draftsmith corpus build`.
 
-        `verify` reads both files once, 0.4 s for 10⁸ tokens. Raises LoadError if the folder is no
-        corpus, has another version, or is cut off or damaged.
+        `verify` reads both files once, which takes 0.4 s for 10⁸ tokens. Raises LoadError if the
+        folder is not a corpus, has another version, or is truncated or damaged.
         """
         folder = Path(path).expanduser()
         store = cls(folder, Header.load(folder))
@@ -72,16 +73,16 @@ class Datastore:
         return store
 
     def __len__(self) -> int:
-        """Tokens, separators included."""
+        """Number of tokens, separators included."""
         return self.header.tokens
 
     def find(
         self, ids: Sequence[int], longest: int = LONGEST, shortest: int = SHORTEST
     ) -> Match | None:
-        """Where the longest suffix of `ids` occurs, of `longest` to `shortest` ids; None: nowhere.
+        """Find the longest suffix of `ids` that occurs, of `longest` to `shortest` ids; else None.
 
-        If a suffix occurs, so do all shorter ones: a binary search over lengths, each asking a
-        binary search over the suffix array, finds the longest.
+        If a suffix occurs, all shorter ones do. So a binary search over lengths, each with a binary
+        search over the suffix array, finds the longest.
         """
         tail = list(ids[-longest:])
         query = struct.pack(f">{len(tail)}I", *tail)
@@ -100,7 +101,7 @@ class Datastore:
         return Match(length, first, self._last(query[-4 * length :], first))
 
     def _first(self, key: bytes) -> int | None:
-        """The first place in the suffix array whose suffix begins with `key`."""
+        """Return the first position in the suffix array with a suffix that begins with `key`."""
         text, places, size = self._text, self._places, len(key)
         place = bisect_left(places, key, key=lambda at: text[4 * at : 4 * at + size])
         if place == len(places):
@@ -109,22 +110,22 @@ class Datastore:
         return place if text[at : at + size] == key else None
 
     def _last(self, key: bytes, first: int) -> int:
-        """Behind the last place whose suffix begins with `key`."""
+        """Return one more than the last position with a suffix that begins with `key`."""
         text, size = self._text, len(key)
         return bisect_right(self._places, key, first, key=lambda at: text[4 * at : 4 * at + size])
 
     def trie(self, match: Match, depth: int = DEPTH, sample: int = SAMPLE) -> Trie:
-        """What follows a match, up to `depth` ids further and never beyond its document.
+        """Return what follows a match, up to `depth` ids and never beyond its document.
 
-        Of more than `sample` occurrences so many are taken at even distances. They are sorted by
-        what follows, so frequent continuations keep their share and only rare ones are missed.
+        Of more than `sample` occurrences, every k-th is used. They are sorted by what follows, so
+        frequent continuations keep their share and only rare ones are missed.
         """
         taken = min(match.count, sample)
         places = match.low + np.arange(taken) * match.count // taken
         after = self._starts[places].astype(np.int64)[:, None] + np.arange(
             match.length, match.length + depth
         )
-        # The last id is a separator, so that nothing beyond the end is ever taken for a token.
+        # The last id is a separator, so positions beyond the end never count as tokens.
         return Trie.of(self._ids[np.minimum(after, len(self._ids) - 1)].astype(np.int64))
 
     def follow(
@@ -135,19 +136,19 @@ class Datastore:
         depth: int = DEPTH,
         sample: int = SAMPLE,
     ) -> Trie | None:
-        """What follows the longest suffix of `ids` that occurs (see `find`, `trie`); None: none."""
+        """Return what follows the longest suffix of `ids` that occurs (see `find`, `trie`)."""
         match = self.find(ids, longest, shortest)
         return None if match is None else self.trie(match, depth, sample)
 
 
 def shared(path: str) -> Datastore:
-    """The corpus in a folder, opened and verified once for all who ask, as long as it is the same.
+    """Return the corpus of a folder, opened and verified once for all callers until it changes.
 
-    Raises LoadError as `Datastore.open` does.
+    Raises LoadError like `Datastore.open`.
     """
     folder = Path(path).expanduser().resolve()
     header = folder / files.HEADER
-    stat = header.stat() if header.is_file() else None  # without, opening says what is wrong
+    stat = header.stat() if header.is_file() else None  # without a header, opening reports it
     return _opened(folder, stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))
 
 

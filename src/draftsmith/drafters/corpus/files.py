@@ -1,4 +1,4 @@
-"""A corpus on disk: three files, a header that describes the other two.
+"""A corpus on disk: three files, of which the header describes the other two.
 
 `corpus.json`   the header, written last: a folder with a header is complete
 `tokens.bin`    N big-endian 32-bit ids; every document is followed by the separator 0xFFFFFFFF
@@ -27,43 +27,43 @@ ID, POSITION = np.dtype(">u4"), np.dtype("<u4")
 SEPARATOR = 0xFFFFFFFF
 """Ends every document. No token has this id, so no match spans two documents."""
 BUILDING = "building"
-"""The folder inside a corpus that holds what an unfinished build has done so far."""
+"""Folder inside a corpus with the results of an unfinished build."""
 
 _CHUNK = 1 << 26
-"""Bytes summed at a time, so that Ctrl-C is heard in between."""
+"""Bytes per checksum call, so that Ctrl-C can interrupt the calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What is known of a corpus without reading it."""
+    """Description of a corpus."""
 
     vocabulary: str
     """Fingerprint of the tokenizer's vocabulary (`text.vocab`)."""
     largest: int
-    """The largest token id in it."""
+    """Largest token id in it."""
     tokens: int
-    """N, separators included."""
+    """N, including separators."""
     documents: int
     examples: int
-    """Documents, or pieces of long ones, that were kept."""
+    """Documents, or pieces of long documents, that were kept."""
     sums: dict[str, int]
     """CRC-32 of each file."""
     model: str
-    """What the model was called that ranked it, or whose tokenizer it has."""
+    """Name of the model that ranked it, or that has its tokenizer."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """How it was built."""
+    """Settings of the build."""
     perplexity: dict[str, float] = field(default_factory=dict)
-    """Of the examples; empty if they were not ranked."""
+    """Perplexity of the examples; empty if they were not ranked."""
 
     def save(self, folder: Path) -> None:
-        """Write the header, whole or not at all."""
+        """Write the header atomically."""
         body = asdict(self)
         whole = {"format": FORMAT, "version": VERSION, "sum": _sum_of(body), **body}
         write_text(folder / HEADER, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Header:
-        """The checked header of a folder; raises LoadError for anything but a corpus of ours."""
+        """Return the checked header of a folder; raise LoadError if it is not a corpus."""
         path = folder / HEADER
         if not path.is_file():
             raise LoadError(_no_header(folder))
@@ -76,7 +76,8 @@ class Header:
         version = whole.pop("version", None)
         if version != VERSION:
             raise LoadError(
-                f"{path} has format version {version!r}, this draftsmith reads {VERSION}; {_AGAIN}"
+                f"{path} has format version {version!r}, but this draftsmith reads {VERSION}; "
+                f"{_AGAIN}"
             )
         if whole.pop("sum", None) != _sum_of(whole):
             raise LoadError(f"{path} {_DAMAGED}")
@@ -86,30 +87,31 @@ class Header:
         """Raise OptionError unless the corpus has this vocabulary."""
         if vocabulary != self.vocabulary:
             raise OptionError(
-                f"the corpus {folder} was built for another vocabulary (that of {self.model}; "
-                f"fingerprint {self.vocabulary[:12]}, this model's is {vocabulary[:12]}): its ids "
-                "mean other text; build one for this model with `draftsmith corpus build`"
+                f"the corpus {folder} was built for another vocabulary: that of {self.model}, with "
+                f"fingerprint {self.vocabulary[:12]}; this model's is {vocabulary[:12]}. Build one "
+                "for this model with `draftsmith corpus build`"
             )
 
     def check_ids(self, vocab_size: int, folder: Path) -> None:
         """Raise OptionError unless all ids in it are below `vocab_size`."""
         if self.largest >= vocab_size:
             raise OptionError(
-                f"the corpus {folder} has the token id {self.largest}, but this model has "
-                f"0…{vocab_size - 1}: it was built for another one ({self.model})"
+                f"the corpus {folder} has token ids up to {self.largest}, but those of this model "
+                f"are from 0 to {vocab_size - 1}: it was built for another model ({self.model}). "
+                "Build one for this model with `draftsmith corpus build`"
             )
 
 
 _AGAIN = "build the corpus again with `draftsmith corpus build`"
-_DAMAGED = f"is damaged: its checksum does not fit; {_AGAIN}"
-_OURS = "give a folder made by `draftsmith corpus build`"
+_DAMAGED = f"is damaged: its checksum is wrong; {_AGAIN}"
+_OURS = "use a folder created by `draftsmith corpus build`"
 
 
 def _no_header(folder: Path) -> str:
     if (folder / BUILDING).is_dir():
         return (
-            f"the corpus {folder} is not finished; give the command that builds it again, and it "
-            "goes on where it stopped"
+            f"the corpus {folder} is not finished; run the command that builds it again, which "
+            "continues where it stopped"
         )
     if not folder.is_dir():
         return f"there is no folder {folder}; {_OURS}"
@@ -121,16 +123,16 @@ def _sum_of(body: dict[str, Any]) -> int:
 
 
 def map_file(folder: Path, name: str, tokens: int) -> mmap.mmap:
-    """The file's bytes, mapped; raises LoadError unless it has 4 bytes for each token."""
+    """Return the file's bytes as a memory map; raise LoadError unless it has 4 bytes per token."""
     path = folder / name
     if path.exists() and not path.is_file():
-        raise LoadError(f"{path} is no regular file; {_AGAIN}")
+        raise LoadError(f"{path} is not a regular file; {_AGAIN}")
     try:
         with path.open("rb") as file:
             size, wanted = os.fstat(file.fileno()).st_size, 4 * tokens
             if size != wanted:
                 raise LoadError(
-                    f"{path} has {size} bytes instead of {wanted}: it was cut off or belongs to "
+                    f"{path} has {size} bytes instead of {wanted}: it was truncated or belongs to "
                     f"another corpus; {_AGAIN}"
                 )
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,4 +1,4 @@
-"""What may follow, as a weighted trie: counts decide which continuations are worth a node."""
+"""A trie of continuations with counts, which decide the continuations to draft."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from draftsmith.drafters.corpus.files import SEPARATOR
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """Continuations merged by their prefixes; nodes are numbered depth by depth.
+    """Continuations merged by their prefixes; nodes are numbered by depth.
 
-    `n` nodes, `R` continuations, `D` their greatest length.
+    `n` nodes, `R` continuations, `D` maximum length.
     """
 
     tokens: NDArray[np.int64]
     """(n,) ids."""
     parents: NDArray[np.int64]
-    """(n,) number of the parent node, ROOT for the first level."""
+    """(n,) index of the parent node, ROOT for the first level."""
     weights: NDArray[np.int64]
-    """(n,) how many of the continuations go through the node; never more than its parent's."""
+    """(n,) number of continuations through each node; at most its parent's."""
     paths: NDArray[np.int64]
-    """(R, D) node of each continuation at each depth; n beyond its end."""
+    """(R, D) node of each continuation at each depth; n after its end."""
 
     @classmethod
     def of(cls, rows: NDArray[np.int64]) -> Trie:
-        """The trie of continuations (R, D) in sorted order; each ends at the first separator."""
+        """Merge continuations (R, D) in sorted order; each ends at the first separator."""
         alive = ~np.logical_or.accumulate(rows == SEPARATOR, axis=1)
-        # In sorted order a node's continuations are neighbours: it begins where a prefix changes.
+        # In sorted order a node's continuations are adjacent: it begins where a prefix changes.
         begins = np.ones_like(alive)
         begins[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
         begins &= alive
@@ -44,10 +44,11 @@ class Trie:
         return cls(rows.T[by_depth], above.T[by_depth], weights, paths)
 
     def draft(self, most: int, source: str) -> Draft:
-        """The `most` heaviest nodes, heaviest first; of equal ones the shallower.
+        """Return the `most` heaviest nodes, in falling order of weight; of equal ones the
+        shallower.
 
-        A node is as heavy as the share of continuations that reach it, so these are the nodes most
-        likely to be accepted. Parents come first by themselves: none is lighter than its child.
+        The weight is the number of continuations that reach a node, so these nodes are most likely
+        to be accepted. Parents precede their children, because no child is heavier.
         """
         heaviest = np.argsort(-self.weights, kind="stable")[:most]
         renumber = {ROOT: ROOT, **{int(old): new for new, old in enumerate(heaviest)}}
@@ -56,14 +57,14 @@ class Trie:
         return Draft(tokens, parents, (source,) * len(tokens))
 
     def branches(self, most: int) -> list[list[int]]:
-        """Up to `most` continuations, best first (see `best`)."""
+        """Return the tokens of up to `most` continuations, best first (see `best`)."""
         return [self.tokens[path].tolist() for path in self.best(most)]
 
     def best(self, most: int) -> list[NDArray[np.int64]]:
-        """The nodes of up to `most` continuations: each the one that adds the most weight.
+        """Return the nodes of up to `most` continuations, each with the most additional weight.
 
-        The first is expected to have the most tokens accepted; each further one adds the most to
-        what those before it cover. None is a prefix of another.
+        The first one has the most expected accepted tokens; each further one adds the most to
+        those before it. None is a prefix of another.
         """
         left = np.append(self.weights, 0)
         found: list[NDArray[np.int64]] = []

@@ -1,7 +1,7 @@
-"""A small language model drafts, in its own vocabulary or in the target's.
+"""draft_model: a small language model drafts, with the target's vocabulary or its own.
 
-Algorithms 1, 2, 3, 4 and 5 of "Accelerating LLM Inference with Lossless Speculative Decoding
-Algorithms for Heterogeneous Vocabularies"; what they do not share is in `tli`, `slem` and `slrs`.
+Algorithms 1 to 5 of "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies". What differs between them is in `tli`, `slem` and `slrs`.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
     "slem": lambda pair: partial(StringMatch, Bridge(pair)),
     "slrs": lambda pair: partial(StringRejection, bridge := Bridge(pair), rule_of(bridge)),
 }
-"""Algorithm → what makes a new sequence's translation, once the pair is known."""
+"""Algorithm → function that creates a factory for translations of new sequences."""
 
 GUESSING = ("slem",)
-"""Algorithms that guess: their drafts carry no distributions, even where the target samples."""
+"""Algorithms that only guess: their drafts have no distributions, even if the target samples."""
 
 
 @dataclass(frozen=True, repr=False)
 class DraftModel(Drafter):
-    """Drafts of up to `tokens` tokens by `model`: a hub id, a folder, or a live model.
+    """Draft up to `tokens` tokens with `model`: a hub id, a folder, or a loaded model.
 
-    `algorithm="auto"` compares what the ids of both tokenizers write. `tokenizer` is the drafter's
-    own, for live models and folders without one; `dtype` (the checkpoint's) and `device` (the
-    target's) are for models that are loaded here.
+    `algorithm="auto"` compares the bytes that the ids of both tokenizers write. `tokenizer` is the
+    draft model's own, for loaded models and folders without one. `dtype` (default: the
+    checkpoint's) and `device` (default: the target's) apply to models that are loaded here.
     """
 
     model: Any
     tokens: int = 5
     confidence: float = 0.4
-    """Drafting stops after a token less probable than this, which stays in the draft."""
+    """Drafting stops after a token with a smaller probability; that token stays in the draft."""
     algorithm: Algorithm = "auto"
     reproducible: bool = False
-    """Draw target and draft with the same noise per position: the output no longer depends on the
-    drafter, only on the seed."""
+    """Draw target and draft with the same noise per position, so that the output depends on the
+    seed only, not on the drafter."""
     psi: Literal["path", "enumerate"] = "path"
-    """How `slrs` knows the distribution of its proposals: a walk over bytes, or by the paper's
-    rule."""
+    """Rule for the distribution of the proposals of `slrs`: a walk over bytes, or the paper's
+    enumeration."""
     copies: bool = True
-    """Let the drafter read in one pass what it is expected to copy; its drafts are the same."""
+    """Let the draft model read tokens that it probably copies in one pass; drafts stay the same."""
     tokenizer: Any = None
     dtype: Any = None
     device: Any = None
@@ -84,24 +84,24 @@ class DraftModel(Drafter):
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Whether its drafts carry distributions where the target samples."""
+        """Whether its drafts contain samples if the target samples."""
         return not self.reproducible and self.algorithm not in GUESSING
 
     @property
     def shares_noise(self) -> bool:  # type: ignore[override]
-        """Whether the target shall draw with noise that this drafter can foresee."""
+        """Whether the target should draw with noise that this drafter can predict."""
         return self.reproducible
 
     def preferred_width(self) -> int:
         return self.tokens
 
     def bind(self, model: ModelFacts) -> Drafter:
-        """Load the drafter model, compare vocabularies, choose the algorithm.
+        """Load the draft model, compare the vocabularies, choose the algorithm.
 
-        Raises LoadError, OptionError or UnsupportedError where the two do not go together.
+        Raises LoadError, OptionError or UnsupportedError if the models do not fit together.
         """
-        own = self.device is None and isinstance(self.model, str | Path)
-        device = model.device if own else self.device
+        unplaced = self.device is None and isinstance(self.model, str | Path)
+        device = model.device if unplaced else self.device
         loaded = load(self.model, self.tokenizer, self.dtype, device, prepack=True)
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
@@ -119,8 +119,8 @@ class DraftModel(Drafter):
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         raise UnsupportedError(
-            f"{self} was not bound to a target, so it cannot draft; a host calls "
-            "drafter.bind(facts) first, and recordings have no model to bind it to"
+            f"{self} was not bound to a target: call drafter.bind(facts) before open(); it cannot "
+            "be used with recordings, which have no model"
         )
 
     def __str__(self) -> str:
@@ -137,15 +137,15 @@ class DraftModel(Drafter):
             ids = [(i, i) for i in range(min(model.vocab_size, loaded.vocab_size))]
             shared = Intersection.of(ids, model.vocab_size, loaded.vocab_size, same=True)
         else:
-            whose, where = (
+            owner, where = (
                 ("the target", "when loading it")
                 if model.tokenizer is None
                 else (loaded.name, f"as an option of {self.name}")
             )
             raise UnsupportedError(
-                f"{self.name}: {whose} has no tokenizer, so the two vocabularies cannot be "
-                f"compared; give tokenizer=… {where}, or algorithm='standard' if you know that "
-                "equal ids mean the same"
+                f"{self.name}: {owner} has no tokenizer, so the two vocabularies cannot be "
+                f"compared; pass tokenizer=… {where}, or set algorithm='standard' if equal ids "
+                "mean the same token"
             )
         same = shared.same or drafter is None
         return Pair(
@@ -163,13 +163,13 @@ class DraftModel(Drafter):
         )
 
     def _choose(self, pair: Pair) -> tuple[str, str]:
-        """The algorithm, and the reason in a sentence; raises OptionError if it cannot work."""
+        """Return the algorithm and the reason for it; raise OptionError if it cannot be used."""
         shared, name = pair.shared, _shown(self.model)
         if self.algorithm == "standard":
             if not shared.same:
                 raise OptionError(
                     f"{self.name}: algorithm='standard' needs one vocabulary, but {name} shares "
-                    f"{shared.size} tokens only; use 'tli' or 'auto'"
+                    f"only {shared.size} tokens; use 'tli' or 'auto'"
                 )
             return "standard", ""
         if self.algorithm in ("tli", "union") and not shared.size:
@@ -179,9 +179,9 @@ class DraftModel(Drafter):
             )
         if self.algorithm != "auto":
             return self.algorithm, ""
-        assert pair.target is not None  # else `_pair` has refused
+        assert pair.target is not None  # `_pair` has raised an error for None
         assert pair.drafter is not None
-        # By the text that `draftsmith vocab` takes, too, so that both say the same.
+        # The text of `draftsmith vocab`, so that both give the same advice.
         sample = "\n".join(builtin.demo())
         found, why = Comparison(Usage(pair.target, sample), Usage(pair.drafter, sample)).advice
         if found == "slrs" and self.reproducible:
@@ -190,7 +190,7 @@ class DraftModel(Drafter):
 
 
 def _shown(value: Any) -> str:
-    """A plain value as one types it; a live model or tokenizer by its class."""
+    """Return the `repr` of a plain value, the class name of a model or tokenizer."""
     plain = isinstance(value, str | int | float | bool | Path | None)
     return repr(str(value) if isinstance(value, Path) else value) if plain else type(value).__name__
 
@@ -202,13 +202,13 @@ def _check(loaded: LoadedModel, tokens: int) -> None:
         raise UnsupportedError(f"draft_model: {loaded.name} cannot draft: {reasons}")
     if context is not None and context <= tokens:
         raise OptionError(
-            f"draft_model: tokens={tokens} cannot work: {loaded.name} has a context of {context}, "
-            "which must hold some text as well"
+            f"draft_model: tokens must be < {context}, the context of {loaded.name}, which must "
+            f"hold some text as well, got {tokens}"
         )
 
 
 def _end_ids(loaded: LoadedModel) -> frozenset[int]:
-    """Every id that some part of the model calls an end of text."""
+    """Return all end-of-sequence ids in the model's configurations and tokenizer."""
     found: set[int] = set()
     for part in (loaded.generation_config, loaded.config, loaded.tokenizer):
         ids = getattr(part, "eos_token_id", None)

@@ -1,6 +1,6 @@
-"""The drafting loop: a model writes a few tokens behind each sequence of a step.
+"""The drafting loop: a model drafts a few tokens for each sequence of a step.
 
-All that depends on the algorithm is asked of a `Translation`.
+Everything that depends on the algorithm is in a `Translation`.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from draftsmith.drafters.draft_model.translation import After, Translation
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundDraftModel(Drafter):
-    """A draft model beside its target: the drafting loop over all sequences of a step.
+    """A draft model bound to a target; runs the drafting loop for all sequences of a step.
 
-    A sequence's pass also carries what was accepted since its last one.
+    A pass for a sequence also reads the tokens that were accepted since its last pass.
     """
 
     config: Drafter
-    """What was typed."""
+    """The drafter as the user configured it."""
     runner: Target[Any]
-    """The drafter model."""
+    """The draft model."""
     translate: Callable[[], Translation]
-    """Makes the translation of a new sequence."""
+    """Creates the translation of a new sequence."""
     guesses: bool
-    """Whether its drafts never carry distributions."""
+    """Whether its drafts never contain samples."""
     why: str
-    """Why it drafts by this algorithm; empty: because it was told to."""
+    """Reason for its algorithm; empty if the user chose it."""
     rewinds: bool = True
-    """Whether its cache can forget drafted tokens at no cost; else they are never committed."""
+    """Whether its cache can drop drafted tokens at no cost; else they are never committed."""
     row_bytes: Callable[[int], int] = lambda _positions: 0
-    """Bytes that the drafter model keeps of so many tokens."""
+    """Number of tokens → bytes that the draft model keeps for them."""
     copier: Drafter | None = None
-    """Guesses what the drafter model writes; None: nothing does."""
+    """Predicts the tokens of the draft model, to read several per pass; None: not used."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
-    """Sequences share one cache, so they are drafted for in turns."""
+    """Held while drafting, because all sequences share one cache."""
     forgotten: list[Row] = field(init=False, default_factory=list)
-    """Rows of sequences that nobody closed; given back before the next draft."""
+    """Rows of sequences that were collected as garbage; closed before the next draft."""
 
     name: ClassVar[str] = "draft_model"
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Whether its drafts carry distributions where the target samples."""
+        """Whether its drafts contain samples if the target samples."""
         return not self.guesses
 
     @property
     def shares_noise(self) -> bool:  # type: ignore[override]
-        """Whether the target shall draw with noise that this drafter can foresee."""
+        """Whether the target should draw with noise that this drafter can predict."""
         return self.config.shares_noise
 
     def preferred_width(self) -> int:
         return self.config.preferred_width()
 
     def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
-        """Nothing, but for a sentence about the choice of the algorithm."""
+        """Return needs without recordings, with the reason for the algorithm."""
         return Needs(why=self.why)
 
     def bytes_for(self, positions: int) -> int:
-        """Twice the drafter model's row, which lies beside itself while it grows."""
+        """Return twice the size of a row, because growing copies it, plus the copier's state."""
         copies = 0 if self.copier is None else self.copier.bytes_for(positions)
         return copies + 2 * self.row_bytes(positions)
 
@@ -88,7 +88,7 @@ class BoundDraftModel(Drafter):
             return [sequence.translation.draft() for sequence in sequences]
 
     def _draft_on(self, active: Sequence[_Sequence]) -> list[_Sequence]:
-        """One pass, and the tokens that it gives each of these sequences; those that draft on."""
+        """Run one pass and draft its tokens; return the sequences that continue drafting."""
         outputs = self.runner.forward([s.row for s in active], [s.nodes() for s in active])
         reading = list(zip(active, outputs, strict=True))
         while reading:
@@ -103,14 +103,14 @@ class BoundDraftModel(Drafter):
 
 
 Pick = tuple[int, Tensor | None, float]
-"""A drafted token, the distribution (V_D,) it was drawn from if it was, and its probability."""
+"""A drafted token, the distribution (V_D,) it was drawn from or None, and its probability."""
 
 
 def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[Pick | None]:
-    """The next drafter token of each sequence, from logits (V_D,) each; None ends its draft.
+    """Return the next draft token of each sequence from logits (V_D,); None ends its draft.
 
-    Where the target is greedy it is the arg-max, else a draw at the target's own temperature,
-    top-k, top-p and min-p, which apply to masked logits.
+    For a greedy target it is the arg-max, else a draw with the target's temperature, top-k, top-p
+    and min-p, which are applied to masked logits.
     """
     picks: list[Pick | None] = [None] * len(logits)
     greedy: dict[int, Tensor] = {}
@@ -135,23 +135,23 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
 
 
 def best(scores: Tensor) -> list[tuple[int, float]]:
-    """The arg-max of each row (N, V) and its probability, by one copy to the host."""
+    """Return the arg-max and its probability for each row (N, V), with one copy to the host."""
     scores = scores if scores.dtype == torch.float64 else scores.float()
-    if scores.device.type == "cpu":  # where NumPy takes half the time
+    if scores.device.type == "cpu":  # NumPy takes half the time there
         rows = scores.numpy()
         top = rows.argmax(-1)
         sums = np.exp(rows - rows[range(len(rows)), top, None]).sum(-1)
         return list(zip(top.tolist(), (1 / sums).tolist(), strict=True))
     found = scores.max(-1)
     confidence = (found.values - scores.logsumexp(-1)).exp()
-    # As bits of one integer tensor: float64, which holds every id, is missing on some devices.
+    # In one integer tensor: float64, which could hold every id, is missing on some devices.
     bits = confidence.float().view(torch.int32)
     ids, sure = torch.stack((found.indices.int(), bits)).cpu()
     return list(zip(ids.tolist(), sure.view(torch.float32).tolist(), strict=True))
 
 
 class _Sequence(DrafterState):
-    """One sequence: its row in the drafter's cache, and its translation."""
+    """Drafting state of one sequence: its row in the draft model's cache, and its translation."""
 
     row: Row
 
@@ -160,22 +160,22 @@ class _Sequence(DrafterState):
         self.translation = drafter.translate()
         self.reading: ReadAhead | None = None
         self.ahead = EMPTY
-        """Drafted tokens that a model which does not rewind reads again in every pass."""
+        """Drafted tokens that a model without rewinding reads again in every pass."""
         self.guess = EMPTY
-        """What the pass under way reads beyond its first place."""
+        """Guesses that the current pass reads after its pending tokens."""
         self.written: list[int] = []
-        """Drafted from that pass."""
+        """Tokens drafted from the current pass."""
         self.drafted = 0
-        """Tokens since `begin`, those of that pass left out."""
+        """Tokens drafted since `begin`, without those of the current pass."""
         self.drafting = False
-        """Whether the draft goes on."""
+        """Whether the draft continues."""
         self._opened: weakref.finalize[..., _Sequence] | None = None
 
     def draft(self, ctx: Context) -> Draft:
         return self.drafter.draft([self], [ctx])[0]
 
     def begin(self, ctx: Context) -> bool:
-        """Follow the text to its end; whether there is something to draft."""
+        """Read the text up to its end; return whether there is something to draft."""
         read = self._window(self.translation.begin(ctx))
         ids = read if isinstance(read, list) else list(read)
         self.ahead, self.drafted = EMPTY, 0
@@ -188,18 +188,18 @@ class _Sequence(DrafterState):
             self.reading = ReadAhead(copier, runner.vocab_size, ids)
         if self._opened is None:
             self.row = runner.open(ids)
-            # Not closed at once: a pass over the shared cache may be under way.
+            # Closed later, because a pass over the shared cache may be running.
             self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
         else:
             runner.extend(self.row, ids)
-        runner.prefill(self.row, REST)  # what was accepted is read in the pass that drafts
+        runner.prefill(self.row, REST)  # the first drafting pass reads the last accepted tokens
         self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
         return True
 
     def _window(self, ids: Sequence[int]) -> Sequence[int]:
-        """The end of a text that does not fit the drafter's context.
+        """Return the end of a text that exceeds the draft model's context.
 
-        It moves in quarters of the context, so that the cache serves most steps.
+        Its start moves in quarters of the context, so that the cache can be reused in most steps.
         """
         context = self.translation.pair.context_length
         over = 0 if context is None else len(ids) + self.translation.reach - context
@@ -209,7 +209,7 @@ class _Sequence(DrafterState):
         return ids[min(-(-over // stride) * stride, len(ids) - 1) :]
 
     def nodes(self) -> Draft:
-        """What the next pass reads behind the text."""
+        """Return what the next pass reads after the text."""
         self.guess, self.written = EMPTY, []
         if self.reading is not None:
             room = self.drafter.runner.room(self.row) - len(self.ahead)
@@ -220,11 +220,11 @@ class _Sequence(DrafterState):
 
     @property
     def at(self) -> int:
-        """The row of the pass that says which token is next."""
+        """Index of the logits row of the current pass that predicts the next token."""
         return len(self.ahead) + len(self.written)
 
     def write(self, picked: Pick | None) -> bool:
-        """Draft a token, None to end; whether the pass under way goes on behind it."""
+        """Draft a token (None ends the draft); return whether the current pass has the next one."""
         self.drafting = False
         if picked is None:
             return False
@@ -234,7 +234,7 @@ class _Sequence(DrafterState):
         return self.drafting and expected == picked[:1]
 
     def commit(self, output: RowOutput) -> None:
-        """Let what the pass of `output` gave be the row's last tokens."""
+        """Commit the tokens that were drafted from the pass of `output`."""
         tokens = self.written
         if not tokens:
             return
@@ -242,7 +242,7 @@ class _Sequence(DrafterState):
         if self.reading is not None:
             self.reading.learn(self.guess, tokens, output)
         if self.drafter.rewinds:
-            # All but the last one were guessed, so they are nodes of the pass.
+            # All tokens but the last one were guessed, so they are nodes of the pass.
             self.drafter.runner.commit([self.row], [range(len(tokens) - 1)], [tokens])
         else:
             self.ahead = Draft.chain([*self.ahead.tokens, *tokens], self.drafter.name)

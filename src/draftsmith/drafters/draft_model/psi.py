@@ -1,10 +1,9 @@
-"""The distribution ψ of a target token that a text in other tokens begins with: two rules, both
-exact.
+"""ψ: the distribution of the first target token of a drafted text. Two rules, both exact.
 
 Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies", sections 3.3 and 3.4; `Path` is ours. `slrs.py` drafts by them.
+Heterogeneous Vocabularies", sections 3.3 and 3.4; `Path` is ours. `slrs.py` drafts with them.
 
-A *letter* is a byte, or a control token that both vocabularies have; a text is a string of letters:
+A *letter* is a byte, or a control token that both vocabularies have. A text is a string of letters:
 `chr(0)` … `chr(255)` are the bytes, `chr(256 + i)` is the drafter's control token i.
 """
 
@@ -26,27 +25,28 @@ from draftsmith.drafters.draft_model.translation import Ids, Mask
 from draftsmith.errors import UnsupportedError
 
 LONGEST = 32
-"""Letters of the longest target token that is proposed."""
+"""Maximum length, in letters, of target tokens that are proposed."""
 
 MOST_FORWARDS = 4096
-"""Drafter forwards per ψ beyond which enumerating is refused."""
+"""Maximum number of draft model evaluations per ψ for which `enumerate` is allowed."""
 
 DRAWS = 256
-"""Draws that a residual takes before ψ is computed wherever p is not zero, in hundreds of passes.
+"""Draws from a residual before ψ is computed wherever p is not zero, which takes hundreds of
+passes.
 
-Most of many draws are of tokens whose ψ is known by then.
+After many draws, ψ of most drawn tokens is already known.
 """
 
 STOP = ""
-"""What a walk may do instead of adding a letter."""
+"""Step of a walk that ends it without another letter."""
 
 Distributions = Callable[[Sequence[Ids]], dict[Ids, Tensor]]
-"""Branches → the drafter's distributions (V_D,) after each of their prefixes, the empty one
-included."""
+"""Branches → the drafter's distributions (V_D,) after each prefix of each branch, including the
+empty prefix."""
 
 
 class Lexicon:
-    """The target's tokens as texts, one id each, seen as a trie."""
+    """The target's tokens as texts, one id each, with look-ups as in a trie."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.ids = {text: i for text, i in tokens.items() if 0 < len(text) <= LONGEST}
@@ -55,7 +55,7 @@ class Lexicon:
         self._letters: dict[str, str] = {}
 
     def letters(self, text: str) -> str:
-        """The letters that may follow `text` in a token; none at a leaf or outside the trie."""
+        """Return the letters that may follow `text` in a token; none at a leaf or outside."""
         if text not in self._letters:
             found, at = "", bisect_right(self._sorted, text)
             while at < len(self._sorted) and self._sorted[at].startswith(text):
@@ -65,50 +65,54 @@ class Lexicon:
         return self._letters[text]
 
     def first(self, text: str) -> int | None:
-        """The first token of `text`, its longest prefix that is one (section 3); None: none is."""
+        """Return the first token of `text`: its longest prefix that is a token (section 3); or
+        None.
+        """
         ends = range(min(len(text), LONGEST), 0, -1)
         return next((self.ids[text[:end]] for end in ends if text[:end] in self.ids), None)
 
 
 @dataclass(slots=True)
 class Walk:
-    """One proposal in the making: drafter ids, until they decide a target token."""
+    """State of one proposal: drafter ids, until they determine a target token."""
 
     stop: str | None
-    """A text at which it stops for sure."""
+    """Text at which the walk always stops; None: there is none."""
     ids: Ids = ()
-    """Drafted since the place where the proposal begins."""
+    """Drafter ids since the start of the proposal."""
     text: str = ""
     token: int | None = None
-    """The target token proposed; None is ⊥, nothing."""
+    """The proposed target token; None is ⊥, nothing."""
     over: bool = False
 
 
 class Rule(ABC):
-    """When to stop drafting, and hence ψ: for one pair of vocabularies, shared by its sequences."""
+    """Rule for when to stop drafting, which determines ψ; shared by the sequences of a pair."""
 
     lexicon: Lexicon
     mask: Mask
-    """Forbids ids that no target token can use, before anything is drawn."""
+    """Forbids ids that no target token can contain, before anything is drawn."""
     plans: bool
-    """Whether it can stop where a plan says so; else it makes one proposal a step."""
+    """Whether it can stop at planned texts; else it makes one proposal per step."""
     reach: int
-    """Most drafter ids per proposal."""
+    """Maximum number of drafter ids per proposal."""
 
     @abstractmethod
     def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
-        """Go on by at most one drafter id, given the drafter's distribution q (V_D,) after
-        `walk.ids`."""
+        """Add at most one drafter id to `walk`, drawn with the drafter's distribution q (V_D,)
+        after `walk.ids`."""
 
     @abstractmethod
     def distribution(
         self, stop: str | None, known: Mapping[Ids, Tensor], distributions: Distributions
     ) -> LazyDistribution:
-        """The distribution ψ of what a walk to `stop` proposes, some distributions (V_D,) being
-        known."""
+        """Return the distribution ψ of the proposal of a walk that stops at `stop`.
+
+        `known` has distributions (V_D,) that need not be computed again.
+        """
 
     def spell(self, text: str) -> Ids:
-        """The drafter's ids of a text, where it has one for each letter."""
+        """Return the drafter's ids of a text, one for each letter."""
         raise NotImplementedError
 
 
@@ -118,25 +122,26 @@ class Rule(ABC):
 class Enumerate(Rule):
     """The paper's rule: draft until the first target token is determined, or `lookahead` ids.
 
-    It is determined where no token begins with the drafted text, or that text is the only one that
-    does. `texts` (V_D,) are what the drafter's ids write, None for ids to mask.
+    It is determined if no token begins with the drafted text, except for a token equal to the text.
+    `texts` (V_D,) are the texts of the drafter's ids, None for ids to mask.
     """
 
-    plans = False  # what is drafted beyond the first token is no sample of the drafter's after it
+    plans = False  # ids drafted after the first token are not samples given that token
 
     def __init__(self, lexicon: Lexicon, texts: Sequence[str | None], lookahead: int) -> None:
         self.lexicon, self.texts, self.reach = lexicon, texts, lookahead
         self.mask = Mask(torch.tensor([not text for text in texts], device="cpu"))
 
     def decided(self, ids: Ids, text: str) -> bool:
-        """The look-ahead indicator: whether to stop after these ids."""
+        """Return the look-ahead indicator: whether to stop after these ids."""
         return len(ids) == self.reach or not self.lexicon.letters(text)
 
     @cached_property
     def open(self) -> dict[Ids, str]:
-        """Every draft after which the rule goes on, with its text, shorter ones first.
+        """Drafts after which the rule continues, with their texts, shorter ones first.
 
-        ψ takes a forward of the drafter for each. Raises UnsupportedError where they are too many.
+        ψ needs the drafter's distribution after each. Raises UnsupportedError if there are too
+        many.
         """
         found: dict[Ids, str] = {(): ""}
         level = dict(found)
@@ -149,9 +154,9 @@ class Enumerate(Rule):
             }
             if len(found) + len(longer) > MOST_FORWARDS:
                 raise UnsupportedError(
-                    f"slrs: psi='enumerate' takes more than {MOST_FORWARDS} forwards of the "
-                    "drafter per proposal with these vocabularies; use psi='path' with a "
-                    "byte-level drafter, or algorithm='tli' or 'slem'"
+                    f"slrs: psi='enumerate' needs more than {MOST_FORWARDS} drafter evaluations "
+                    "per proposal with these vocabularies; use psi='path' with a byte-level "
+                    "draft model, or algorithm='tli' or 'slem'"
                 )
             found |= longer
             level = longer
@@ -174,9 +179,9 @@ class Enumerate(Rule):
 
 
 class EnumeratedPsi:
-    """ψ by summing over all drafts, those that run past the first token included."""
+    """ψ as a sum over all drafts, including those that continue after the first token."""
 
-    draws = 0  # a single value costs as much as all of them
+    draws = 0  # one value costs as much as all values
 
     def __init__(self, rule: Enumerate, distributions: Distributions) -> None:
         self.rule, self.distributions = rule, distributions
@@ -206,13 +211,13 @@ class EnumeratedPsi:
 
 
 class Path(Rule):
-    """Ours: one path of letters to every token, so that ψ(t) takes the distributions along t alone.
+    """Ours: one path of letters to every token, so that ψ(t) needs the distributions along t only.
 
-    At a text that is a token the walk stops with probability σ, one minus the drafter's probability
-    of a letter that stays inside the trie; at a leaf and at the text `stop` for sure. Where it may
-    not stop, the drafter's distribution is normalized over the letters that stay inside; if none of
-    them has mass it proposes nothing. `ids` are the drafter's ids of the letters, one each; `size`
-    is V_D.
+    At a text that is a token, the walk stops with probability σ: one minus the drafter's
+    probability of all letters inside the trie. At a leaf and at the text `stop` it always stops.
+    Where it may not stop, the drafter's distribution is normalized over the letters inside the
+    trie; if these have no probability, nothing is proposed. `ids` are the drafter's ids of the
+    letters, one each; `size` is V_D.
     """
 
     plans = True
@@ -231,13 +236,13 @@ class Path(Rule):
         return tuple(self.ids[letter] for letter in text)
 
     def ends(self, text: str, stop: str | None) -> bool:
-        """Whether a walk goes no further than `text`, whatever the drafter says."""
+        """Return whether a walk always stops at `text`."""
         return text == stop or not self.lexicon.letters(text)
 
     def fork(self, text: str, q: Tensor) -> dict[str, float]:
-        """What a walk does at `text`: the probability of each letter, and σ, that of STOP.
+        """Return the steps of a walk at `text`: the probability of each letter, and σ for STOP.
 
-        q is the drafter's distribution (V_D,) there. Empty: ⊥.
+        q is the drafter's distribution (V_D,) there. An empty result means ⊥.
         """
         if text not in self._rows:
             letters = self.lexicon.letters(text)
@@ -269,7 +274,7 @@ class Path(Rule):
 
 
 class PathPsi:
-    """ψ(t) = Π over t's letters of their probabilities · σ(t), one forward along t."""
+    """ψ(t) = Π over t's letters of their probabilities · σ(t), with one pass along t."""
 
     draws = DRAWS
 
@@ -288,14 +293,14 @@ class PathPsi:
         texts = [self.rule.lexicon.texts.get(token, "") for token in tokens]
         missing = [text for text in texts if self._along(text) is None]
         if missing:
-            # What the walk drew from stays as it was, to the last bit.
+            # Keep the distributions that the walk has drawn from, to the last bit.
             self.known = (
                 self.distributions([self.rule.spell(text) for text in missing]) | self.known
             )
         return _float64(self._along(text) or 0.0 for text in texts)
 
     def _along(self, text: str) -> float | None:
-        """ψ of a token's text, "" for one that is never proposed; None: something is missing."""
+        """Return ψ of a token's text (0 for ""); None if a distribution is missing."""
         psi = 1.0 if text else 0.0
         for end, step in enumerate((*text, STOP)):
             if not psi:
@@ -318,5 +323,5 @@ class PathPsi:
 
 
 def _float64(values: Iterable[float]) -> Tensor:
-    """(n,) on the CPU: other devices may have no float64."""
+    """Return (n,) float64 values on the CPU, because other devices may not support float64."""
     return torch.tensor([*values], dtype=torch.float64, device="cpu")

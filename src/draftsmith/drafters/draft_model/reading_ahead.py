@@ -1,6 +1,6 @@
-"""What a draft model is about to write, where it copies: it then reads several tokens in a pass.
+"""Reading ahead: a draft model that copies reads several predicted tokens in one pass.
 
-Ours: no paper. Its drafts stay what they are: a guess that it does not make itself is dropped.
+Ours, without a paper. Drafts do not change: a guess that the model does not confirm is dropped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from draftsmith.core.target import RowOutput
 from draftsmith.core.verify import verify_greedy
 
 COST = CostCurve()
-"""A pass over w more places is taken to cost 1 + w/50: with nothing timed, a seed and a fixed
-budget give the same drafts again, though wide passes round differently and a draw may show it."""
+"""Assumes that a pass over w more positions costs 1 + w/50. Without measured times, a seed and a
+fixed budget give the same drafts again; wide passes round differently, and a draw may depend on
+that."""
 COST.record(0, 1.0)
 COST.record(LADDER[-1], 1 + LADDER[-1] / 50)
 
 
 class ReadAhead:
-    """Guesses of one sequence's next drafted tokens, in the draft model's ids."""
+    """Guesses of the next drafted tokens of one sequence, in the draft model's ids."""
 
     def __init__(self, copier: Drafter, vocab_size: int, ids: Sequence[int]) -> None:
-        """`ids` are the text so far."""
+        """`ids` is the text so far."""
         self.ids = list(ids)
         self.context = Context(
             self.ids, len(ids), vocab_size, SamplingParams(), TorchSampler.seeded(0)
@@ -34,19 +35,19 @@ class ReadAhead:
         self.state = copier.open(self.context)
 
     def follow(self, ids: list[int]) -> None:
-        """Let `ids` be the text."""
+        """Set the text to `ids`."""
         common = sync(self.state, self.ids, ids)
         self.ids[common:] = ids[common:]
 
     def guess(self, most: int) -> Draft:
-        """A chain of up to `most` tokens."""
+        """Return a chain of up to `most` tokens."""
         if most <= 0:
             return EMPTY
         self.context.budget = self.context.depth = min(most, self.budget.next(1, 0))
         return self.state.draft(self.context) if self.context.budget else EMPTY
 
     def learn(self, guess: Draft, tokens: Sequence[int], output: RowOutput) -> None:
-        """The draft model wrote `tokens` where the guess was, read in the pass of `output`."""
+        """Learn that the draft model drafted `tokens` where `guess` was read."""
         end = len(self.ids) + len(tokens)
 
         def emit(token: int, _: object) -> bool:
@@ -54,7 +55,7 @@ class ReadAhead:
             return len(self.ids) == end
 
         verification = verify_greedy(guess, tokens, emit)
-        if verification.nodes[-1] is not None:  # the draft ended, right so far
+        if verification.nodes[-1] is not None:  # the draft ended while the guess was still right
             guess = guess.clip(len(verification.path))
         if guess.tokens:
             self.budget.record(guess.size, len(verification.path))

@@ -1,7 +1,7 @@
-"""SLEM: the drafter continues the text in its own tokens, the target's tokenizer reads them.
+"""SLEM: the draft model continues the text in its own tokens; the target's tokenizer encodes it.
 
 Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies", algorithm 2, section 3.2. `docs/algorithms/slem.md` lays the algorithm
+Heterogeneous Vocabularies", algorithm 2, section 3.2. `docs/algorithms/slem.md` shows the algorithm
 beside this file.
 """
 
@@ -23,14 +23,14 @@ from draftsmith.text.alignment import boundaries
 from draftsmith.text.vocab import Vocabulary, complete
 
 LOOK_BEHIND = 16
-"""Target tokens before the new ones that are tokenized again with them."""
+"""Target tokens before the new ones that are tokenized again together with them."""
 
 
 class Bridge:
-    """Text between two vocabularies, one pair's; shared by its sequences.
+    """Translation of text between the two vocabularies of a pair; shared by its sequences.
 
-    Text is bytes here, in runs between control tokens. A control token that both vocabularies have
-    is mapped; another one writes nothing.
+    Text is bytes, in runs between control tokens. A control token that both vocabularies have is
+    mapped; other control tokens write nothing.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -43,22 +43,22 @@ class Bridge:
         special = self.drafter.special
         mute = [not data and i not in special for i, data in enumerate(self.drafter.tokens)]
         self.mask = Mask(torch.tensor(mute, device="cpu"))
-        """Forbids ids that write nothing and control nothing."""
+        """Forbids ids that write nothing and are not control tokens."""
 
     def target_text(self, token: int) -> bytes:
-        """What a target id writes to the drafter, in bytes; a shared control token its name."""
+        """Return the bytes that a target id writes; for a shared control token, its name."""
         if self._to_drafter[token] >= 0 and token in self.target.special:
             return b"\0" + self.target.special[token].encode()
         return self.target.tokens[token] or b""
 
     def drafter_text(self, token: int) -> bytes:
-        """What a drafter's id writes, in bytes; a control token its name."""
+        """Return the bytes that a drafter id writes; for a control token, its name."""
         if token in self.drafter.special:
             return b"\0" + self.drafter.special[token].encode()
         return self.drafter.tokens[token] or b""
 
     def to_drafter(self, ids: Sequence[int]) -> list[int]:
-        """The drafter's ids of a text of target `ids`."""
+        """Return the drafter's ids for a text of target ids."""
         found: list[int] = []
         for part in _parts(self.target, ids):
             if isinstance(part, bytes):
@@ -70,13 +70,14 @@ class Bridge:
     def to_target(
         self, before: Sequence[int], drafted: Sequence[int], seen: bytes | None = None
     ) -> list[int]:
-        """The target's ids of what was `drafted` behind the committed ids `before`.
+        """Return the target's ids for the ids `drafted` after the committed ids `before`.
 
-        `seen` is what the drafter read of them, None: just what they write. A tokenizer that drops
-        the space at the end of a text lets the draft begin with it, where it is taken off.
+        `seen` is the end of the text as the drafter read it; None: as the target's ids write it. If
+        the drafter's tokenizer drops a space at the end of a text, the draft begins with that
+        space, and it is removed here.
 
-        The draft ends before the bytes of an unfinished character, before a control token that the
-        target has not, and before an id that its logits have not.
+        The result ends before the bytes of an unfinished character, before a control token that the
+        target lacks, and before an id that its logits lack.
         """
         found: list[int] = []
         *_, last = (b"", *_parts(self.target, before))
@@ -98,12 +99,12 @@ class Bridge:
 
 
 def beyond(vocabulary: Vocabulary, text: bytes, more: bytes) -> list[int]:
-    """Ids of `more`, as the tokenizer writes it behind `text`.
+    """Return the ids of `more` as the tokenizer writes it after `text`.
 
-    Both together are tokenized, and of this the tokens beyond `text` are taken; of one that lies
-    across its end the rest is tokenized alone. A tokenizer that rewrites its input is compared with
-    what it makes of `text`; where that does not begin what it makes of both, the longest overlap of
-    the two tokenizations counts (section 3.2).
+    Both together are tokenized, and the tokens after `text` are returned. If a token spans the end
+    of `text`, the rest of it is tokenized alone. If the tokenizer rewrites its input, its own
+    output for `text` is compared. If that is not the beginning of its output for both, the longest
+    overlap of the two tokenizations is used (section 3.2).
     """
     old, new = vocabulary.encode(text), vocabulary.encode(text + more)
     written, whole = vocabulary.bytes_of(old), vocabulary.bytes_of(new)
@@ -116,7 +117,7 @@ def beyond(vocabulary: Vocabulary, text: bytes, more: bytes) -> list[int]:
 
 
 def longest_overlap(old: Sequence[int], new: Sequence[int]) -> int:
-    """Where in `new` the longest part ends that `old` ends with; the last place, 0 for none."""
+    """Return the last end in `new` of the longest part that `old` ends with; 0 if there is none."""
     for length in range(min(len(old), len(new)), 0, -1):
         for end in range(len(new), length - 1, -1):
             if new[end - length : end] == old[len(old) - length :]:
@@ -125,7 +126,7 @@ def longest_overlap(old: Sequence[int], new: Sequence[int]) -> int:
 
 
 def _parts(vocabulary: Vocabulary, ids: Sequence[int]) -> Iterator[bytes | int]:
-    """What ids write, in one piece between control tokens, and the ids of these."""
+    """Yield the bytes of ids between control tokens, and the ids of control tokens."""
     run = b""
     for i in ids:
         if i in vocabulary.special:
@@ -140,20 +141,20 @@ def _parts(vocabulary: Vocabulary, ids: Sequence[int]) -> Iterator[bytes | int]:
 
 
 class StringMatch(Translation):
-    """One sequence drafted string by string: algorithm 2.
+    """Drafting of one sequence string by string: algorithm 2.
 
-    A draft is a guess, so the drafter says what it finds most probable, also where the target
-    samples. It drafts as many tokens as `tokens` of the target's take in this text.
+    A draft is a guess, so the draft model is greedy, even if the target samples. It drafts as many
+    of its own tokens as `tokens` target tokens correspond to in this text.
     """
 
     def __init__(self, bridge: Bridge) -> None:
         super().__init__(bridge.pair)
         self.bridge = bridge
         self.ids: list[int] = []
-        """The drafter's ids of the text so far, and of the last draft."""
+        """The drafter's ids of the text so far and of the last draft."""
         self.anchors: list[tuple[int, int]] = [(0, 0)]
-        """(t, d): the first t target ids are the first d of `ids`; in order, the last one is the
-        end of the text."""
+        """(t, d) pairs, rising: the first t target ids are the first d of `ids`. The last pair is
+        the end of the text."""
         self.limit = 0
 
     def begin(self, ctx: Context) -> Sequence[int]:
@@ -179,27 +180,27 @@ class StringMatch(Translation):
         return self.ids if tuple(self.ids[: len(begins)]) == begins else [*begins, *self.ids]
 
     def follow(self, ids: Sequence[int]) -> None:
-        """Let `self.ids` be the text of the target's `ids`, changing as few of them as possible.
+        """Set `self.ids` to the text of the target's `ids`, with as few changes as possible.
 
-        What is new is tokenized together with what stands before it. Where this and the old
-        tokenization meet last, the old one gives way: it has the last draft, too, so that the
-        drafter's cache serves as far as the draft was accepted.
+        New text is tokenized together with some text before it. The old tokenization is kept up to
+        the last place where both agree. It includes the last draft, so the draft model's cache can
+        be reused for the accepted part.
         """
         bridge = self.bridge
         t, d = self._anchor()
         old, new = self.ids[d:], bridge.to_drafter(ids[t:])
         drafted = [bridge.drafter_text(i) for i in old]
-        kept, known = boundaries(drafted, [bridge.drafter_text(i) for i in new])[-1]
-        self.ids[d + kept :] = new[known:]
+        kept, same = boundaries(drafted, [bridge.drafter_text(i) for i in new])[-1]
+        self.ids[d + kept :] = new[same:]
         target = [bridge.target_text(i) for i in ids[t:]]
-        found = boundaries(target, [*drafted[:kept], *map(bridge.drafter_text, new[known:])])
+        found = boundaries(target, [*drafted[:kept], *map(bridge.drafter_text, new[same:])])
         self.anchors = [a for a in self.anchors if a[0] < t]
         self.anchors += ((t + i, d + j) for i, j in found)
         if self.anchors[-1] != (len(ids), len(self.ids)):  # a tokenizer that rewrites its input
             self.anchors.append((len(ids), len(self.ids)))
 
     def _anchor(self) -> tuple[int, int]:
-        """The anchor nearest to LOOK_BEHIND target tokens before the end of what is known."""
+        """Return the anchor nearest to LOOK_BEHIND target tokens before the end of the text."""
         wanted = self.anchors[-1][0] - LOOK_BEHIND
         at = bisect(self.anchors, (wanted, 0), hi=len(self.anchors) - 1)
         near = self.anchors[max(0, at - 1) : at + 1]
@@ -220,7 +221,7 @@ class StringMatch(Translation):
         return Draft.chain(self._tokens()[: self.context.budget], self.pair.source)
 
     def _tokens(self) -> list[int]:
-        """The target's tokens of what was drafted."""
+        """Return the target's tokens of the draft."""
         before, read = self.context.ids[-LOOK_BEHIND:], self.ids[: self.start]
         return self.bridge.to_target(
             before, self.ids[self.start :], self.bridge.drafter.bytes_of(read[-1:])

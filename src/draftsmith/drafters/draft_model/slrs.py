@@ -1,8 +1,8 @@
-"""SLRS: propose the first target token of a drafted text, and know the probability ψ of doing so.
+"""SLRS: propose the first target token of a drafted text, with its exact probability ψ.
 
 Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
-Heterogeneous Vocabularies", algorithm 3, section 3.3. ψ is in `psi.py`; `docs/algorithms/slrs.md`
-lays the algorithm beside both and derives why it is lossless.
+Heterogeneous Vocabularies", algorithm 3, section 3.3. ψ is in `psi.py`. `docs/algorithms/slrs.md`
+shows the algorithm beside both files and derives why it is lossless.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from draftsmith.errors import OptionError, UnsupportedError
 
 
 def rule_of(bridge: Bridge) -> Rule:
-    """The rule of a pair of vocabularies; raises OptionError or UnsupportedError if it has none."""
+    """Return the rule for a pair of vocabularies; raise OptionError or UnsupportedError if none
+    fits.
+    """
     pair = bridge.pair
     if pair.reproducible:
-        raise OptionError("draft_model: reproducible=True has no meaning for algorithm='slrs'")
+        raise OptionError("draft_model: reproducible=True cannot be used with algorithm='slrs'")
     T, D = bridge.target, bridge.drafter  # noqa: N806
     texts: list[str | None] = [None if not data else data.decode("latin-1") for data in D.tokens]
     tokens = {data.decode("latin-1"): i for data, i in T.ids.items()}
@@ -35,33 +37,36 @@ def rule_of(bridge: Bridge) -> Rule:
             tokens[chr(256 + i)] = int(pair.shared.to_target[i])
     if pair.psi == "enumerate":
         rule = Enumerate(Lexicon(tokens), texts, lookahead=pair.tokens)
-        rule.open  # noqa: B018  refuses what would take too long
+        rule.open  # noqa: B018  raises an error if it would take too long
         return rule
     longest = max((text for text in texts if text), key=len, default="")
     if len(longest) > 1:
         shown = reprlib.repr(longest.encode("latin-1"))
         raise UnsupportedError(
-            "slrs: psi='path' needs a drafter whose tokens are single bytes, and this one has "
-            f"{shown}, {len(longest)} bytes; use algorithm='tli' or 'slem'"
+            "slrs: psi='path' needs a draft model with single-byte tokens, but this one has "
+            f"{shown} with {len(longest)} bytes; use algorithm='tli' or 'slem'"
         )
     ids = {text: i for i, text in reversed(list(enumerate(texts))) if text}
     lexicon = Lexicon({text: i for text, i in tokens.items() if all(c in ids for c in text)})
     if not lexicon.ids:
-        raise UnsupportedError("slrs: the drafter's bytes spell no token of the target's")
+        raise UnsupportedError(
+            "slrs: the draft model's bytes spell no token of the target; use algorithm='tli' or "
+            "'slem'"
+        )
     if pair.context_length is not None and pair.context_length < 4 * Path.reach:
         raise OptionError(
-            f"slrs: psi='path' may draft {Path.reach} bytes for one token, and the drafter can "
-            f"read only {pair.context_length}; use algorithm='tli' or 'slem'"
+            f"slrs: psi='path' may draft {Path.reach} bytes for one token, but the context of the "
+            f"draft model is {pair.context_length}; use algorithm='tli' or 'slem'"
         )
     return Path(lexicon, ids, D.size)
 
 
 class StringRejection(StringMatch):
-    """One sequence drafted by algorithm 3.
+    """Drafting of one sequence by algorithm 3.
 
-    With psi="path" a plan comes first: what SLEM would draft. It depends on nothing that is drawn,
-    so it may decide where walks stop, and its distributions serve them all. Under a greedy target
-    every distribution is one point, and rejection sampling is exact match: SLEM.
+    With psi="path" it first makes a plan: the draft of SLEM. The plan depends on nothing that is
+    drawn, so it may determine where walks stop, and all walks use its distributions. With a greedy
+    target every distribution is a single point and rejection sampling is exact match, as in SLEM.
     """
 
     def __init__(self, bridge: Bridge, rule: Rule) -> None:
@@ -70,7 +75,7 @@ class StringRejection(StringMatch):
 
     def begin(self, ctx: Context) -> Sequence[int]:
         self.known: dict[Ids, Tensor] = {}
-        """The distributions (V_D,) after each beginning of the plan."""
+        """Distributions (V_D,) after each beginning of the plan."""
         return Translation.begin(self, ctx)
 
     @property
@@ -110,7 +115,7 @@ class StringRejection(StringMatch):
         return replace(Draft.chain(tokens, self.pair.source), proposals=proposals)
 
     def _stops(self) -> Sequence[str | None]:
-        """The texts of the plan's tokens but for the word that it breaks off in; None: no plan."""
+        """Return the texts of the planned tokens, without an unfinished word; None: no plan."""
         planned = tuple(self.ids[self.start :])
         found: list[str] = []
         at = 0
@@ -121,18 +126,17 @@ class StringRejection(StringMatch):
             found.append(text)
             at += len(text)
         if found and at == len(planned) and planned[-1] not in self.pair.ends:
-            # Once it is whole, a word may be cut otherwise.
+            # The complete word may be tokenized differently.
             while found and found.pop()[0].isalnum():
                 pass
         most = min(self.pair.tokens, self.context.budget, self.context.depth)
         return found[:most] or [None]
 
     def _distributions(self, before: Ids) -> Distributions:
-        """The drafter's distributions after other letters than those planned, behind the plan's
-        first ids.
+        """Return a function for the drafter's distributions after other letters than the plan's.
 
-        Asked for while the target verifies, too, under the text and distribution that it drafted
-        by.
+        It is also called during verification, so it keeps the text and the distribution of this
+        draft. `before` are the first ids of the plan.
         """
         after, distribution, mask = self.after, self.distribution, self.rule.mask
 

@@ -1,8 +1,8 @@
-"""Drafts token by token: the same vocabulary, the union of two, or their intersection (TLI).
+"""Drafting token by token: for equal vocabularies, the union of two, or their intersection (TLI).
 
 "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-Vocabularies", algorithms 5 (standard), 1 (union) and 4 (TLI). `docs/algorithms/draft_model.md` lays
-the algorithms beside this file.
+Vocabularies", algorithms 5 (standard), 1 (union) and 4 (TLI). `docs/algorithms/draft_model.md`
+shows the algorithms beside this file.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from draftsmith.drafters.draft_model.translation import Mask, Pair, Translation
 
 
 class TokenMap:
-    """The maps of one pair, as tensors and lists; shared by its sequences.
+    """The token maps of a pair, as tensors and lists; shared by its sequences.
 
-    `beyond`: may the drafter draw tokens that the target has not? Algorithm 1, not 4 and 5.
+    With `beyond` the drafter may draw tokens that the target lacks: algorithm 1, not 4 and 5.
     """
 
     def __init__(self, pair: Pair, *, beyond: bool = False) -> None:
         self.pair = pair
         self.to_target: list[int] = pair.shared.to_target.tolist()
         self.rows = (pair.shared.to_target >= 0).nonzero()[:, 0]
-        """Drafter ids of T ∩ D."""
+        """Drafter ids of the tokens in T ∩ D."""
         self.columns = pair.shared.to_target[self.rows]
         """Target ids of the same tokens."""
         self.identity = torch.equal(self.rows, self.columns)
@@ -40,31 +40,33 @@ class TokenMap:
             for i, data in enumerate(pair.drafter.tokens):
                 allowed[i] |= data is not None or i in pair.drafter.special
         self.mask = Mask(~allowed)
-        """Forbids padding, and tokens outside T."""
+        """Forbids padding and, without `beyond`, tokens outside T."""
 
     def distribution(self, q: Tensor, vocab_size: int) -> Tensor:
-        """The distribution q (V_D,) in target ids (V_T,); what lies outside T is left out."""
+        """Return the distribution q (V_D,) in target ids (V_T,), without tokens outside T."""
         if self.identity and len(self.rows) == vocab_size == len(q):
             return q
         self.rows, self.columns = self.rows.to(q.device), self.columns.to(q.device)
         return q.new_zeros(vocab_size).index_copy_(0, self.columns, q[self.rows])
 
     def noise(self, of_target: Tensor, like: Tensor) -> Tensor:
-        """(V_D,) each token's noise in T, from `of_target` (V_T,); -inf where T has it not."""
-        own = of_target.new_full((len(self.to_target),), -math.inf)
-        return own.index_copy_(0, self.rows.cpu(), of_target[self.columns.cpu()]).to(like)
+        """Return (V_D,) the noise of each token from `of_target` (V_T,); -inf for tokens outside
+        T."""
+        of_drafter = of_target.new_full((len(self.to_target),), -math.inf)
+        noise = of_target[self.columns.cpu()]
+        return of_drafter.index_copy_(0, self.rows.cpu(), noise).to(like)
 
     def spelling(self, token: int) -> Sequence[int]:
-        """The drafter's ids of one target token: its own, or its bytes tokenized again."""
-        own = self._to_drafter[token]
+        """Return the drafter's ids of one target token: the same token, or its bytes encoded."""
+        mapped = self._to_drafter[token]
         target, drafter = self.pair.target, self.pair.drafter
-        if own >= 0 or target is None or drafter is None:
-            return (own,) if own >= 0 else ()
+        if mapped >= 0 or target is None or drafter is None:
+            return (mapped,) if mapped >= 0 else ()
         return drafter.encode_known(target.tokens[token] or b"")
 
 
 class TokenLevel(Translation):
-    """One sequence drafted token by token: algorithms 5, 1 and 4 differ in their `TokenMap` only.
+    """Drafting of one sequence token by token. Algorithms 5, 1 and 4 differ in their `TokenMap`.
 
     A token outside T (algorithm 1) is a proposal that the target never accepts: nothing (⊥).
     """
@@ -74,17 +76,17 @@ class TokenLevel(Translation):
         self.maps = maps
         self.ids: list[int] = []
         self.ends: list[int] = []
-        """How many drafter ids there are up to each target id."""
+        """Number of drafter ids up to each target id."""
 
     def read(self, ctx: Context) -> Sequence[int]:
         self.limit = min(self.pair.tokens, ctx.budget, ctx.depth)
         self.tokens: list[int] = []
         self.distributions: list[Tensor] = []
         for token in ctx.ids[len(self.ends) :]:
-            own = self.maps.spelling(token)
-            if not self.ends and tuple(own[:1]) != self.pair.begins[:1]:
+            ids = self.maps.spelling(token)
+            if not self.ends and tuple(ids[:1]) != self.pair.begins[:1]:
                 self.ids += self.pair.begins
-            self.ids += own
+            self.ids += ids
             self.ends.append(len(self.ids))
         return self.ids if self.limit > 0 else ()
 
@@ -95,7 +97,7 @@ class TokenLevel(Translation):
         if not self.pair.reproducible:
             return super().draw(q)
         ctx = self.context
-        if ctx.noise is None:  # the host draws in its own way: any guess is as exact
+        if ctx.noise is None:  # the host draws without shared noise: any guess is exact
             return int(q.argmax())
         n = len(ctx.ids) - ctx.prompt_length + len(self.tokens)
         return int((q.log() + self.maps.noise(ctx.noise.noise(n, ctx.vocab_size), q)).argmax())
@@ -103,10 +105,10 @@ class TokenLevel(Translation):
     def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
         if q is not None and not self.pair.reproducible:
             self.distributions.append(self.maps.distribution(q, self.context.vocab_size))
-        own = self.maps.to_target[token]
-        if own < 0:
+        target_id = self.maps.to_target[token]
+        if target_id < 0:
             return False
-        self.tokens.append(own)
+        self.tokens.append(target_id)
         return len(self.tokens) < self.limit and not self.pair.ends_after(token, confidence)
 
     def draft(self) -> Draft:

@@ -1,4 +1,4 @@
-"""Between a drafter model's vocabulary and the target's: what every algorithm has to decide.
+"""Translation between the vocabularies of draft model and target: the interface of all algorithms.
 
 T and D are the vocabularies of target and drafter, `V_T` and `V_D` the widths of their logits.
 """
@@ -26,52 +26,52 @@ Ids = tuple[int, ...]
 """Ids of the drafter."""
 
 _WIDEST = 256
-"""Most nodes of a pass that answers for several branches."""
+"""Maximum nodes of a pass that computes several branches."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A target and a drafter model with the options they draft by; shared by all sequences."""
+    """A target and a draft model with the options of drafting; shared by all sequences."""
 
     shared: Intersection
     """T ∩ D."""
     target: Vocabulary | None
-    """T; None where the model has no tokenizer, which only `standard` can do without."""
+    """T; None if the target has no tokenizer, which only `standard` allows."""
     drafter: Vocabulary | None
-    """D; None likewise."""
+    """D; None if the draft model has no tokenizer."""
     ends: frozenset[int]
     """The drafter's ids that end a text."""
     begins: Ids
-    """What the drafter's tokenizer puts before a text."""
+    """Ids that the drafter's tokenizer puts before a text."""
     tokens: int
-    """Most drafted tokens per step."""
+    """Maximum number of drafted tokens per step."""
     confidence: float
-    """The draft ends after a token less probable than this."""
+    """The draft ends after a token with a smaller probability."""
     reproducible: bool
     source: str
-    """The drafter's name in drafts."""
+    """Source name of the draft's nodes."""
     psi: Literal["path", "enumerate"] = "path"
-    """How `slrs` knows the distribution of its proposals."""
+    """Rule for the distribution of the proposals of `slrs`."""
     context_length: int | None = None
-    """Tokens that the drafter model can read; None: any number."""
+    """Maximum number of tokens that the draft model can read; None: no limit."""
 
     def ends_after(self, token: int, confidence: float) -> bool:
-        """Whether a draft ends with this drafter token, whatever room there is.
+        """Return whether a draft ends with this drafter token, for any remaining budget.
 
-        The token itself stays in the draft, so its distribution is what q says.
+        The token itself stays in the draft, so its distribution is q.
         """
         return confidence < self.confidence or token in self.ends
 
 
 class Mask:
-    """Ids of one vocabulary that must never be drawn."""
+    """Ids of a vocabulary that must not be drawn."""
 
     def __init__(self, forbidden: Tensor) -> None:
         """`forbidden` is (V_D,) bool."""
         self.forbidden = forbidden if bool(forbidden.any()) else None
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """(V_D,) logits with -inf at what must not be drawn."""
+        """Return (V_D,) logits with -inf at forbidden ids."""
         if self.forbidden is None:
             return logits
         self.forbidden = self.forbidden.to(logits.device)
@@ -80,9 +80,9 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """The drafter model, asked about other continuations of a text than the one it drafted.
+    """Computes the draft model's logits for other continuations than the one it drafted.
 
-    Serves one draft: until the sequence's next one begins.
+    Valid for one draft, until the next one of the sequence begins.
     """
 
     runner: Target[Any]
@@ -90,14 +90,14 @@ class After:
     """Held while the runner is used."""
     row: Row
     ids: Sequence[int]
-    """The text as the drafter model read it; what is drafted may be written behind it."""
+    """The text as the draft model read it; drafted ids may follow in the same list."""
     length: int
-    """How many of them the text has."""
+    """Number of ids of the text."""
 
     def logits(self, before: Ids, branches: Sequence[Ids]) -> dict[Ids, Tensor]:
-        """(V_D,) logits after the text, the ids `before` and each prefix of each branch.
+        """Return (V_D,) logits after the text, the ids `before` and each prefix of each branch.
 
-        The empty prefix and the whole branch are among them.
+        The prefixes include the empty one and the whole branch.
         """
         found: dict[Ids, Tensor] = {}
         with self.lock, torch.inference_mode():
@@ -115,7 +115,7 @@ class After:
         return found
 
     def _groups(self, branches: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
-        """Branches that share a pass; only one where the drafter model takes chains only."""
+        """Yield branches that share a pass; a single one if the model verifies chains only."""
         tree = self.runner.shape == "tree"
         most = min(_WIDEST, self.runner.room(self.row)) if tree else 0
         group: list[Ids] = []
@@ -128,24 +128,24 @@ class After:
 
 
 class Translation(ABC):
-    """One sequence between two vocabularies, under one algorithm.
+    """One sequence between two vocabularies, with one algorithm.
 
-    Every step the drafting loop calls `begin`, then `scores`, `draw` and `take` once per drafter
-    token until one of them ends the draft, then `draft`.
+    In every step the drafting loop calls `begin`; then `scores`, `draw` and `take` once per drafter
+    token until one of them ends the draft; then `draft`.
     """
 
     distribution: Distribution
-    """How the drafter draws: greedy, or like the target, without what reads the text."""
+    """Distribution of the drafter: greedy, or like the target's without processors of the text."""
     after: After
-    """What the drafting loop gives it for the draft that begins."""
+    """Set by the drafting loop for each draft."""
     limit: int
-    """Most drafter tokens of the draft that `read` begins."""
+    """Maximum number of drafter tokens of the draft that `read` begins."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
 
     def begin(self, ctx: Context) -> Sequence[int]:
-        """`read`, for a draft under the distribution of `ctx`."""
+        """Begin a draft with the sampling parameters of `ctx`; return the result of `read`."""
         p = ctx.sampling
         self.context = ctx
         self.distribution = Distribution.of(
@@ -157,39 +157,39 @@ class Translation(ABC):
 
     @property
     def reach(self) -> int:
-        """Most drafter tokens per step."""
+        """Maximum number of drafter tokens per step."""
         return self.pair.tokens
 
     @abstractmethod
     def read(self, ctx: Context) -> Sequence[int]:
-        """The drafter's ids of the text so far, where a new draft begins; empty: draft nothing."""
+        """Return the drafter's ids of the text, where a new draft begins; empty: do not draft."""
 
     @abstractmethod
     def scores(self, logits: Tensor) -> Tensor | None:
-        """(V_D,) logits of the next drafter token, -inf where it must not be drawn.
+        """Return (V_D,) logits of the next drafter token, -inf for ids that must not be drawn.
 
-        They are masked before temperature, top-k and top-p. None ends the draft here.
+        They are masked before temperature, top-k and top-p. None ends the draft.
         """
 
     def draw(self, q: Tensor) -> int | None:
-        """A drafter token from the distribution q (V_D,), None to end the draft without one.
+        """Draw a drafter token from the distribution q (V_D,); None ends the draft without one.
 
-        Called where the target samples.
+        Called only if the target samples.
         """
         return self.context.sampler.draw(q)
 
     @abstractmethod
     def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
-        """Book a drafter token, and say whether to draft on.
+        """Add a drafter token to the draft; return whether to continue.
 
-        q (V_D,) is the distribution it was drawn from, None for the arg-max of a greedy draft;
+        q (V_D,) is the distribution it was drawn from, None for the arg-max of a greedy draft.
         `confidence` is its probability.
         """
 
     @abstractmethod
     def draft(self) -> Draft:
-        """What was drafted since `read`, in target ids."""
+        """Return what was drafted since `read`, in target ids."""
 
     @abstractmethod
     def truncate(self, length: int) -> None:
-        """Forget every target id at or beyond `length`."""
+        """Drop all target ids at positions >= `length`."""
