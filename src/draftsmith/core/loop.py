@@ -66,7 +66,7 @@ def step(
     """Run one target pass for all `sequences`, which are started and not finished.
 
     `take` is the number of pending tokens (at least 1) that the pass reads for each sequence; None
-    reads all. Sessions with pending tokens left emit nothing. All others emit at least one token,
+    reads all. Sequences with pending tokens left emit nothing. All others emit at least one token,
     unless they fail. `Sequence.error` is set if a processor or stop rule fails, `drafter_error` if
     the drafter fails. After an error of the model the pass is repeated with less; if nothing helps,
     the last sequence ends with the error (see `forward`).
@@ -280,8 +280,8 @@ def forward(
 
     The repetitions leave out, in this order: the drafts, half of each chunk of a prompt, the last
     sequence. A sequence that is left out ends with the error. Drafts that are left out become
-    `EMPTY` in `drafts`. Sequences with a sampled draft leave the shared pass and verify their draft by plain
-    passes (`judge_plainly`), because whether the pass fails may depend on what was drawn.
+    `EMPTY` in `drafts`. Sequences with a sampled draft leave the shared pass and verify their draft
+    by plain passes (`judge_plainly`), because whether the pass fails may depend on what was drawn.
     Each failure is counted in the sequences that get less (`Sequence.pass_failed`).
     """
     outputs = [_NOT_COMPUTED] * len(sequences)

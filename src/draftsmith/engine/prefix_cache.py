@@ -60,7 +60,7 @@ class PrefixCache:
         """Return the conditions of a row, except for the weights."""
         return autocast_mode(self.runner.loaded.device), sequence.needs, sequence.salt
 
-    def borrow(self, sequence: TextSequence, sequences: Sequence[TextSequence]) -> None:
+    def match(self, sequence: TextSequence, sequences: Sequence[TextSequence]) -> None:
         """Reuse the longest computed prefix of a sequence, from a kept row or from one in use.
 
         A kept row is taken over if most of it is common; else its keys are copied.
@@ -137,7 +137,7 @@ class PrefixCache:
         shared = [(common_tokens(j.ids, sequence), j.row.cached) for j in ahead]
         return any(common >= LEAST and cached < common for common, cached in shared)
 
-    def keep(self, sequence: TextSequence) -> None:
+    def insert(self, sequence: TextSequence) -> None:
         """Keep the row of a finished sequence, or close it."""
         row = sequence.row
         if not self.most or row.cached < LEAST:

@@ -182,7 +182,7 @@ class Resources:
         healthy = sound and sequence.error is None
         if sequence.row is not None:
             if healthy and sequence.key is not None:
-                self.prefixes.keep(sequence)
+                self.prefixes.insert(sequence)
             else:
                 self.prefixes.close(sequence.row, runner)
             sequence.row = None

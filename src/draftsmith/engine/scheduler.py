@@ -152,7 +152,7 @@ class Scheduler:
                 if prefixes.coming(sequence, waiting):
                     takes[id(sequence)] = 0
                     continue
-                prefixes.borrow(sequence, self.running)
+                prefixes.match(sequence, self.running)
                 row = sequence.row
             left = len(row.pending)
             splits = self.runner.splits(row)
