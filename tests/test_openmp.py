@@ -90,6 +90,7 @@ print(json.dumps({{when: number - before for when, number in seen.items()}}))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_pause() is None, reason="only GNU's OpenMP keeps a team for every thread")
 def test_threads_leave_no_team_behind() -> None:
     """Else all together are more than there are cores, and each sleeps between two operations."""

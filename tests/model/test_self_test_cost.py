@@ -294,8 +294,11 @@ class BySlot(LlamaAttention):
         return super().forward(*args, **kwargs)
 
 
+SLOW = [pytest.param(make, marks=pytest.mark.slow) for make in (compiled, compiled_in_place)]
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-@pytest.mark.parametrize("make", [lora, offloaded, compiled, compiled_in_place, with_harmless_hook])
+@pytest.mark.parametrize("make", [lora, offloaded, with_harmless_hook, *SLOW])
 def test_a_changed_model_that_does_the_same_takes_four_passes(make: Callable[[], Any]) -> None:
     found = examined(make())
     assert best(found)

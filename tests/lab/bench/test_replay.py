@@ -245,6 +245,7 @@ def test_json_rows(folder: Path) -> None:
     assert by_place[None, 2, copy]["copied_share"] > by_place[None, 1, copy]["copied_share"]
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_rows(folder: Path) -> None:
     log = folder / "log.jsonl"
     assert counts(rows(log, "--processes", 2)) == counts(rows(log))

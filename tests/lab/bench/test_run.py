@@ -158,6 +158,7 @@ def assert_replay_agrees(plan: RunPlan, path: Path) -> None:
         assert again.drafted_by_depth == row.drafted_by_depth
 
 
+@pytest.mark.slow
 def test_with_a_recorded_cost_the_same_passes_are_made_again(model: LoadedModel) -> None:
     specs = [
         parse_arm(arm)
