@@ -62,7 +62,7 @@ class TextSequence:
     key: Any = None
     """Conditions under which its row is computed; None: the row cannot be shared."""
     marked: bool = False
-    """Whether its row was asked to keep the state at the prompt's end (`Runner.mark`)."""
+    """Whether its row has to keep the state at the prompt's end (`Runner.mark`)."""
     need: Any = None
     """Maximum memory it can use (`memory.Need`); None: not computed yet."""
     exact: bool = False
@@ -70,7 +70,7 @@ class TextSequence:
     admitted: float | None = None
     """Time at which its row was opened."""
     thread: int = 0
-    """Thread whose scheduler opened its row."""
+    """Thread that opened its row."""
 
     def book(self) -> None:
         """Create pieces for the tokens since the last call."""
@@ -108,9 +108,10 @@ class TextSequence:
         tokens = sequence.ids[new.start : new.stop]
         if self.stream is not None:
             text = "".join(self.released[:booked]) + held
+        elif self.tokenizer is not None:
+            text = decode(self.tokenizer, tokens, preceding=self.preceding)
         else:
-            known = self.tokenizer is not None
-            text = decode(self.tokenizer, tokens, preceding=self.preceding) if known else ""
+            text = ""
         return GenerationResult(
             tokens=tokens,
             text=text,
