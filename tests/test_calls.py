@@ -238,7 +238,9 @@ def test_e9_what_are_no_ids_is_named(wrong: Any) -> None:
     with pytest.raises(OptionError, match="prediction must be a text or token ids, got "):
         ENGINE.generate(IDS, prediction=wrong)
     if str(wrong) != "[[5], [6]]":  # two prompts
-        with pytest.raises(PromptError, match="a prompt is a text, token ids, or a list of mess"):
+        with pytest.raises(
+            PromptError, match="a prompt must be a text, token ids, or a list of mess"
+        ):
             ENGINE.generate(wrong)
 
 
@@ -246,7 +248,7 @@ def test_e9_what_are_no_ids_is_named(wrong: Any) -> None:
     ("prompt", "said"),
     [
         ("a\ud83e", r"whole characters, got \\ud83e, half of a surrogate pair, at 1"),
-        (["a", "\udc00"], "prompt 1 of 2: a text must hold whole characters"),
+        (["a", "\udc00"], "prompt 1 of 2: a text must have whole characters"),
         ([{"role": "user", "content": 5}], "content of a message must be a text.*, got 5"),
         ([{"role": "user", "content": b"x"}], "content of a message must be a text.*, got b'x'"),
         ([{"role": "user", "content": None}], "content of a message must be a text.*, got None"),
@@ -267,7 +269,7 @@ def test_e9_a_prompt_that_cannot_be_written_is_named(prompt: Any, said: str) -> 
 def test_e9_what_is_no_message_of_a_chat_is_named(wrong: Any) -> None:
     chat = ENGINE.chat(max_new_tokens=2)
     for ask in (chat.send, chat.stream):
-        with pytest.raises(PromptError, match=r"must (be a text|hold whole characters).*, got "):
+        with pytest.raises(PromptError, match=r"must (be a text|have whole characters).*, got "):
             ask(wrong)
     assert chat.messages == []
     assert chat.send("x").tokens
@@ -399,22 +401,22 @@ def test_e9_options_from_elsewhere_get_a_hint(
     ("call", "said"),
     [
         (lambda: Engine(MODEL, drafer="auto"), "Did you mean 'drafter'"),
-        (lambda: Engine(MODEL, temperature=1.0), r"Give it to generate\(\), stream"),
-        (lambda: Engine(MODEL, temprature=1.0), "Did you mean 'temperature'.* Give it to generate"),
+        (lambda: Engine(MODEL, temperature=1.0), r"Pass it to generate\(\), stream"),
+        (lambda: Engine(MODEL, temprature=1.0), "Did you mean 'temperature'.* Pass it to generate"),
         (lambda: Engine(MODEL, max_num_seqs=4), "Use max_batch"),
         (lambda: Engine(MODEL, assistant_model="x"), "draft_model"),
         (lambda: accelerate(tiny.model(), torch_dtype="x"), "when you load the model"),
         (lambda: accelerate(tiny.model(), do_sample=True), r"Give it to model.generate\(\)"),
         (lambda: accelerate(tiny.model(), draftr="x"), "Did you mean 'drafter'"),
-        (lambda: ENGINE.generate(IDS, torch_dtype="x"), "Give it to Engine"),
-        (lambda: ENGINE.generate(IDS, max_batch=4), "Give it to Engine"),
+        (lambda: ENGINE.generate(IDS, torch_dtype="x"), "Pass it to Engine"),
+        (lambda: ENGINE.generate(IDS, max_batch=4), "Pass it to Engine"),
         (lambda: ENGINE.generate(IDS, max_tokens=4), "Did you mean 'max_new_tokens'"),
         (lambda: ENGINE.generate(IDS, response_format={}), "Grammar.json_schema"),
-        (lambda: ENGINE.generate(input_ids=IDS), "Give it first"),
-        (lambda: ENGINE.generate(messages=[]), "Give it first"),
-        (lambda: ENGINE.stream(prompts="x"), "Give it first"),
+        (lambda: ENGINE.generate(input_ids=IDS), "Pass it first"),
+        (lambda: ENGINE.generate(messages=[]), "Pass it first"),
+        (lambda: ENGINE.stream(prompts="x"), "Pass it first"),
         (lambda: ENGINE.stream(IDS, n=2), r"use generate\(\) for n answers"),
-        (lambda: ENGINE.chat(dtype="float32"), "Give it to Engine"),
+        (lambda: ENGINE.chat(dtype="float32"), "Pass it to Engine"),
     ],
 )  # fmt: skip
 def test_e9_names_that_do_not_exist_get_a_hint(call: Callable[[], Any], said: str) -> None:

@@ -521,7 +521,7 @@ def test_empty_stdin(model: str) -> None:
         (["-d", "copyspek"], "Did you mean 'copyspec'"),
         (["-d", "copyspec(gama=2)"], "Did you mean 'gamma'"),
         (["-d", "copyspec(gamma=0)"], "copyspec: gamma must be an integer >= 1, got 0"),
-        (["-d", "copyspec(3)"], "name the options"),
+        (["-d", "copyspec(3)"], "options need names"),
         (["--budget", "many"], "--budget must be an integer >= 0"),
         (["--temperature", "-1"], "--temperature must be a number >= 0 (0 is greedy), got -1.0"),
         (["--top-p", "0"], "--top-p must be a number > 0 and <= 1, got 0.0"),

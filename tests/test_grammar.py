@@ -440,4 +440,4 @@ def test_a_schema_whose_references_go_deep_ends_no_process() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.splitlines()
     assert found[0] == "follows 1500"
-    assert "it goes too deep" in found[1]
+    assert "it is nested too deeply" in found[1]

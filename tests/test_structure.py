@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import draftsmith
@@ -220,3 +223,40 @@ def test_every_tensor_says_where_it_lies() -> None:
             if ast.unparse(node.func.value) == "torch" and node.func.attr in makers:
                 told = {keyword.arg for keyword in node.keywords}  # None: of a dictionary
                 assert told & {"device", None}, f"{path}:{node.lineno} names no device"
+
+
+RETIRED = (
+    "as typed", "behind", "cannot work", "dear", "foresee", "foreseen", "learnt", "nobody",
+    "said", "so many", "somebody", "told", "who", "whoever", "whom", "whose",
+)  # fmt: skip
+"""Words with which comments, docstrings and errors were hard to read. Names in backticks may have
+them."""
+
+STILL_OLD = {"builtin", "cli", "html", "integrations", "lab", "model", "server"}
+"""Parts of the package that are not rewritten yet."""
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments, docstrings and error messages of a file with their lines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr | ast.Raise):
+            inside = [node.value] if isinstance(node, ast.Expr) else ast.walk(node)
+            for part in inside:
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+
+
+def test_comments_docstrings_and_errors_use_plain_words() -> None:
+    retired = re.compile(rf"(?<![\w`])({'|'.join(RETIRED)})(?![\w`])", re.IGNORECASE)
+    assert retired.findall("Whose row, `behind` it, is said so") == ["Whose", "said"]
+    found = []
+    for path in [*files(), SOURCE / "__init__.py"]:
+        if path.relative_to(SOURCE).parts[0].removesuffix(".py") not in STILL_OLD:
+            for line, text in prose(path):
+                found += [f"{path}:{line}: {word}" for word in retired.findall(text)]
+    assert not found, "say it with the words of docs/glossary.md"

@@ -52,7 +52,7 @@ def compiling() -> float:
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]
-    """Cache whose key includes all functions that the code was compiled from.
+    """Cache with a key that includes all functions that the code was compiled from.
 
     Code that cannot be read or written (a full disk, a truncated file) is compiled again.
     """

@@ -266,7 +266,7 @@ def test_a_wrong_calibration_is_named(cache: Path) -> None:  # noqa: ARG001
     with pytest.raises(LoadError, match="delete it"):
         calibration.load(ModelFacts(32, 32, "some/model"))
     path.write_text("{", encoding="utf-8")
-    with pytest.raises(LoadError, match="no calibration"):
+    with pytest.raises(LoadError, match="not a calibration"):
         PldPlus().needs_of(ModelFacts(32, 32, "some/model"))
 
 

@@ -80,11 +80,11 @@ CALLED = {"role": "assistant", "content": "a", "tool_calls": [
 
 @pytest.mark.parametrize(("more", "param", "how"), [
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message",
-     "leave one of them out"),
+     "remove one of them"),
     ({"continue_final_message": False, "add_generation_prompt": False}, "continue_final_message",
      "set one of them to true"),
     ({"continue_final_message": True, "messages": messages("a")[:1]}, "continue_final_message",
-     "needs a last message of the role 'assistant', got 'user'"),
+     "needs a last message with the role 'assistant', got 'user'"),
     ({"continue_final_message": True, "messages": [CALLED]}, "continue_final_message",
      "without tool calls"),
     ({"continue_final_message": True, "chat_template_kwargs": {"continue_final_message": False}},
@@ -132,8 +132,8 @@ def refusing(text: Callable[[str], str]) -> Any:
 
 def test_s2_a_template_that_changes_the_text_is_not_guessed_at() -> None:
     options = {"continue_final_message": True}
-    with pytest.raises(PromptError, match="does not show the last message as it is"):
+    with pytest.raises(PromptError, match="does not show the last message unchanged"):
         render_chat(refusing(lambda name: f"{name} | lower"), messages("a"), options)
     parts = [*messages("a")[:1], {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]
-    with pytest.raises(PromptError, match="needs a text"):
+    with pytest.raises(PromptError, match="must have a text"):
         render_chat(tiny.tokenizer(), parts, options)

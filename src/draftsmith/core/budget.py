@@ -182,12 +182,12 @@ class AutoBudget:
 
     def expected(self, depth: int) -> float:
         """Return the expected number of accepted tokens of a draft with this depth."""
-        known = self.survival[:depth]
-        beyond = depth - len(known)
+        measured = self.survival[:depth]
+        beyond = depth - len(measured)
         if not beyond:
-            return sum(known)
-        ratio = self._tail_ratio(known)
-        return sum(known) + known[-1] * ratio * (1 - ratio**beyond) / (1 - ratio)
+            return sum(measured)
+        ratio = self._tail_ratio(measured)
+        return sum(measured) + measured[-1] * ratio * (1 - ratio**beyond) / (1 - ratio)
 
     @staticmethod
     def _tail_ratio(survival: list[float]) -> float:
@@ -242,10 +242,10 @@ def _widths(budgets: Sequence[AutoBudget], cost: CostCurve, spent: int) -> list[
     drafts = {budget.drafter: cost.drafts(budget.drafter) for budget in budgets}
 
     def cost_of(nodes: int, taken: Sequence[int]) -> float:
-        asked = dict.fromkeys(drafts, 0)
+        widest = dict.fromkeys(drafts, 0)
         for budget, width in zip(budgets, taken, strict=True):
-            asked[budget.drafter] = max(width, asked[budget.drafter])
-        drafting = sum(on_curve(drafts[drafter], most) for drafter, most in asked.items())
+            widest[budget.drafter] = max(width, widest[budget.drafter])
+        drafting = sum(on_curve(drafts[drafter], most) for drafter, most in widest.items())
         return on_curve(points, nodes, PRIOR_SLOPE) + drafting
 
     rungs = [budget.rungs() for budget in budgets]

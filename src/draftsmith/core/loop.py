@@ -237,8 +237,8 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
     speed. The sequences of the pass decode plainly from here on. Later sequences use the drafter
     again (`Stalls`).
     """
-    asked = [sequence for sequence in decoding if sequence.context.budget]
-    slow = [sequence for sequence in asked if sequence.waited > LONGEST_DRAFT]
+    called = [sequence for sequence in decoding if sequence.context.budget]
+    slow = [sequence for sequence in called if sequence.waited > LONGEST_DRAFT]
     stalled: dict[int, DrafterStalled] = {}
     for sequence in slow:
         read = sum(s.stats.seconds.prefill for s in slow if s.drafter is sequence.drafter)
@@ -248,7 +248,7 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
             stalled[id(sequence.stalls)] = DrafterStalled(
                 f"drafting took {sequence.waited:.1f} s for a pass of {seconds:.3f} s"
             )
-    for sequence in asked:
+    for sequence in called:
         if id(sequence.stalls) not in stalled:
             sequence.stalls.in_a_row = 0
     for sequence in decoding if stalled else ():

@@ -332,7 +332,7 @@ class TorchSampler:
 
 
 class Gumbel:
-    """Sampler whose n-th draw depends only on a seed, n and the distribution.
+    """Sampler with draws that depend only on a seed, the draw's number n and the distribution.
 
     A draw from p is the arg-max over x of log p(x) + g(x), where g is Gumbel noise keyed by (seed,
     n, x). A drafter that knows the seed can predict it: if it draws from q with the same noise,

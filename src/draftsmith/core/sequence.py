@@ -225,7 +225,7 @@ class Sequence:
     def settle_failed(self) -> None:
         """Attribute the tokens of a failed pass to the target and count the pass."""
         if self.logprobs is not None:
-            del self.logprobs[self.generated :]  # an entry whose token was not emitted
+            del self.logprobs[self.generated :]  # an entry of a token that was not emitted
         missing = self.generated - len(self.sources)
         self.sources += [TARGET] * missing
         self.stats.passes += 1

@@ -98,7 +98,7 @@ class Stats:
     """Number of failures of the drafter. A failure for this answer alone disables the drafter. A
     drafter that is skipped because it delayed other answers counts as a failure, too."""
     drafted_by_depth: list[int] = field(default_factory=list)
-    """Entry d: passes whose draft reached depth d+1."""
+    """Entry d: passes with a draft that reached depth d+1."""
     accepted_by_depth: list[int] = field(default_factory=list)
     """Entry d: passes in which at least d+1 tokens were accepted."""
     by_source: dict[str, SourceStats] = field(default_factory=dict)

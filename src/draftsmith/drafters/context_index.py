@@ -81,7 +81,7 @@ class ContextIndex(NamedTuple):
     """Arrays of an index; they grow by doubling."""
 
     ids: Any
-    """(room,) int32: the texts, followed by room for a path whose contexts are looked up."""
+    """(room,) int32: the texts, followed by room for a path, to look up its contexts."""
     hashes: Any
     """(room + 1,) int32: hashes[i] is the hash of ids[:i]."""
     slots: Any

@@ -176,7 +176,7 @@ class _Pool(DrafterState):
         self._grew = False  # whether they have predicted tokens, not only random ones
         self._rng = Random(config.seed)
         self._start_length = 0
-        self._turn = 0  # the chain whose last pass is the oldest
+        self._turn = 0  # the chain with the oldest last pass
         self._running: list[int] = []  # chains in the current pass
 
     # ------------------------------------------------------------------------------- drafting

@@ -150,7 +150,7 @@ def grow(
     """Grow a tree after the indexed ids; return how many of its nodes pay.
 
     A node pays if the probability that it is accepted exceeds the tokens that decoding gives in the
-    time of the node. If a grammar judges the nodes, the result is ASK whenever the first node of
+    time of the node. If a grammar judges the nodes, the result is ASK each time the first node of
     the queue needs a verdict; the next call passes the verdict and continues.
     """
     candidates, nodes, queue = search.candidates, search.nodes, search.queue

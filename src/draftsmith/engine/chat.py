@@ -50,8 +50,10 @@ class Chat:
         """TextSequence of the last turn; the next turn takes its drafter state."""
 
     def __repr__(self) -> str:
-        held = len(self.messages)
-        return f"Chat({held} message{'s' * (held != 1)}, {last_part(self._resources.model.name)!r})"
+        count = len(self.messages)
+        return (
+            f"Chat({count} message{'s' * (count != 1)}, {last_part(self._resources.model.name)!r})"
+        )
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """Answer a message and add both to the history. Options as for `generate`."""

@@ -160,9 +160,9 @@ class Engine:
         path = None if answers_file is None else Path(answers_file)
         self.answers = AnswerCache(answers, model.facts, path) if answers else None
         """Store of earlier answers; None: they are not stored."""
-        own = self._bound(chosen)
-        self.drafter = own.drafter
-        self._own = {chosen: own, self.drafter: own}
+        default = self._bound(chosen)
+        self.drafter = default.drafter
+        self._default = {chosen: default, self.drafter: default}
         self._called: OrderedDict[Drafter, Drafting] = OrderedDict()
         """Drafters from calls, the most recent last."""
         self._lock = threading.Lock()
@@ -222,9 +222,8 @@ class Engine:
         Options: `drafter` and `budget` for this call; `prediction`, a text or ids that the answer
         is expected to resemble; `grammar`, a `Grammar` that the answer must follow;
         `chat_template_kwargs`; `cache_salt`, a text: only requests with the same one share cached
-        prefixes and earlier answers; and the fields of `SamplingParams`, whose defaults come from
-        the model's generation_config. `progress` shows on standard error how many answers have
-        ended.
+        prefixes and earlier answers; and the fields of `SamplingParams`, with defaults from the
+        model's generation_config. `progress` shows on standard error how many answers have ended.
 
         Returns a `GenerationResult`, or a list of them for a list of prompts. With n > 1 there are
         n results per prompt, sampled with the seeds seed, seed+1, … Raises PromptError or
@@ -290,8 +289,8 @@ class Engine:
         self, drafter: str | Drafter | None = None, budget: BudgetSpec | None = None
     ) -> Drafting:
         """Return how a call drafts. Each configuration is bound once, since it may load a model."""
-        if drafter is None or (config := parse(drafter)) in self._own:
-            made = self._own[self.drafter]
+        if drafter is None or (config := parse(drafter)) in self._default:
+            made = self._default[self.drafter]
         else:
             made = self._recent(config) or self._new(config)
         return made if budget is None else replace(made, budget=request.checked_budget(budget))
@@ -306,8 +305,8 @@ class Engine:
     def _new(self, config: Drafter) -> Drafting:
         """Bind a call's drafter, unless another thread has just done so; drop the oldest one."""
         with self._lock:
-            mine = self._binding.setdefault(config, threading.RLock())
-        with mine:
+            lock = self._binding.setdefault(config, threading.RLock())
+        with lock:
             try:
                 made = self._recent(config) or self._bound(config)
                 with self._lock:

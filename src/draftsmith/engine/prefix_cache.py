@@ -70,19 +70,24 @@ class PrefixCache:
         for old in [old for old in self._kept if old.key[0] != sequence.key[0]]:
             self.drop(old)  # the weights have changed
         runner, key = self.runner, sequence.key
-        mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == key]
+        candidates: list[tuple[Any, Kept | None]] = [
+            (kept.row, kept) for kept in self._kept if kept.key == key
+        ]
         if runner.copies:
-            mine += [(other.row, None) for other in sequences if other.key == key]
-        reached = [runner.reach(row, common_tokens(row.ids, sequence)) for row, _ in mine]
+            candidates += [(other.row, None) for other in sequences if other.key == key]
+        reached = [runner.reach(row, common_tokens(row.ids, sequence)) for row, _ in candidates]
         common = max(reached, default=0)
         if common < LEAST:
             if (
-                max((common_tokens(row.ids, sequence) for row, kept in mine if kept), default=0)
+                max(
+                    (common_tokens(row.ids, sequence) for row, kept in candidates if kept),
+                    default=0,
+                )
                 >= LEAST
             ):
                 self._say(sequence, runner.loaded.capabilities.rereads)
             return
-        row, kept = mine[reached.index(common)]
+        row, kept = candidates[reached.index(common)]
         if kept is not None and self._serves(kept, common):
             sequence.row, empty = row, sequence.row  # in this order, an interrupt loses no row
             self._kept.remove(kept)
@@ -105,7 +110,7 @@ class PrefixCache:
         return bool(self.most and recurrent and sequence.prompt_length > LEAST)
 
     def _say(self, sequence: TextSequence, why: str | None) -> None:
-        """Add a notice to the first sequence whose prompt is read again."""
+        """Add a notice to the first sequence with a prompt that is read again."""
         if why and not self._reported:
             self._reported = True
             sequence.remarks += (f"{why} (reported once)",)
@@ -133,8 +138,8 @@ class PrefixCache:
             or sequence.needs.taps
         ):
             return False
-        ahead = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]
-        shared = [(common_tokens(j.ids, sequence), j.row.cached) for j in ahead]
+        earlier = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]
+        shared = [(common_tokens(j.ids, sequence), j.row.cached) for j in earlier]
         return any(common >= LEAST and cached < common for common, cached in shared)
 
     def insert(self, sequence: TextSequence) -> None:
@@ -163,10 +168,10 @@ class PrefixCache:
     def others(self, sequence: TextSequence) -> list[Kept]:
         """Return the kept rows, except for one that a waiting sequence will take over."""
         conditions = self._conditions(sequence)
-        mine = [
+        candidates = [
             (common_tokens(k.row.ids, sequence), k) for k in self._kept if k.key[1:] == conditions
         ]
-        common, best = max(mine, key=lambda one: one[0], default=(0, None))
+        common, best = max(candidates, key=lambda one: one[0], default=(0, None))
         return [k for k in self._kept if k is not best or not self._serves(k, common)]
 
     def _serves(self, kept: Kept, common: int) -> bool:

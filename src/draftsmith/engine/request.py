@@ -184,11 +184,11 @@ class Request:
         else:
             prediction = token_ids("prediction", prediction, what="a text or token ids")
         size = model.vocab_size
-        known = tuple(i for i in prediction if 0 <= i < size)
+        ids = tuple(i for i in prediction if 0 <= i < size)
         settings = generation_config.given(model.generation_config)
         params = sampling(model, given)
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
-        return cls(drafting, params, known, template, settings, began, salt or "", compiled)
+        return cls(drafting, params, ids, template, settings, began, salt or "", compiled)
 
     def encode(self, prompt: Any) -> list[int]:
         """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""

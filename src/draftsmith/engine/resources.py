@@ -44,7 +44,7 @@ class Turns:
         """Functions to call between passes."""
 
     def check(self) -> None:
-        """Raise OptionError during a pass of this thread, whose callback would wait for itself."""
+        """Raise OptionError in a callback of the running pass, which would wait for itself."""
         if self._owner == threading.get_ident() and self.lock.locked():
             raise OptionError(
                 "a callback cannot generate with the engine or accelerated model that calls it; "

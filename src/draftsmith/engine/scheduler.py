@@ -131,7 +131,7 @@ class Scheduler:
 
         A decoding row reads all of its pending tokens. Prompts are read in order of the pass in
         which they would end if every pass read `LEAST_CHUNK` tokens of each. So a short prompt does
-        not wait for a long one, and no prompt waits for ever.
+        not wait for a long one, and no prompt waits without limit.
         """
         takes = {id(sequence): len(sequence.row.pending) for sequence in self.running}
         reading = [sequence for sequence in self.running if sequence.reading]

@@ -73,7 +73,7 @@ class TextSequence(Sequence):
         self.key: Any = None
         """Conditions under which its row is computed; None: the row cannot be shared."""
         self.marked = False
-        """Whether its row was asked to keep the state at the prompt's end (`Runner.mark`)."""
+        """Whether its row has to keep the state at the prompt's end (`Runner.mark`)."""
         self.need: Any = None
         """Maximum memory it can use (`memory.Need`); None: not computed yet."""
         self.exact = False
@@ -81,7 +81,7 @@ class TextSequence(Sequence):
         self.admitted: float | None = None
         """Time at which its row was opened."""
         self.thread = 0
-        """Thread whose scheduler opened its row."""
+        """Thread that opened its row."""
 
     def book(self) -> None:
         """Create pieces for the tokens since the last call."""
@@ -119,10 +119,10 @@ class TextSequence(Sequence):
         tokens = self.ids[new.start : new.stop]
         if self.stream is not None:
             text = "".join(self.released[:booked]) + held
+        elif self.tokenizer is not None:
+            text = decode(self.tokenizer, tokens, preceding=self.preceding)
         else:
             text = ""
-            if self.tokenizer is not None:
-                text = decode(self.tokenizer, tokens, preceding=self.preceding)
         return GenerationResult(
             tokens=tokens,
             text=text,

@@ -1,4 +1,4 @@
-"""Where two tokenizations of the same bytes meet."""
+"""Alignment of two tokenizations of the same bytes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from itertools import accumulate
 
 
 def boundaries(a: Sequence[bytes], b: Sequence[bytes]) -> list[tuple[int, int]]:
-    """(i, j) of every place where both end a token: the first i of `a` write what j of `b` do.
+    """Return (i, j) for every place where both end a token: the first i and j tokens write the
+    same.
 
-    `a` and `b` are what the tokens of two tokenizations write, b"" for a special token. Begins with
-    (0, 0) and ends before the first byte that differs: the last pair is the longest common prefix
-    that is aligned, with all the tokens that write nothing there.
+    `a` and `b` are the bytes of the tokens of two tokenizations, b"" for a special token. The
+    result begins with (0, 0) and ends before the first byte that differs. Its last pair is the
+    longest aligned common prefix, including all tokens there that write nothing.
     """
     ends = {end: i for i, end in enumerate(accumulate(map(len, a), initial=0))}
     left, right = b"".join(a), b"".join(b)
@@ -22,6 +23,6 @@ def boundaries(a: Sequence[bytes], b: Sequence[bytes]) -> list[tuple[int, int]]:
             continue
         if left[before:end] != right[before:end]:
             break
-        met[end] = ends[end], j  # of several tokens that end at one byte the last counts
+        met[end] = ends[end], j  # of several tokens that end at the same byte, the last one
         before = end
     return [(0, 0), *(pair for pair in met.values() if pair != (0, 0))]

@@ -1,4 +1,4 @@
-"""How two vocabularies compare, by themselves and on a text, and which algorithm suits the pair."""
+"""Comparison of two vocabularies, on their own and on a text, with advice on the algorithm."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ PIECE = 100
 """Characters that are encoded and decoded at a time (appendix F)."""
 
 LARGE = 0.75
-"""Share of a text's tokens in T ∩ D that is a large overlap.
+"""Minimum share of a text's tokens in T ∩ D for a large overlap.
 
-The least of the pairs that the paper runs is 0.77 (table 10).
+The smallest share of the pairs in the paper is 0.77 (table 10).
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """A vocabulary on a text."""
+    """A vocabulary applied to a text."""
 
     vocabulary: Vocabulary
     text: str
-    """Not empty."""
+    """The text; not empty."""
 
     @cached_property
     def ids(self) -> list[int]:
-        """The text in tokens, without those that the model lacks."""
+        """The tokens of the text, without those that the model lacks."""
         return self.vocabulary.encode_known(self.text)
 
     @property
@@ -44,13 +44,13 @@ class Usage:
 
     @cached_property
     def changed(self) -> list[tuple[str, str]]:
-        """The pieces that do not survive encoding and decoding, and what becomes of them.
+        """The pieces that encoding and decoding changes, with their changed texts.
 
-        Each is taken for the middle of a text, as SLEM does: no space is put before it. None: the
-        tokenizer is injective on this text (section 3.2).
+        Each is treated as the middle of a text, as in SLEM: no space is added before it. If the
+        list is empty, the tokenizer is injective on this text (section 3.2).
         """
-        known = self.vocabulary
-        written = (known.bytes_of(known.encode(piece)) for piece in self.pieces)
+        vocabulary = self.vocabulary
+        written = (vocabulary.bytes_of(vocabulary.encode(piece)) for piece in self.pieces)
         back = (text.decode("utf-8", "replace") for text in written)
         return [pair for pair in zip(self.pieces, back, strict=True) if pair[0] != pair[1]]
 
@@ -79,45 +79,45 @@ class Comparison:
 
     @cached_property
     def of_target_text(self) -> float:
-        """The share of T ∩ D among the different target tokens of the text (table 10)."""
+        """Share of tokens in T ∩ D among the distinct target tokens of the text (table 10)."""
         return _mapped(self.target.ids, self.shared.to_drafter)
 
     @cached_property
     def of_drafter_text(self) -> float:
-        """The share of T ∩ D among the different drafter tokens of the text."""
+        """Share of tokens in T ∩ D among the distinct drafter tokens of the text."""
         return _mapped(self.drafter.ids, self.shared.to_target)
 
     @cached_property
     def advice(self) -> tuple[str, str]:
-        """The algorithm of `draft_model` that suits the pair, and why (table 4)."""
+        """The algorithm of `draft_model` for the pair, and the reason (table 4)."""
         if self.shared.same:
             return "standard", "the two vocabularies are the same"
         if self.drafter.vocabulary.longest == 1:
             return "slrs", (
-                "the drafter's tokens are single bytes, so what it thinks of a target token is the "
+                "the drafter's tokens are single bytes, so its probability of a target token is a "
                 "product along one path"
             )
-        # A target token outside is never accepted, a drafter token outside never drafted.
+        # A target token outside is never accepted; a drafter token outside is never drafted.
         overlap = min(self.of_target_text, self.of_drafter_text)
         if overlap >= LARGE:
             return "tli", (
-                "the overlap is large: both find nearly all of their tokens of such a text in it"
+                "the overlap is large: both share nearly all tokens that such a text uses"
             )
         side = "target" if overlap == self.of_target_text else "drafter"
-        why = f"the overlap is small: the {side} misses {1 - overlap:.0%} of its tokens in it"
+        why = f"the overlap is small: {1 - overlap:.0%} of the {side}'s tokens are not in it"
         changing = [
             name
             for name, usage in (("target", self.target), ("drafter", self.drafter))
             if usage.changed
         ]
         if changing:
-            who = " and the ".join(changing)
-            why += f"; that the {who} cannot write every text will cost acceptance"
+            names = " and the ".join(changing)
+            why += f"; the {names} cannot write every text, which reduces acceptance"
         return "slem", why
 
 
 def count(vocabulary: Vocabulary) -> int:
-    """Tokens of a vocabulary: different byte strings and special tokens, without padding."""
+    """Return the number of tokens: distinct byte strings and special tokens, without padding."""
     return len(vocabulary.ids) + len(vocabulary.special)
 
 

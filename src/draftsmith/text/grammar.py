@@ -1,7 +1,7 @@
 """Grammars that an answer must follow: a JSON schema, a regular expression, a Lark grammar.
 
-llguidance (Moskal et al., https://github.com/guidance-ai/llguidance) says after each token which
-may come next. Everything that knows it is here; it is imported where a grammar is compiled.
+llguidance (Moskal et al., https://github.com/guidance-ai/llguidance) computes the tokens that may
+follow each token. It is used in this file only, and imported when the first grammar is compiled.
 """
 
 from __future__ import annotations
@@ -26,83 +26,86 @@ from draftsmith.errors import DraftsmithError, OptionError, first_line
 from draftsmith.text.vocab import Vocabulary
 
 KEPT = 64
-"""Compiled grammars that a model keeps, the latest."""
+"""Number of compiled grammars that a model keeps, the most recent ones."""
 FEW = 64
-"""Tokens that are few enough to be drafted because nothing else may come."""
+"""Maximum number of allowed tokens that are drafted because nothing else may follow."""
 DEEPEST = 20_000
-"""Levels of a schema, references followed, that are read: llguidance calls itself for each."""
+"""Maximum depth of a schema, including references: llguidance recurses once per level."""
 STACK = 512 << 20
-"""Bytes of address space for that: those that threads have end the process at some hundred."""
+"""Stack size, in bytes, for that recursion; usual stacks overflow at a few hundred levels, which
+ends the process."""
 SHORT_ESCAPES = 'nrbtf\\"'
-"""Escapes in JSON by which every character has one spelling.
+"""JSON escapes with which every character has a single spelling.
 
-llguidance takes a key for another one than a named `a` if it is spelled `\\u0061`, and so lets it
-past the schema of `a`. Without `\\u` the other control characters cannot be written.
+llguidance treats the key `\\u0061` as different from a named key `a`, so the schema of `a` would
+not apply to it. Without `\\u`, other control characters cannot be written.
 """
 _MAKING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must be, from its first token to its end; one of the four methods makes it."""
+    """A grammar for the whole answer; create it with one of the four methods."""
 
     kind: Literal["JSON schema", "regular expression", "Lark grammar"]
     text: str
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Grammar:
-        """JSON without any white space between its parts that fits a schema, keys in its order.
+        """Create a grammar for JSON that fits a schema, without white space, with keys in its
+        order.
 
-        Raises OptionError for what is no JSON object, `true` or `false`.
+        Raises OptionError for a schema that is not a JSON object, `true` or `false`.
         """
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(parsed)
         except (TypeError, ValueError, RecursionError) as error:
-            raise OptionError(f"a JSON schema must be JSON: {first_line(error)}") from error
+            raise OptionError(f"a JSON schema must be valid JSON: {first_line(error)}") from error
         if not isinstance(parsed, Mapping | bool):
-            raise OptionError(f"a JSON schema must be an object, or true; not {text[:60]}")
+            raise OptionError(f"a JSON schema must be an object or a bool, got {text[:60]}")
         return cls("JSON schema", text)
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Any JSON object, without white space between its parts."""
+        """Create a grammar for any JSON object, without white space between its parts."""
         return cls.json_schema({"type": "object"})
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """A text that a regular expression matches from its beginning to its end.
+        """Create a grammar for texts that a regular expression matches as a whole.
 
-        In the syntax of Rust's regex crate: no look-around, no references back.
+        The syntax is that of Rust's regex crate: no look-around, no back-references.
         """
         return cls("regular expression", pattern)
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """A text of a context-free language, in the syntax of Lark; its rule `start` is all."""
+        """Create a grammar for a context-free language in Lark's syntax; `start` is the whole
+        text."""
         return cls("Lark grammar", text)
 
 
 class Grammars:
-    """The grammars of one tokenizer, each compiled once; any thread may ask."""
+    """The grammars of one tokenizer, each compiled once; thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        """`vocab_size`: the width of the logits."""
+        """`vocab_size`: width of the logits."""
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self._tokenizers: dict[tuple[int, ...], Any] = {}
         self._compiled: dict[tuple[Grammar, tuple[int, ...]], Compiled] = {}
 
     def compile(self, grammar: Grammar, end_ids: Sequence[int]) -> Compiled:
-        """A grammar whose text is followed by one of `end_ids`.
+        """Compile a grammar; the text must be followed by one of `end_ids`.
 
-        The first one of a tokenizer takes about half a second, large ones take as long. Raises
-        OptionError for one that is wrong, too complex or not supported, and where llguidance or a
-        fast tokenizer is missing.
+        The first grammar of a tokenizer takes about half a second, as does a large one. Raises
+        OptionError for a grammar that is wrong, too complex or not supported, and if llguidance or
+        a fast tokenizer is missing.
         """
         if not isinstance(grammar, Grammar):
             raise OptionError(
-                f"grammar={grammar!r} cannot work; it must be made by Grammar.json_schema, "
-                "json_object, regex or lark"
+                "grammar must be created by Grammar.json_schema, json_object, regex or lark, got "
+                f"{grammar!r}"
             )
         ends = tuple(i for i in end_ids if i < self.vocab_size)
         found = self._compiled.pop((grammar, ends), None) or deeply(self._build, grammar, ends)
@@ -113,20 +116,20 @@ class Grammars:
 
     def _build(self, grammar: Grammar, ends: tuple[int, ...]) -> Compiled:
         if not ends:
-            raise OptionError("a grammar needs a model with an end token, which this one has not")
+            raise OptionError("a grammar needs a model with an end token, but this model has none")
         library = _library()
         if ends not in self._tokenizers:
             try:
                 spelt = _Spelt(Vocabulary.of(self.tokenizer, self.vocab_size), ends[0])
             except DraftsmithError as error:
-                raise OptionError(f"a grammar cannot be followed: {error}") from error
+                raise OptionError(f"grammars cannot be used with this model: {error}") from error
             self._tokenizers[ends] = library.LLTokenizer(
                 library.TokenizerWrapper(spelt), n_vocab=self.vocab_size, eos_token=list(ends)
             )
         matcher, options = library.LLMatcher, dict[str, Any](whitespace_flexible=False)
         if grammar.kind == "JSON schema":
             if levels(grammar.text) > DEEPEST:
-                raise _refusal(grammar, "it goes too deep")
+                raise _refusal(grammar, "it is nested too deeply")
             schema = json.loads(grammar.text)
             if admits_more_keys(schema):
                 if needs_long_escapes(schema):
@@ -142,7 +145,7 @@ class Grammars:
                 made = matcher.grammar_from_lark(grammar.text)
         except ValueError as error:
             raise _refusal(grammar, str(error)) from error
-        # Its usual limits bound the steps of building and of each mask: seconds at the most.
+        # The default limits bound the steps of compiling and of each mask, to seconds at most.
         limits = library.LLParserLimits(verbose_errors=False)
         start = matcher(self._tokenizers[ends], made, log_level=0, limits=limits)
         if not start.is_error():
@@ -154,37 +157,37 @@ class Grammars:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A grammar, ready for one tokenizer; serves any number of sequences."""
+    """A grammar compiled for one tokenizer; serves any number of sequences."""
 
     grammar: Grammar
     start: Any
-    """An LLMatcher that has read nothing; only copied."""
+    """An LLMatcher that has read nothing; it is only copied."""
     tokenizer: Any
-    """The LLTokenizer that it was compiled for."""
+    """The LLTokenizer for which it was compiled."""
     end_ids: tuple[int, ...]
 
     def state(self, prompt_length: int) -> GrammarState:
-        """For a sequence whose answer begins behind so many ids."""
+        """Return the state for a sequence with `prompt_length` ids before the answer."""
         return GrammarState(self, prompt_length)
 
 
 class GrammarState:
-    """Where one sequence's answer stands in its grammar; a processor of its scores.
+    """State of one answer in its grammar; also a processor of its scores.
 
-    It reads what was emitted, each token once. What may be drafted is asked of copies (`scout`).
+    It reads each emitted token once. Drafts use copies of it (`scout`).
     """
 
     def __init__(self, compiled: Compiled, prompt_length: int) -> None:
         self.compiled = compiled
         self.matcher = compiled.start.deep_copy()
         self.read = prompt_length
-        """Ids of the sequence that the matcher has read, or that lie before the answer."""
+        """Number of ids that the matcher has read, including those before the answer."""
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """(1, V) the scores with -inf wherever the grammar allows no token.
+        """Return (1, V) scores with -inf for tokens that the grammar forbids.
 
-        Where other options forbid all that it allows, the grammar has the last word. Raises
-        OptionError where the text cannot go on within llguidance's limits.
+        If other options forbid all tokens that the grammar allows, the grammar takes precedence.
+        Raises OptionError if llguidance's limits are exceeded.
         """
         self.matcher.consume_tokens(ids[0, self.read :].tolist())
         self.read = ids.shape[1]
@@ -199,22 +202,23 @@ class GrammarState:
         return kept
 
     def scout(self, ids: Sequence[int]) -> Scout:
-        """What may follow `ids`, the sequence as it stands now."""
+        """Return a scout for what may follow `ids`, the current sequence."""
         matcher = self.matcher.deep_copy()
         matcher.consume_tokens(list(ids[self.read :]))
         return Scout(matcher, self.compiled)
 
 
 class Scout:
-    """A copy of a sequence's matcher, which drafts may lead anywhere and into any limit."""
+    """A copy of a sequence's matcher for drafts; it may reach any state or limit."""
 
     def __init__(self, matcher: Any, compiled: Compiled) -> None:
         self.matcher, self.compiled = matcher, compiled
         self.path: list[int] = []
-        """Tokens behind the sequence that it has read."""
+        """Tokens after the sequence that it has read."""
 
     def go(self, path: Sequence[int]) -> bool:
-        """Go to where `path` behind the sequence leads; False, staying near, if it is forbidden."""
+        """Read `path` after the sequence; return False, with a part of it read, if it is
+        forbidden."""
         same = common_prefix(path, self.path)
         if same < len(self.path):
             self.matcher.rollback(len(self.path) - same)
@@ -223,11 +227,11 @@ class Scout:
         return len(self.path) == len(path) and not self.matcher.is_error()
 
     def onward(self) -> tuple[list[int], list[int]]:
-        """The tokens that must follow here, one after the other, and those that may come then.
+        """Return the tokens that must follow here, and those that may follow after them.
 
-        Both may be empty: the latter where they are more than `FEW`. Where bytes are certain and
-        tokens are not, those that write more than these bytes are left out. Where all is said an
-        end token must follow. The path goes on with what must follow.
+        Either may be empty, the second one if it has more than `FEW` tokens. If some bytes must
+        follow but not certain tokens, tokens that write more than these bytes are left out. At the
+        end of the grammar an end token must follow. The scout reads the tokens that must follow.
         """
         ended = bool(self.path) and self.path[-1] in self.compiled.end_ids
         if ended or self.matcher.is_error():
@@ -246,7 +250,7 @@ class Scout:
 
 
 def levels(schema: str) -> int:
-    """At least as many as a schema has, where no reference is followed twice on a way down."""
+    """Return an upper bound of a schema's depth, if no reference is followed twice on a path."""
     level, deep = [json.loads(schema)], 0
     while level := [one for one in level if isinstance(one, dict | list)]:
         deep += 1
@@ -255,7 +259,7 @@ def levels(schema: str) -> int:
 
 
 def parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a schema."""
+    """Yield all objects in a schema."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()
@@ -265,7 +269,7 @@ def parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def admits_more_keys(schema: Any) -> bool:
-    """Whether some object may have keys of several kinds: named ones, by a pattern, any others."""
+    """Return whether an object may have several kinds of keys: named, by a pattern, any others."""
     return any(
         bool(one.get("properties"))
         + bool(one.get("patternProperties"))
@@ -276,7 +280,7 @@ def admits_more_keys(schema: Any) -> bool:
 
 
 def needs_long_escapes(schema: Any) -> bool:
-    """Whether a constant has characters that only `SHORT_ESCAPES` and `\\u` can write."""
+    """Return whether a constant needs escapes other than `SHORT_ESCAPES`."""
     constants = [one.get(name) for one in parts(schema) for name in ("const", "enum")]
     return _LONG.search(json.dumps(constants)) is not None
 
@@ -285,32 +289,32 @@ _LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
 
 
 def deeply(call: Callable[..., Compiled], *given: Any) -> Compiled:
-    """What a call gives, made on a stack of its own; raises what it raises."""
+    """Call a function in a thread with a large stack; return its result or raise its error."""
     with ThreadPoolExecutor(1) as thread, _MAKING:
         usual = threading.stack_size(STACK)
         try:
-            going = thread.submit(call, *given)  # which starts the thread
+            running = thread.submit(call, *given)  # this starts the thread
         finally:
             threading.stack_size(usual)
-    return going.result()
+    return running.result()
 
 
 def unpacked(mask: bytes) -> NDArray[np.uint8]:
-    """(at least V,) 1 for each token that is allowed."""
+    """Return (at least V,) 1 for each allowed token, 0 for others."""
     return np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
 
 
 class _Spelt:
-    """A vocabulary as llguidance reads one, in which no text spells a special token.
+    """A vocabulary for llguidance in which no text spells a special token.
 
-    What llguidance reads by itself from a tokenizer's JSON does: it cannot write `<|python_tag|>`
-    in a string where that is a special token, nor `</tool_call>` where that is a token at all.
+    If llguidance reads a tokenizer's JSON itself, some texts do: it then cannot write
+    `<|python_tag|>` in a string if that is a special token, nor `</tool_call>` if that is a token.
     """
 
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
-        # What is forced is asked for again with every token that comes nearer to it.
+        # Cached, because forced text is encoded again for each token that leads to it.
         self.encode, self.eos_token_id = lru_cache(KEPT)(vocabulary.encode_known), end
         names = {i: name.encode() for i, name in vocabulary.special.items()}
         self.tokens = [data or names.get(i, b"") for i, data in enumerate(vocabulary.tokens)]
@@ -321,18 +325,18 @@ class _Spelt:
 
 
 def _library() -> Any:
-    """llguidance; raises OptionError if it is not installed."""
+    """Import llguidance; raise OptionError if it is not installed."""
     try:
         import llguidance
     except ImportError as error:
         raise OptionError(
-            f"a grammar needs llguidance, which cannot be imported ({error}); "
+            f"a grammar needs llguidance, which cannot be imported ({error}): "
             "pip install 'draftsmith[grammar]'"
         ) from error
     return llguidance
 
 
-def _refusal(grammar: Grammar, said: str) -> OptionError:
-    """That this grammar cannot be followed, and why."""
-    why = " ".join(said.split())[:200] or "llguidance gives no reason"
-    return OptionError(f"this {grammar.kind} cannot be followed: {why}; simplify or mend it")
+def _refusal(grammar: Grammar, reason: str) -> OptionError:
+    """Create the error for a grammar that cannot be used."""
+    why = " ".join(reason.split())[:200] or "llguidance gives no reason"
+    return OptionError(f"this {grammar.kind} cannot be used: {why}; simplify or correct it")

@@ -1,8 +1,8 @@
-"""From a tokenizer of Hugging Face's library to the bytes that each of its ids writes.
+"""Spelling: the bytes that each id of a Hugging Face tokenizer writes.
 
-The tokenizer is asked: each id is decoded between two letters. Only ids that write no whole
-characters need more, and there the decoder's own JSON says which alphabet it has, never the name of
-a class. In the end all tokens in a row must write what each of them writes.
+Each id is decoded between two letters. Only ids that write no whole characters need more: for them
+the decoder's JSON gives the alphabet; class names are not used. In the end all tokens in a row must
+write the concatenation of their bytes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from tokenizers import Tokenizer
 from draftsmith.errors import LoadError, UnsupportedError
 
 UNKNOWN = "\ufffd"
-"""What decoders write for bytes that are no character."""
+"""What decoders write for invalid bytes."""
 
 FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""SentencePiece's name of a token that is one byte."""
+"""Name of a single-byte token in SentencePiece."""
 
 
 def backend_of(tokenizer: Any) -> Tokenizer:
-    """The Rust tokenizer inside; raises LoadError for None, UnsupportedError if there is none."""
+    """Return the Rust tokenizer inside; raise LoadError for None, UnsupportedError if none."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if tokenizer is None:
         raise LoadError(
-            "there is no tokenizer, so what its ids write is not known; pass tokenizer=…"
+            "there is no tokenizer, so the bytes of its ids are unknown; pass tokenizer=…"
         )
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         raise UnsupportedError(
-            f"{type(tokenizer).__name__} is a tokenizer in Python, which does not say what bytes "
-            "its ids write; load the model's fast one (with a tokenizer.json)"
+            f"{type(tokenizer).__name__} is a tokenizer in Python, which does not give the bytes "
+            "of its ids; load the model's fast tokenizer (with a tokenizer.json)"
         )
     return backend
 
@@ -44,9 +44,9 @@ def backend_of(tokenizer: Any) -> Tokenizer:
 def spelling(
     backend: Tokenizer, size: int | None
 ) -> tuple[list[bytes | None], dict[int, str], frozenset[int]]:
-    """`tokens`, `special` and `fallback` of a `Vocabulary` of the ids 0 … size-1, None: all.
+    """Return `tokens`, `special` and `fallback` of a `Vocabulary` of the ids 0 … size-1.
 
-    Raises UnsupportedError if what they write cannot be told.
+    `size` None means all ids. Raises UnsupportedError if their bytes cannot be determined.
     """
     if size is None:
         size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -59,7 +59,7 @@ def spelling(
     for i, text in enumerate(backend.decode_batch(between, skip_special_tokens=False)):
         if i in special or text == head + tail:
             tokens.append(None)
-        # U+FFFD may also be a character of the token's own, alone or beside others.
+        # U+FFFD may also be a character of the token itself, alone or beside others.
         elif UNKNOWN in text and (data := _partial(backend, i, kinds)) is not None:
             tokens.append(data)
         elif text.startswith(head) and text.endswith(tail):
@@ -82,9 +82,9 @@ def spelling(
 
 
 def encoder(backend: Tokenizer) -> Tokenizer:
-    """A copy for the middle of a text: it puts nothing before or around it, no space either.
+    """Return a copy that encodes the middle of a text: it adds no tokens and no space.
 
-    What looks like a special token is text to it.
+    Names of special tokens in a text are encoded as text.
     """
     made = Tokenizer.from_str(backend.to_str())
     made.no_truncation()
@@ -100,18 +100,18 @@ def encoder(backend: Tokenizer) -> Tokenizer:
                 setattr(part, name, without)
     probe = "a b"
     if made.decode(made.encode(probe, add_special_tokens=False).ids) != probe:
-        # T5's mark before a word is the space itself.
+        # In T5 the mark before a word is the space itself, so it must stay.
         for part, name, value in changed:
             setattr(part, name, value)
     return made
 
 
 _PREFIX = {"prepend_scheme": "never", "add_prefix_space": False, "prepend": ""}
-"""How Metaspace, ByteLevel and Prepend put a space before a text's first word, and how not."""
+"""Options with which Metaspace, ByteLevel and Prepend add no space before a text."""
 
 
 def _inside(component: Any) -> Iterator[Any]:
-    """The parts of a sequence, or a component alone."""
+    """Yield the parts of a sequence, or a single component."""
     if type(component).__name__ != "Sequence":
         yield component
         return
@@ -120,7 +120,7 @@ def _inside(component: Any) -> Iterator[Any]:
 
 
 def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
-    """An id that writes a letter, the letter, and what the id writes behind itself."""
+    """Return an id that writes a letter, the letter, and what the id writes after itself."""
     for letter in "aeinost0123456789":
         found = backend.token_to_id(letter)
         if found is None or found in special:
@@ -129,15 +129,15 @@ def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, s
         if once == letter and twice.startswith(letter):
             return found, letter, twice.removeprefix(letter)
     raise UnsupportedError(
-        "this tokenizer has no token that is a plain letter or digit, so it cannot be asked what "
-        "its ids write"
+        "this tokenizer has no token that is a single letter or digit, so the bytes of its ids "
+        "cannot be determined"
     )
 
 
 def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
-    """The bytes of an id that writes no whole characters, as the decoder takes them.
+    """Return the bytes of an id that writes no whole characters.
 
-    None where it does write them, and U+FFFD is one.
+    None if it writes whole characters, one of which is U+FFFD.
     """
     name = backend.id_to_token(i) or ""
     if "ByteLevel" in kinds and all(character in _ALPHABET for character in name):
@@ -148,15 +148,15 @@ def _partial(backend: Tokenizer, i: int, kinds: set[str]) -> bytes | None:
     if UNKNOWN in name:
         return None
     raise UnsupportedError(
-        f"token {i}, {reprlib.repr(name)}, writes no whole character, and a decoder of "
-        f"{_named(kinds)} does not say which bytes it is"
+        f"token {i}, {reprlib.repr(name)}, writes no whole character, and a decoder of type "
+        f"{_named(kinds)} does not give its bytes"
     )
 
 
 def _depends(what: str, kinds: set[str]) -> UnsupportedError:
     return UnsupportedError(
-        f"with this tokenizer's decoder ({_named(kinds)}) what {what} depends on the tokens beside "
-        "it, so it cannot be compared with other tokenizers"
+        f"with this tokenizer's decoder ({_named(kinds)}) what {what} depends on the neighbouring "
+        "tokens, so it cannot be compared with other tokenizers"
     )
 
 
@@ -165,7 +165,7 @@ def _named(kinds: set[str]) -> str:
 
 
 def _kinds(backend: Tokenizer) -> set[str]:
-    """The types of all parts of the decoder, from its JSON."""
+    """Return the types of all parts of the decoder, from its JSON."""
     if backend.decoder is None:
         return set()
     state = json.loads(backend.decoder.__getstate__())
@@ -184,4 +184,4 @@ def _alphabet(printable: Sequence[int]) -> dict[str, int]:
 
 
 _ALPHABET = _alphabet([*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)])
-"""GPT-2's characters for the 256 bytes: the printable ones as they are, others from U+0100 on."""
+"""GPT-2's characters for the 256 bytes: printable ones unchanged, others from U+0100 on."""

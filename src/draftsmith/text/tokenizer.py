@@ -1,4 +1,4 @@
-"""Between text and ids: prompts, chat templates, streaming text, stop strings."""
+"""Conversion between text and ids: prompts, chat templates, streaming text, stop strings."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from draftsmith.values import integers, listed, shown, token_ids
 
 Message = Mapping[str, Any]
 NO_TOKENIZER = (
-    "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or give token ids"
+    "this model has no tokenizer, so {what}. Pass tokenizer=… when loading it, or use token ids"
 )
 OPENING = ("continue_final_message", "add_generation_prompt")
-"""Variables of a chat template that say where the assistant begins, as transformers names them."""
+"""Variables of a chat template that determine where the answer begins, named as in transformers."""
 
 
 def read_bare(path: Path) -> Tokenizer:
-    """The tokenizer that a lone tokenizer.json describes; raises LoadError."""
+    """Load a tokenizer from a tokenizer.json alone; raises LoadError."""
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers, which is written in Rust, raises nothing more special
+    except Exception as error:  # tokenizers, written in Rust, raises plain Exceptions
         raise LoadError(f"{path} cannot be read as a tokenizer: {error}") from error
 
 
 def as_batch(prompt: Any) -> tuple[list[Any], bool]:
-    """One or many prompts as a list, and whether there were many.
+    """Return one or many prompts as a list, and whether there were many.
 
-    Tensors, arrays and what a tokenizer returns become lists of ids, without the padding that their
-    attention mask hides; a tensor of one row is one prompt. Raises PromptError for a mask with
+    Tensors, arrays and results of a tokenizer become lists of ids, without padding that their
+    attention mask hides. A tensor of one row is one prompt. Raises PromptError for a mask with
     gaps.
     """
     mask = None
@@ -54,12 +54,12 @@ def as_batch(prompt: Any) -> tuple[list[Any], bool]:
 
 
 def _shown(ids: Any, mask: Any) -> list[Any]:
-    """The ids of one or many rows that their attention mask shows."""
+    """Return the ids that the attention mask shows, for one or many rows."""
     if ids and isinstance(ids[0], list):
         return [_shown(*row) for row in zip(ids, mask, strict=True)]
     places = [place for place, seen in enumerate(mask) if seen]
     if places and places[-1] - places[0] >= len(places):
-        raise PromptError("the attention mask hides more than padding; leave the hidden ids out")
+        raise PromptError("the attention mask hides more than padding; remove the hidden ids")
     return [ids[place] for place in places]
 
 
@@ -77,10 +77,10 @@ def _is_list(prompt: Any) -> bool:
 
 
 def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
-    """Token ids of one prompt of any kind; `template` are the chat template's extra variables."""
+    """Return the ids of one prompt of any kind; `template`: more variables of the chat template."""
     (one, *_), many = as_batch(prompt)
     if isinstance(one, abc.Sequence) and not len(one):
-        raise PromptError("the prompt is empty; give a text, token ids, or messages")
+        raise PromptError("the prompt is empty; pass a text, token ids, or messages")
     if isinstance(one, str) and not many:
         return encode(tokenizer, one, special=True)
     if _are_ids(one) and not many:
@@ -88,15 +88,15 @@ def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> l
     if _are_messages(one) and not many:
         return render_chat(tokenizer, one, template)
     raise PromptError(
-        f"a prompt is a text, token ids, or a list of messages, not "
+        f"a prompt must be a text, token ids, or a list of messages, got "
         f"{'several prompts' if many else type(one).__name__}"
     )
 
 
 def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
-    """Token ids of a text; `special` adds what the tokenizer adds by itself, such as <s>.
+    """Return the ids of a text; `special` adds the tokenizer's own tokens, such as <s>.
 
-    Raises PromptError for half of a surrogate pair, which no tokenizer takes.
+    Raises PromptError for an unpaired surrogate, which no tokenizer accepts.
     """
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="text cannot be turned into tokens"))
@@ -105,7 +105,7 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     except UnicodeEncodeError as error:
         half = f"\\u{ord(text[error.start]):x}"
         raise PromptError(
-            f"a text must hold whole characters, got {half}, half of a surrogate pair, "
+            f"a text must have whole characters, got {half}, half of a surrogate pair, "
             f"at {error.start}"
         ) from None
     ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -113,16 +113,16 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
 
 
 def opening(tokenizer: Any) -> tuple[int, ...]:
-    """What the tokenizer puts before every text by itself: `<s>`, or nothing."""
+    """Return the token that the tokenizer puts before every text (`<s>`), or nothing."""
     first = tokenizer.bos_token_id
     return (first,) if tokenizer("a")["input_ids"][0] == first is not None else ()
 
 
 def continues(messages: Any, template: Mapping[str, Any]) -> bool:
-    """Return whether a chat's last message is continued, rather than answered.
+    """Return whether a chat's last message is continued, not answered.
 
-    It is where it is the assistant's and `template` says `continue_final_message=True` or
-    `add_generation_prompt=False`. Raises OptionError for what contradicts itself.
+    It is continued if it is the assistant's and `template` has `continue_final_message=True` or
+    `add_generation_prompt=False`. Raises OptionError for contradictory variables.
     """
     goes_on, begins = (template.get(name) for name in OPENING)
     for name in OPENING:
@@ -130,28 +130,28 @@ def continues(messages: Any, template: Mapping[str, Any]) -> bool:
             raise OptionError(f"{name} must be true or false, got {template[name]!r:.100}")
     if goes_on and begins:
         raise OptionError(
-            "continue_final_message=True continues the last message and add_generation_prompt=True "
-            "begins another one; leave one of them out"
+            "continue_final_message=True continues the last message, add_generation_prompt=True "
+            "begins a new one; remove one of them"
         )
     last = messages[-1] if _are_messages(messages) else {}
     if last.get("role") != "assistant":
         if goes_on:
             raise OptionError(
-                "continue_final_message=True needs a last message of the role 'assistant', "
+                "continue_final_message=True needs a last message with the role 'assistant', "
                 f"got {last.get('role')!r:.100}; add one with the text to continue"
             )
         return False
     if goes_on is False and begins is False:
         raise OptionError(
             "continue_final_message=False and add_generation_prompt=False leave nothing to write "
-            "behind an assistant's message; set one of them to true"
+            "after an assistant's message; set one of them to true"
         )
     if begins is not False and not goes_on:
         return False
     if last.get("tool_calls"):
         raise OptionError(
             "continue_final_message=True needs a last message without tool calls; add their "
-            "results, or leave the calls out"
+            "results, or remove the calls"
         )
     return True
 
@@ -159,22 +159,22 @@ def continues(messages: Any, template: Mapping[str, Any]) -> bool:
 def render_chat(
     tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any] | None = None
 ) -> list[int]:
-    """Token ids of a chat in the model's own template, ready for the assistant to answer.
+    """Return the ids of a chat in the model's template, ready for the assistant to answer.
 
-    `template`: variables of the template. A last message may be left open (`continues`): then its
-    text ends the ids as it is, white space included. Raises PromptError, and OptionError for
-    variables that contradict each other.
+    `template`: variables of the template. If the last message is continued (`continues`), its text
+    is the end of the ids, including white space. Raises PromptError, and OptionError for
+    contradictory variables.
     """
     if tokenizer is None:
         raise LoadError(NO_TOKENIZER.format(what="messages cannot be rendered"))
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(
             "this model's tokenizer has no chat template, so messages cannot be rendered; "
-            "give a text instead"
+            "pass a text instead"
         )
     for message in messages:
         if "role" not in message or "content" not in message:
-            raise PromptError(f"a message needs 'role' and 'content', not {sorted(message)}")
+            raise PromptError(f"a message must have 'role' and 'content', got {sorted(message)}")
         _check_message(message)
     given = dict(template or {})
     if continues(messages, given):
@@ -185,7 +185,7 @@ def render_chat(
 
 
 def _check_message(message: Message) -> None:
-    """Raise PromptError for a role or a content that a template would write as it prints."""
+    """Raise PromptError for a role or a content that a template would write as its `repr`."""
     role, content = message["role"], message["content"]
     if not isinstance(role, str):
         raise PromptError(f"the role of a message must be a text, got {shown(role)}")
@@ -201,22 +201,22 @@ def _check_message(message: Message) -> None:
 
 
 def shows_role(tokenizer: Any, role: str) -> bool:
-    """Return whether a chat template takes a first message of a role and shows its text."""
-    asked = [{"role": role, "content": "SHOWN"}, {"role": "user", "content": "hello"}]
+    """Return whether a chat template accepts a first message of a role and shows its text."""
+    messages = [{"role": role, "content": "SHOWN"}, {"role": "user", "content": "hello"}]
     try:
-        return "SHOWN" in _rendered(tokenizer, asked, {}, True)
+        return "SHOWN" in _rendered(tokenizer, messages, {}, True)
     except PromptError:
         return False
 
 
 def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any]) -> str:
-    """A chat up to the end of its last message's text.
+    """Return a rendered chat up to the end of its last message's text.
 
-    Templates trim texts, so another word is rendered in its place.
+    Templates trim texts, so a placeholder is rendered and replaced by the text.
     """
     *before, last = messages
     if not isinstance(last["content"], str):
-        raise PromptError("a message that is continued needs a text, not parts")
+        raise PromptError("a message that is continued must have a text as content, got parts")
     word, all_texts = "CONTINUED", repr(messages)
     while word in all_texts:
         word += "D"
@@ -224,7 +224,7 @@ def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mappin
     head, found, _ = text.rpartition(word)
     if not found:
         raise PromptError(
-            "the model's chat template does not show the last message as it is, so it cannot be "
+            "the model's chat template does not show the last message unchanged, so it cannot be "
             "continued; end the messages with one of the user"
         )
     return head + last["content"]
@@ -233,23 +233,23 @@ def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mappin
 def _rendered(
     tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any], begins: bool
 ) -> str:
-    """A chat as its template writes it; `begins`: with the beginning of an answer."""
+    """Return a chat rendered by its template; `begins`: with the beginning of an answer."""
     given = {name: value for name, value in template.items() if name not in OPENING}
     try:
         text: str = tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=begins, **given
         )
     except Exception as error:
-        # Templates are programs of the model's author: they refuse roles, orders, and more.
+        # Templates are programs of the model's author; they may refuse roles, orders and more.
         raise PromptError(f"the model's chat template refused the messages: {error}") from error
     return text
 
 
 def split_stops(tokenizer: Any, stop: abc.Sequence[str]) -> tuple[list[str], list[int]]:
-    """Stop strings to look for in the text, and ids of those that are special tokens.
+    """Return stop strings to search in the text, and ids of those that are special tokens.
 
-    Special tokens never show in the text, so they are recognised by their id. Raises OptionError
-    for a string that only contains one: it could never match.
+    Special tokens never appear in the text, so they are found by their id. Raises OptionError for
+    a string that contains one and more text: it could never match.
     """
     if not stop or tokenizer is None:
         return list(stop), []
@@ -261,55 +261,57 @@ def split_stops(tokenizer: Any, stop: abc.Sequence[str]) -> tuple[list[str], lis
         if inside is not None:
             raise OptionError(
                 f"stop={string!r} contains the special token {inside!r}, which no text shows; "
-                f"stop at {inside!r} alone, or at the text before it"
+                f"use {inside!r} alone, or the text before it"
             )
     return strings, [special[s] for s in stop if s in special]
 
 
 def _hidden(tokenizer: Any, token: int) -> bool:
-    """Whether an added token is left out of decoded text."""
+    """Return whether an added token is left out of decoded text."""
     return decode(tokenizer, [token]) == ""
 
 
 UNFINISHED = 3
-"""Tokens that the bytes of an unfinished character take at most."""
+"""Maximum number of tokens for the bytes of an unfinished character."""
 
 MOST_HELD = 16
-"""Tokens held back where there seems to be no place between two of them that parts no character."""
+"""Number of tokens that are held back if every cut between them seems to split a character."""
 
 REACH = 64
-"""Tokens at a text's end among which there should be one that writes whole characters."""
+"""Number of last tokens among which one should write whole characters."""
 
 
 class StreamDecoder:
-    """Text of a growing list of ids, piece by piece, holding back unfinished characters.
+    """Decodes a growing list of ids piece by piece, holding back unfinished characters.
 
-    Decodes a short window only, so a token costs the same however long the answer is. Bytes that
-    become no character are U+FFFD, given out a few tokens later. `special` shows special tokens.
+    It decodes a short window only, so the cost of a token does not depend on the length of the
+    answer. Bytes that become no character are released as U+FFFD a few tokens later. `special`
+    shows special tokens.
     """
 
     def __init__(
         self, tokenizer: Any, *, special: bool = False, preceding: abc.Sequence[int] = ()
     ) -> None:
-        """`preceding`: what the ids follow, as for `decode`."""
+        """`preceding`: ids before the first one, as for `decode`."""
         if tokenizer is None:
             raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         self.tokenizer = tokenizer
         self.special = special
         self._given = list(preceding)
-        """The last ids whose text was given out: some ids are written otherwise at a beginning."""
+        """Last ids with released text: some ids are written differently at the beginning of a text.
+        """
         self._held: list[int] = []
         self._text = ""
-        """Of those held."""
+        """Text of the ids that are held back."""
         self._length = 0
-        """Characters given out."""
+        """Number of released characters."""
         self.start = 0
-        """Where the last token's own text begins, in characters of the whole text."""
+        """Position in the whole text, in characters, where the last token's own text begins."""
         self.silent = False
         """Whether the last token never writes anything."""
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is unfinished."""
+        """Add a token; return the text that it completes, "" while a character is unfinished."""
         held = [*self._held, token]
         text = self._behind(held)
         self.start = self._length + self._before_last(held, text)
@@ -321,32 +323,32 @@ class StreamDecoder:
             return self._give(len(held))
         if len(held) <= UNFINISHED:
             return ""
-        # Too many tokens for one character, so some bytes are none. What two parts write that are
-        # decoded alone is the whole text only if no character is cut between them.
+        # Too many tokens for one character, so some bytes are invalid. Two parts that are decoded
+        # separately give the whole text only if no character is cut between them.
         for count in range(1, len(held)):
             if self._behind(held[:count]) + self._decode(held[count:]) == text:
                 return self._give(count)
         return self._give(len(held)) if len(held) >= MOST_HELD else ""
 
     def _before_last(self, held: abc.Sequence[int], text: str) -> int:
-        """Characters of what `held` write, `text`, that end before the last token.
+        """Return the number of characters of `text`, written by `held`, before the last token.
 
-        Bytes that are no character are characters of their own. A token in the midst of one that
-        is unfinished has its beginning for a place.
+        Each invalid byte counts as a character. A token inside an unfinished character has the
+        beginning of that character as its position.
         """
         before = self._text
         if text.endswith("\ufffd") and (data := fallback_bytes(self.tokenizer, held)):
-            # Where bytes are tokens, a decoder shows each of an unfinished character for itself.
+            # For byte tokens, a decoder shows each byte of an unfinished character separately.
             before, text = data[:-1].decode(errors="replace"), data.decode(errors="replace")
         unfinished = text.endswith("\ufffd")
         return min(common_prefix(before, text), len(text) - unfinished)
 
     def unfinished(self) -> str:
-        """What is left at the end, unfinished characters as U+FFFD."""
+        """Return the text that is held back, with unfinished characters as U+FFFD."""
         return self._text
 
     def _give(self, count: int) -> str:
-        """The text of the first `count` held ids, which are held no longer."""
+        """Release the first `count` ids that are held back; return their text."""
         text = self._behind(self._held[:count])
         self._length += len(text)
         self._given, self._held = self._held[:count], self._held[count:]
@@ -354,7 +356,7 @@ class StreamDecoder:
         return text
 
     def _behind(self, ids: abc.Sequence[int]) -> str:
-        """What `ids` write behind those given out."""
+        """Return what `ids` write after the released ids."""
         return decode(self.tokenizer, ids, special=self.special, preceding=self._given)
 
     def _decode(self, ids: abc.Sequence[int]) -> str:
@@ -363,7 +365,7 @@ class StreamDecoder:
 
 def fallback_bytes(tokenizer: Any, ids: abc.Sequence[int]) -> bytes:
     """Return the bytes of tokens that are one byte each (`<0x0A>`); empty if one is not."""
-    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # some only decode
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # some tokenizers only decode
     if named is None:
         return b""
     names = [FALLBACK.fullmatch(name or "") for name in named(list(ids))]
@@ -377,9 +379,9 @@ def token_texts(
     special: bool = False,
     preceding: abc.Sequence[int] = (),
 ) -> list[str]:
-    """The text that each id adds, "" for one that only begins a character; joined, the whole text.
+    """Return the text that each id adds, "" if it only begins a character; joined, the whole text.
 
-    `special` shows special tokens too; `preceding`: what the ids follow, as for `decode`. Raises
+    `special` shows special tokens; `preceding`: ids before the first one, as for `decode`. Raises
     LoadError without a tokenizer.
     """
     decoder = StreamDecoder(tokenizer, special=special, preceding=preceding)
@@ -396,10 +398,10 @@ def decode(
     special: bool = False,
     preceding: abc.Sequence[int] = (),
 ) -> str:
-    """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`.
+    """Return the text of `ids` exactly as the model wrote it, without special tokens by default.
 
-    `preceding` stands before them and is no part of the text: SentencePiece's kind of tokenizer
-    drops the space before the first word of all.
+    `preceding` are ids before `ids` that are not part of the text: tokenizers like SentencePiece
+    drop the space before the first word of a text.
     """
     text: str = tokenizer.decode(
         [*preceding, *ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
@@ -408,13 +410,13 @@ def decode(
 
 
 def last_written(tokenizer: Any, ids: abc.Sequence[int]) -> tuple[int, ...]:
-    """The last of some ids that writes whole characters by itself; empty if none does.
+    """Return the last of `ids` that writes whole characters by itself; empty if none does.
 
-    What goes on a text is decoded `preceding` it.
+    Text that continues them is decoded `preceding` it.
     """
     for token in reversed(ids[-REACH:]):
-        # Bytes of a character would become one with the bytes that follow, special tokens show
-        # nothing, and a bare space would itself be dropped at the beginning.
+        # Bytes of a character could combine with following bytes, special tokens show nothing, and
+        # a space alone would be dropped at the beginning.
         text = decode(tokenizer, [token])
         if text and "\ufffd" not in text:
             return (token,)
@@ -422,27 +424,27 @@ def last_written(tokenizer: Any, ids: abc.Sequence[int]) -> tuple[int, ...]:
 
 
 class TextStream:
-    """The answer's text as it grows, ended by stop strings; also the stop rule for them.
+    """Text of a growing answer, ended by stop strings; also the stop rule for them.
 
-    Text that might turn out to be the beginning of a stop string is held back.
+    Text that may be the beginning of a stop string is held back.
     """
 
     def __init__(
         self, tokenizer: Any, stop: abc.Sequence[str] = (), *, preceding: abc.Sequence[int] = ()
     ) -> None:
-        """`preceding`: what the answer follows, as for `decode`."""
+        """`preceding`: ids before the answer, as for `decode`."""
         self._decoder = StreamDecoder(tokenizer, preceding=preceding)
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
         self.stopped = False
         self.starts: list[int] = []
-        """Where each token's own text begins, also where it is released later."""
+        """Position where each token's own text begins, even if it is released later."""
         self.apart: Collection[int] = ()
-        """Special tokens that part the text: no stop string goes on behind one."""
+        """Special tokens that separate the text: no stop string spans one."""
 
     def __call__(self, sequence: Sequence, _scores: Tensor | None, /) -> str | None:
-        """Stop rule: take the newest token; `stop` when a stop string is complete."""
+        """Add the last token of the sequence; return `stop` if a stop string is complete."""
         token = sequence.ids[-1]
         text = self._release(self._decoder.push(token))
         self.starts.append(self._decoder.start)
@@ -452,17 +454,17 @@ class TextStream:
         return "stop" if self.stopped else None
 
     def take(self) -> list[str]:
-        """Text released by each token since the last call, in order."""
+        """Return the text released by each token since the last call, in order."""
         ready, self._ready = self._ready, []
         return ready
 
     @property
     def silent(self) -> bool:
-        """Whether the newest token never writes anything, as one that ends an answer."""
+        """Whether the last token never writes anything, such as an end-of-sequence token."""
         return self._decoder.silent
 
     def held(self) -> str:
-        """What is still held back; all that is left to show when nothing more will come."""
+        """Return the text that is held back, to show it if nothing follows."""
         return "" if self.stopped else self._held + self._decoder.unfinished()
 
     def _release(self, piece: str) -> str:
@@ -479,6 +481,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)

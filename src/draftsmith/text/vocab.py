@@ -1,7 +1,7 @@
-"""What each id of a tokenizer writes, in bytes, and which tokens two tokenizers share.
+"""Vocabulary: the bytes that each id of a tokenizer writes, and the tokens that two share.
 
-A token is a byte string here, whatever its tokenizer calls it (`Ġthe`, `▁the`, `<0x0A>`): the only
-ground on which two vocabularies can be compared.
+A token is a byte string here, whatever name its tokenizer uses (`Ġthe`, `▁the`, `<0x0A>`). Only so
+can two vocabularies be compared.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from draftsmith.text import spelling
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The byte-exact table of a tokenizer; without one, of a toy, which cannot `encode`.
+    """Table of the bytes of a tokenizer's ids; without a tokenizer (for tests) it cannot `encode`.
 
     A token's bytes are those that it writes in the middle of a text. Some tokenizers drop a space
     at the very beginning (SentencePiece marks first words with one).
     """
 
     tokens: Sequence[bytes | None]
-    """(V,) the bytes of each id; None: a special token, padding, or an id that writes nothing."""
+    """(V,) bytes of each id; None: a special token, padding, or an id that writes nothing."""
     special: Mapping[int, str] = field(default_factory=dict)
-    """Names of the control tokens by id: they are never text."""
+    """Id → name of the special tokens, which never appear as text."""
     fallback: frozenset[int] = frozenset()
-    """Byte-fallback tokens: kept for bytes that no other token of the tokenizer writes."""
+    """Byte-fallback tokens, used for bytes that no other token writes."""
     tokenizer: Tokenizer | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, tokenizer: Any, size: int | None = None) -> Vocabulary:
-        """The table of a fast tokenizer of transformers (made once for each) or of tokenizers.
+        """Return the table of a fast tokenizer (cached for those of transformers).
 
-        `size` is V, the width of the logits: rows beyond the tokenizer's own ids are padding. None:
-        as many as there are ids. Raises LoadError without a tokenizer, UnsupportedError if what its
-        ids write cannot be told.
+        `size` is V, the width of the logits; ids beyond the tokenizer's own are padding. None: the
+        number of ids. Raises LoadError without a tokenizer, UnsupportedError if the bytes of its
+        ids cannot be determined.
         """
         backend = spelling.backend_of(tokenizer)
-        # A table that is kept must not hold the very object that it is kept for.
+        # Not cached for a bare tokenizer: the value would refer to its own weak key.
         made = {} if backend is tokenizer else _MADE.setdefault(tokenizer, {})
-        added = backend.get_added_tokens_decoder().values()  # which may grow or become special
+        added = backend.get_added_tokens_decoder().values()  # tokens may be added or become special
         key = size, backend.get_vocab_size(), sum(token.special for token in added)
         if key not in made:
             made[key] = cls(*spelling.spelling(backend, size), backend)
@@ -63,9 +63,9 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> Mapping[bytes, int]:
-        """One canonical id for each byte string: the lowest that is no byte-fallback token.
+        """Byte string → canonical id: the lowest id that is not a byte-fallback token.
 
-        Where a vocabulary has both `<0x41>` and `A`, its model writes the latter.
+        If a vocabulary has both `<0x41>` and `A`, its model writes the latter.
         """
         found: dict[bytes, int] = {}
         usual = (i for i in range(self.size) if i not in self.fallback)
@@ -76,23 +76,24 @@ class Vocabulary:
 
     @cached_property
     def longest(self) -> int:
-        """Bytes of the longest token."""
+        """Length of the longest token in bytes."""
         return max(map(len, self.ids), default=0)
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        """What ids write in the middle of a text; special tokens and padding write nothing.
+        """Return the bytes that ids write in the middle of a text.
 
-        Nor do ids beyond the table, which a tokenizer has that knows more than its model.
+        Special tokens, padding and ids beyond the table write nothing; a tokenizer may have more
+        ids than its model.
         """
         size = self.size
         return b"".join(self.tokens[i] or b"" for i in ids if i < size)
 
     def encode(self, text: str | bytes) -> list[int]:
-        """Ids of the middle of a text: nothing is put before it or around it.
+        """Return the ids of text from the middle of a text: no tokens or spaces are added.
 
-        Text that looks like a special token stays text. Bytes that are no UTF-8 become single-byte
-        tokens, or nothing where the vocabulary has none. `bytes_of` gives the text back unless the
-        tokenizer is not injective. Raises UnsupportedError for a toy.
+        Names of special tokens are encoded as text. Bytes that are not UTF-8 become single-byte
+        tokens, or nothing if the vocabulary has none. `bytes_of` returns the text again, unless the
+        tokenizer is not injective. Raises UnsupportedError without a tokenizer.
         """
         if isinstance(text, str):
             ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
@@ -106,49 +107,49 @@ class Vocabulary:
         return found
 
     def encode_known(self, text: str | bytes) -> list[int]:
-        """`encode`, without ids beyond the table: a tokenizer may know more than its model."""
+        """Like `encode`, without ids beyond the table: a tokenizer may have more than its model."""
         return [i for i in self.encode(text) if i < self.size]
 
     @cached_property
     def _encoder(self) -> Tokenizer:
         if self.tokenizer is None:
             raise UnsupportedError(
-                "this vocabulary was made without a tokenizer, so it cannot encode text; make it "
-                "with Vocabulary.of(tokenizer, size)"
+                "this vocabulary has no tokenizer, so it cannot encode text; create it with "
+                "Vocabulary.of(tokenizer, size)"
             )
         return spelling.encoder(self.tokenizer)
 
 
 _NO_TEXT = re.compile("([\udc80-\udcff])")
-"""A byte that is no UTF-8, as Python's error handler surrogateescape decodes it."""
+"""A byte that is not UTF-8, as decoded by Python's error handler surrogateescape."""
 
 _MADE: WeakKeyDictionary[Any, dict[tuple[int | None, int, int], Vocabulary]] = WeakKeyDictionary()
-"""Tables by tokenizer of transformers."""
+"""Transformers tokenizer → its tables."""
 
 
 @dataclass(frozen=True, eq=False)
 class Intersection:
-    """T ∩ D, the tokens that two vocabularies share, as two maps that undo each other.
+    """T ∩ D: the tokens that two vocabularies share, as two inverse maps.
 
-    A special token is shared where both have one of that name. Of several ids with the same bytes
-    the canonical one is mapped, so that no token gets the probability of two; where the two are
-    the `same`, every id is mapped to itself.
+    A special token is shared if both have one with that name. Of several ids with the same bytes
+    only the canonical one is mapped, so that no token gets the probability of two. If the
+    vocabularies are the `same`, every id is mapped to itself.
     """
 
     to_target: Tensor
-    """(V_drafter,) int64: the target's id of each drafter id, -1 where the target has none."""
+    """(V_drafter,) int64: the target's id of each drafter id; -1 if the target has none."""
     to_drafter: Tensor
-    """(V_target,) int64: the drafter's id of each target id, -1 where the drafter has none."""
+    """(V_target,) int64: the drafter's id of each target id; -1 if the drafter has none."""
     size: int
-    """|T ∩ D|, special tokens included."""
+    """|T ∩ D|, including special tokens."""
     same: bool
-    """Whether every id, padding aside, means the same in both."""
+    """Whether every id, except padding, means the same in both."""
 
     @classmethod
     def of(
         cls, pairs: Sequence[tuple[int, int]], target: int, drafter: int, *, same: bool
     ) -> Intersection:
-        """Of (target id, drafter id), between logits of width `target` and `drafter`."""
+        """Create the maps from (target id, drafter id) pairs, for logits of these widths."""
         t, d = torch.tensor(pairs, dtype=torch.long, device="cpu").reshape(-1, 2).T
         to_target, to_drafter = t.new_full((drafter,), -1), t.new_full((target,), -1)
         to_target[d], to_drafter[t] = t, d
@@ -156,7 +157,7 @@ class Intersection:
 
 
 def intersect(target: Vocabulary, drafter: Vocabulary) -> Intersection:
-    """What two vocabularies share, by bytes, whatever the order of their ids."""
+    """Return the tokens that two vocabularies share, compared by bytes, in any order of ids."""
     used = _used(target)
     same = used == _used(drafter)
     if same:
@@ -169,9 +170,9 @@ def intersect(target: Vocabulary, drafter: Vocabulary) -> Intersection:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """SHA-256, in hex, over all pairs of id and token; of any tokenizer, also one without a table.
+    """Return the SHA-256, in hex, of all (id, token) pairs of any tokenizer.
 
-    Models of one family often differ in how far their logits are padded, and then still agree here.
+    Models of one family often pad their logits differently, but have the same fingerprint.
     """
     pairs = sorted((number, token) for token, number in tokenizer.get_vocab().items())
     text = "".join(f"{number}\t{token}\0" for number, token in pairs)
@@ -179,7 +180,7 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def _used(vocabulary: Vocabulary) -> list[bytes | str | None]:
-    """The bytes of each id, or a special token's name, without the padding at the end."""
+    """Return the bytes of each id, or a special token's name, without the padding at the end."""
     table: list[bytes | str | None] = list(vocabulary.tokens)
     for i, name in vocabulary.special.items():
         table[i] = name
@@ -189,7 +190,7 @@ def _used(vocabulary: Vocabulary) -> list[bytes | str | None]:
 
 
 def complete(data: bytes) -> bytes:
-    """`data` without the bytes of an unfinished character at its end."""
+    """Return `data` without the bytes of an unfinished character at its end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data)
     held, _ = decoder.getstate()
