@@ -1,12 +1,12 @@
-"""What it costs to share a pass: several rows in one, beside one pass for each row.
+"""Cost of a pass shared by several rows, compared with one pass per row.
 
     python -m benchmarks.batch_cost           # everything, about five minutes on two quiet cores
     python -m benchmarks.batch_cost --models edit-7m --dtypes float32 --runs 10
 
-The arms of a pair are whole passes with their commits, after equally many cached tokens, with the
-same kernels. *Packed*: all rows in one pass over our store. *Alone*: what models get that cannot
-share passes, the model's own cache and a pass for each row. Counted are seconds, pair by pair. The
-exit code is 1 if the upper end of an interval breaks a promise.
+Both arms run complete passes with their commits, after the same number of cached tokens, with the
+same kernels. *Packed*: all rows in one pass over our store. *Alone*: the model's own cache and a
+pass per row, as for models that cannot share passes. Seconds are compared pair by pair. The exit
+code is 1 if the upper end of an interval breaks a promise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 
 WIDE = 32
-"""Tokens that the one row drafts."""
+"""Tokens that one row drafts."""
 
 
 def parser() -> Options:
@@ -40,7 +40,7 @@ def parser() -> Options:
 
 
 def steps(model: LoadedModel, contexts: Sequence[int], drafted: int = 0) -> Callable[[], None]:
-    """Return a step of rows with so many cached tokens each; the middle one drafts, in vain."""
+    """Return a step of rows with these numbers of cached tokens; the middle one drafts in vain."""
     runner = Runner(model)
     rows = [runner.open(random_ids(context + 1, seed)) for seed, context in enumerate(contexts)]
     for row in rows:
@@ -56,7 +56,7 @@ def steps(model: LoadedModel, contexts: Sequence[int], drafted: int = 0) -> Call
 
 
 def promises(packed: LoadedModel, args: argparse.Namespace) -> Iterator[Promise]:
-    """Yield what is compared; models are `packed` and the same with its own cache."""
+    """Yield the comparisons. The models are `packed` and the same model with its own cache."""
     alone = replace(packed, capabilities=replace(packed.capabilities, shape="chain", cache="own"))
     context, ragged = args.context, [args.context * n // 4 for n in range(1, 9)]
 

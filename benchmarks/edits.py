@@ -1,14 +1,14 @@
-"""Ten real edits of held-out files: how much faster, with the same answer?
+"""Ten real edits of held-out files: speed and quality of the answers.
 
     python -m benchmarks.edits DATA                        # the model's own answers
-    python -m benchmarks.edits DATA --answers commit       # what the commits really did
+    python -m benchmarks.edits DATA --answers commit       # the commits' new files
     python -m benchmarks.edits DATA --write prompts.jsonl  # only write them, for `draftsmith bench`
 
 The edits are held-out commits of pallets/flask and TheAlgorithms/Python, on which the built-in
-models were not trained: those with the lowest hashes whose prompt and answer fit the context. A
-small model mostly gives the file back, which is easy to copy; with `--answers commit` every arm is
-made to give the commit's new file. Counted are seconds, edit by edit, and what the answers are
-worth: the similarity (difflib's, by characters) to the commit's new file.
+models were not trained: those with the lowest hashes that fit into the context. A small model
+mostly returns the file unchanged, which is easy to copy. With `--answers commit` every arm is
+forced to give the commit's new file. Seconds are compared edit by edit. Quality is the similarity
+(difflib's, by characters) to the commit's new file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def asked(edit: dict[str, Any]) -> dict[str, Any]:
 
 
 def quality(rows: Sequence[Generation], before: dict[str, str]) -> str:
-    """Return what answers are worth; `before`: the old files by id."""
+    """Return the quality of the answers; `before` has the old files by id."""
 
     def close(texts: Iterable[str]) -> float:
         pairs = zip(texts, (str(row.reference) for row in rows), strict=True)

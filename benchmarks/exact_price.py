@@ -1,10 +1,10 @@
-"""What exact passes cost beside usual ones.
+"""Cost of exact passes compared with usual ones.
 
     python -m benchmarks.exact_price                  # SmolLM2 after 500 tokens, two minutes
     python -m benchmarks.exact_price --context 4000
 
-Both arms are whole passes with their commits, of one model with the same laid-out layers. Counted
-are seconds, pair by pair.
+Both arms run complete passes with their commits, of one model with the same laid-out layers.
+Seconds are compared pair by pair.
 """
 
 from __future__ import annotations

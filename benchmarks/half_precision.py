@@ -1,11 +1,11 @@
-"""Half precision beside float32: how many answers differ for its rounding, and how many for ours.
+"""Half precision compared with float32: answers that differ by its rounding, and by ours.
 
     python -m benchmarks.half_precision prompts.jsonl --model Qwen/Qwen2.5-0.5B-Instruct --limit 50
 
 SPECTRA's appendix F: a pass over several positions rounds differently from one over a single
-position, so near ties can fall either way. Plain decoding in bfloat16 differs from float32 for the
-same reason. Every first turn that fits the model is answered plainly and with --drafter, in both
-dtypes. Counted are the answers that differ, and where.
+position, so near ties can be decided differently. Plain decoding in bfloat16 differs from float32
+for the same reason. Every first turn that fits the model is answered plainly and with --drafter, in
+both dtypes. The table counts answers that differ, and where.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Found = Mapping[str, Sequence[Sequence[int]]]
 
 
 def difference(found: Found, of: str, than: str) -> list[str]:
-    """Return a line of the table: how many answers of one arm are not those of another one."""
+    """Return a line of the table: how many answers of one arm differ from another's."""
     pairs = zip(found[of], found[than], strict=True)
     first = sorted(at for a, b in pairs if (at := first_difference(a, b)) is not None)
     share = f"{len(first)} ({len(first) / len(found[of]):.0%})"

@@ -1,14 +1,14 @@
-"""SmolLM2 live, beside transformers' own generation.
+"""SmolLM2 live, compared with transformers' own generation.
 
     python -m benchmarks.live_smollm2 DATA               # 50 minutes on two quiet cores
-    python -m benchmarks.live_smollm2 DATA --as-loaded   # beside the layers as they are loaded
+    python -m benchmarks.live_smollm2 DATA --as-loaded   # compared with layers as loaded
 
 Prompts of ten kinds, greedy, every arm in turn in one process: plain decoding, `model.generate`,
-its prompt lookup at its best setting (`benchmarks/lookup.py`), and `auto` without and with what
-`draftsmith tune auto` finds. All share one model, whose linear layers are laid out. With
---as-loaded only those of `auto` are, and prompt lookup is the other arm. In bfloat16, where passes
-of other widths round to other tokens, every arm is made to give plain's answers (*dictated*).
-Counted are tokens per second and tokens per pass.
+its prompt lookup at its best setting (`benchmarks/lookup.py`), and `auto` without and with
+`draftsmith tune auto`. All arms share one model with laid-out linear layers. With --as-loaded only
+those of `auto` are laid out, and prompt lookup is the other arm. In bfloat16, where the width of a
+pass changes its rounding, every arm must give plain's answers (*dictated*). The tables show tokens
+per second and tokens per pass.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parser() -> Options:
 
 
 def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]:
-    """Return the arms, first the one that the others are compared with."""
+    """Return the arms; the first is the baseline."""
     if args.as_loaded:
         theirs = load(args.model, dtype=model.dtype_name, prepack=False)
         lookup = parse_arm(LOOKUP.format(AS_LOADED))
@@ -59,7 +59,7 @@ def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]
 
 
 def by_kind(section: Section) -> str:
-    """Return what was measured on what, and a table with a line for each kind of prompt."""
+    """Return the setup, and a table with a line for each kind of prompt."""
     names = section.settings["arms"]
     heads = ["", "prompts", f"`{names[0]}`, tokens/s", *(f"`{name}`" for name in names[1:]),
              *(f"tokens/pass: `{name}`" for name in names), "same answers"]  # fmt: skip
@@ -72,11 +72,11 @@ def by_kind(section: Section) -> str:
         rows.append([(part or "all").removeprefix("spec_bench, "), f"{first.prompts}",
                      f"{first.tokens_per_second.value:.1f}", *speeds, *passes,
                      "; ".join(same(arm, own=False) for arm in rest)])  # fmt: skip
-    said = [f"- {name}: {value}" for name, value in facts(section)]
+    lines = [f"- {name}: {value}" for name, value in facts(section)]
     [lookup] = [name for name in names if "prompt_lookup" in name]
     for name in (name for name in names if name.startswith("auto")):
-        said.append(f"- {name} over prompt lookup: {shared.over(section.rows, name, lookup)}")
-    return "\n".join([f"## {section.title}\n", *said, "", table(heads, rows)])
+        lines.append(f"- {name} over prompt lookup: {shared.over(section.rows, name, lookup)}")
+    return "\n".join([f"## {section.title}\n", *lines, "", table(heads, rows)])
 
 
 def measure(args: argparse.Namespace) -> Blocks:

@@ -16,7 +16,7 @@ class Llama:
     """A context with some tokens, and passes after it."""
 
     def __init__(self, gguf: Path, context: int, widest: int) -> None:
-        """Load the file and compute `context` tokens; `widest`: most tokens of a pass."""
+        """Load the file and compute `context` tokens; `widest` is the largest width of a pass."""
         lib.llama_backend_init()
         wanted = lib.llama_model_quantize_default_params()
         wanted.ftype, wanted.allow_requantize = lib.LLAMA_FTYPE_MOSTLY_BF16, True
@@ -35,7 +35,7 @@ class Llama:
         self._decode(range(context), logits=False)
 
     def run(self, width: int) -> None:
-        """Run a pass over so many tokens, with logits for each, and forget them."""
+        """Run a pass over `width` tokens, with logits for each, and remove its tokens again."""
         memory = lib.llama_get_memory(self._context)
         lib.llama_memory_seq_rm(memory, 0, self._length, -1)
         self._decode(range(self._length, self._length + width), logits=True)

@@ -1,8 +1,8 @@
-"""Rounds of requests that several arms answer side by side: what under_load and server_load share.
+"""Rounds of requests that several arms answer in turns, for under_load and server_load.
 
-In a round so many callers each ask a few prompts, the next one when the last is answered. Every arm
-is a process with a model; all of them answer the same round side by side (`turns.side_by_side`).
-Every engine and every server learns as it goes, so an arm answers some prompts beforehand.
+In a round each caller asks a few prompts, the next one after each answer. Every arm is a process
+with a model. All arms answer the same round in turns (`turns.side_by_side`). Engines and servers
+learn while they run, so every arm first answers some prompts that are not measured.
 """
 
 from __future__ import annotations
@@ -35,22 +35,25 @@ LONGEST = 640
 LEAST, LEAST_LOW = 0.98, 0.95
 """Promise: tokens per second of `auto` over plain's, and the lower end of the interval."""
 SMALL, MORE = 8, 3
-"""A round of fewer requests tells little, so there are up to three times as many rounds."""
+"""A round of fewer requests is noisy, so there are up to three times as many rounds."""
 WARM = 1000
-"""Number of the round from which an arm answers some prompts beforehand."""
+"""Number of the round of prompts that are answered first, without being measured."""
 Chat = list[dict[str, str]]
 Found = dict[str, Any]
-"""What an arm made of a round: `tokens`, `passes`, `seconds`; by request milliseconds to the
-`first` token and for `each` later one, and a digest of its `answers`."""
+"""Figures of an arm in a round: `tokens`, `passes`, `seconds`, `first`, `each`, `answers`.
+
+By request, `first` and `each` are milliseconds to the first token and for each later one, and
+`answers` are digests.
+"""
 Rounds = list[dict[str, Found]]
 
 
 class Refused(Exception):
-    """An arm cannot be started or did not answer; the message says why."""
+    """An arm cannot be started or did not answer; the message has the reason."""
 
 
 class Said(NamedTuple):
-    """One answer, the passes it took, and when it was asked for, began and ended."""
+    """One answer, its passes, and the times of request, first and last token."""
 
     answer: object
     tokens: int
@@ -66,16 +69,16 @@ class Arm(Protocol):
     sleeper: Sleeper
 
     def ask(self, prompts: Sequence[Any], at_once: int, tokens: int) -> list[Said]:
-        """Answer prompts for so many callers with at most `tokens` each; raise Refused."""
+        """Answer prompts of `at_once` callers with at most `tokens` each; raise Refused."""
 
     def end(self) -> None:
         """End the process."""
 
 
 Answer = tuple[list[int], int]
-"""Token ids, and the passes they took."""
+"""Token ids, and their number of passes."""
 Answerer = Callable[[list[Any], int, int], list[Answer]]
-"""Answers prompts for so many callers with at most so many tokens each."""
+"""(prompts, callers, most tokens) → answers."""
 
 
 class Worker:
@@ -93,7 +96,7 @@ class Worker:
         self.sleeper.sleep()
 
     def ask(self, prompts: Sequence[Any], at_once: int, tokens: int) -> list[Said]:
-        """Answer all prompts of a round, which end together."""
+        """Answer all prompts of a round; they end together."""
         begin = perf_counter()
         self._pipe.send((prompts, at_once, tokens))
         answers = self._pipe.recv()
@@ -109,7 +112,7 @@ class Worker:
 
 
 def work(pipe: Connection, make: Callable[..., Answerer], how: Sequence[Any]) -> None:
-    """Answer what comes through the pipe, until that is closed."""
+    """Answer requests from the pipe until it is closed."""
     answer = make(*how)
     pipe.send("ready")
     while True:
@@ -124,8 +127,8 @@ def work(pipe: Connection, make: Callable[..., Answerer], how: Sequence[Any]) ->
 def chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat]:
     """Return `count` chats for a model, shuffled.
 
-    Without a folder those of the demo, each with a number of its own; else a built-in model is
-    asked for held-out edits, any other one for what `live` has.
+    Without a folder, these are the demo's chats with different numbers. With one, built-in models
+    get held-out edits, and all others get the prompts of `live`.
     """
     found = _chats(name, tokenizer, data, count)
     return random.Random(0).sample(found, len(found))
@@ -157,9 +160,9 @@ def compare(
 ) -> dict[int, Rounds]:
     """Return the rounds of every number of callers (`args.at_once`), answered by every arm.
 
-    `arms`: what starts each. Plain and `auto` answer every round, the others `args.peer_rounds` of
-    them. A caller asks `args.requests` prompts a round. `marked` puts a mark of its own into each
-    prompt.
+    `arms`: functions that start them. Plain and `auto` answer every round, the others only
+    `args.peer_rounds` of them. A caller asks `args.requests` prompts per round. `marked` adds a
+    different mark to every prompt.
     """
     found, load = dict[int, Rounds](), Load(args, title, arms, prompts, marked)
     try:
@@ -173,7 +176,7 @@ def compare(
 
 
 class Load:
-    """One model, answered for by every arm; the arguments are those of `compare`."""
+    """Rounds of one model, answered by every arm; the arguments are those of `compare`."""
 
     def __init__(self, args: Any, title: str, arms: Any, prompts: Any, marked: Any) -> None:
         self.args, self.title = args, title
@@ -193,7 +196,7 @@ class Load:
         return [self._marked(f"{at_once}.{n}", every[n % len(every)]) for n in places]
 
     def rounds(self, at_once: int) -> Rounds:
-        """Return what every arm made of each round."""
+        """Return the figures of every arm in each round."""
         args, found, warm = self.args, Rounds(), set[str]()
         times = max(1, min(MORE, SMALL // (at_once * args.requests)))
         for number in range(times * args.rounds):
@@ -206,13 +209,14 @@ class Load:
             warm |= self._ask(cold, self._round(at_once, WARM)[:at_once], at_once).keys()
             for name, one in self._ask(missing, prompts, at_once).items():
                 made[name] = one
-                if "refused" not in one:  # perhaps not the next time
+                # Not stored, because it may work the next time.
+                if "refused" not in one:
                     args.results.add(name, key, one)
             found.append(made)
         return found
 
     def _ask(self, names: Sequence[str], prompts: list[Any], at_once: int) -> dict[str, Found]:
-        """Ask arms for the same answers, side by side."""
+        """Ask all arms for the same answers, in turns."""
         arms = {name: arm for name in names if (arm := self._arm(name)) is not None}
         tokens = self.args.tokens
         said = side_by_side(
@@ -233,7 +237,7 @@ class Load:
         return found
 
     def _arm(self, name: str) -> Arm | None:
-        """Return an arm, which is started once, or None if it was refused."""
+        """Return an arm, which is started once; None if it was refused."""
         if name not in self._arms and name not in self._refused:
             print(f"{self.title}: starting {name}", flush=True)
             try:
@@ -244,7 +248,7 @@ class Load:
 
 
 def answered(arm: Arm, prompts: list[Any], at_once: int, tokens: int) -> list[Said] | str:
-    """Return the answers, or why there are none."""
+    """Return the answers, or the reason why there are none."""
     try:
         return arm.ask(prompts, at_once, tokens)
     except (Refused, OSError, EOFError) as error:
@@ -296,7 +300,7 @@ def block(
     heads: Sequence[str],
     more: Callable[[Sequence[Found]], list[str]],
 ) -> str:
-    """Return a model's table: under `HEADS` and what `more` gives under `heads`, by arm."""
+    """Return a model's table: under `HEADS`, then what `more` returns under `heads`, by arm."""
     rows = []
     for at_once, rounds in found.items():
         for arm in rounds[0]:

@@ -1,4 +1,4 @@
-"""The setting of transformers' prompt lookup that is fastest on this machine."""
+"""The fastest setting of transformers' prompt lookup on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftsmith.lab.bench.suites import read
 from draftsmith.lab.bench.sweep import Replayer, sweep
 
 GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
-"""Settings that are tried: tokens of a draft, and the longest n-gram that is looked for."""
+"""Settings to try: tokens of a draft, and the longest n-gram to look up."""
 
 
 def fastest(answers: Path, cost: CostTable) -> str:
@@ -24,13 +24,13 @@ def fastest(answers: Path, cost: CostTable) -> str:
     for drafter, setting in zip(drafters, GRID, strict=True):
         name = str(drafter)
         one = predict([each.replay for each in done if each.drafter == name], cost, None, name)
-        # By passes alone: what drafting takes is another time for another implementation.
+        # By passes alone, because the time of drafting depends on the implementation.
         found[setting] = one.tokens_per_pass / one.pass_cost
     return "tokens={},ngram={}".format(*max(found, key=lambda setting: found[setting]))
 
 
 def measured_cost(model: str, dtype: str, threads: int, file: Path, quick: bool) -> CostTable:
-    """Return what passes cost, measured by `draftsmith bench cost` unless the file is there."""
+    """Return the cost of passes, measured by `draftsmith bench cost` unless the file exists."""
     if not file.is_file():
         words = ["bench", "cost", model, "--dtype", dtype, "--threads", threads, "--batches", "1"]
         how = ["--contexts", "64", "--repeats", "1"] if quick else ["--contexts", "128,512,1024"]

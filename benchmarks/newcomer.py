@@ -1,10 +1,10 @@
-"""What a newcomer costs its neighbours: steps of seven rows while a long prompt is read.
+"""Delay of running requests by a long prompt: steps of seven rows during its prefill.
 
     python -m benchmarks.newcomer           # three minutes on two quiet cores
 
-Seven requests decode plainly, then one with a prompt of 2,000 tokens arrives, again and again.
-Counted is, of each newcomer, the 95th percentile of the steps while its prompt is read over the
-median of those before. The exit code is 1 if the upper end of the interval is above 2.5.
+Seven requests decode plainly while requests with a prompt of 2,000 tokens arrive one after another.
+The figure of each newcomer is the 95th percentile of the steps during its prefill, over the median
+of the steps before. The exit code is 1 if the upper end of the interval is above 2.5.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parser() -> Options:
 
 
 def newcomers(model: LoadedModel, args: argparse.Namespace) -> tuple[list[float], list[float]]:
-    """Return seconds of slow and of usual steps, one of each for a newcomer."""
+    """Return seconds of slow and of usual steps, one of each per newcomer."""
     engine = Engine(model, drafter="none", prefixes=0)
     scheduler = Scheduler(engine.resources, engine.max_batch)
 

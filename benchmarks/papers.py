@@ -1,10 +1,10 @@
-"""The figures of three papers that recorded answers can check, ours beside theirs.
+"""Figures of three papers that recorded answers can check, ours and theirs.
 
     python -m benchmarks.papers DATA
     python -m benchmarks.papers DATA --quick
 
 No model is run: answers that the papers' models gave are replayed. A speed-up is at most the tokens
-a pass gives; the rest goes into wider passes.
+per pass; the rest is the cost of wider passes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from draftsmith.lab.bench.sweep import Done, Replayer, sweep
 from draftsmith.text.vocab import Vocabulary, intersect
 
 Line = tuple[str, str, str]
-"""What, theirs, ours."""
+"""Label, theirs, ours."""
 COPYSPEC = "copyspec(gamma=3, block=10)"
 COPIED = {"mt_redundant": 0.3235, "mt_bench": 0.2053}
-"""CopySpec, table 1, Qwen2.5-72B: share of output tokens that were copied, both turns."""
+"""CopySpec, table 1, Qwen2.5-72B: share of copied output tokens, both turns."""
 TURN_2 = {
     "mt_redundant": (2.02, 1.81, 1.20, 2.13, 2.33, 3.08, 1.47, 2.28),
     "mt_bench": (1.54, 1.53, 1.10, 1.40, 1.24, 1.02, 1.15, 1.30),
@@ -64,7 +64,7 @@ def per_pass(value: float) -> str:
 
 
 def copyspec(args: argparse.Namespace) -> Iterator[Line]:
-    """Yield the copied share, and tokens per pass beside the measured speed-up."""
+    """Yield the copied share, and tokens per pass with the measured speed-up."""
     for suite, share in COPIED.items():
         rows = {
             (row.category, row.turn): row.stats for row in summarize(replays(args, suite, COPYSPEC))
@@ -85,7 +85,7 @@ def pld(args: argparse.Namespace) -> Iterator[Line]:
 
 
 def vocabularies(data: Path) -> Iterator[Line]:
-    """Yield the shared tokens of two vocabularies."""
+    """Yield the number of tokens that two vocabularies share."""
     first, second, theirs = OVERLAP
     files = [data / "tokenizers" / name / "tokenizer.json" for name in (first, second)]
     ours = intersect(*(Vocabulary.of(Tokenizer.from_file(str(path))) for path in files)).size

@@ -1,12 +1,12 @@
-"""A real model's passes on a CPU: as transformers runs them, with packed layers, in llama.cpp.
+"""A real model's passes on a CPU: in transformers, with packed layers, and in llama.cpp.
 
     python -m benchmarks.passes                      # float32 and bfloat16
     python -m benchmarks.passes --runs 5 --dtypes float32
 
-Two tables. Tokens per second of whole greedy answers, prompt included: `model.generate` on the
-layers as loaded, and our plain loop on them and on laid-out ones. Milliseconds of a pass by width
-after 256 tokens, all in turn, each after two of its own; with `llama-cpp-python` installed also
-llama.cpp's, on the same weights in bfloat16.
+Two tables. Tokens per second of complete greedy answers, prompt included: `model.generate` on
+layers as loaded, and our plain loop on these and on laid-out layers. Milliseconds of a pass by
+width after 256 tokens, in turn, each after two untimed ones of its own; with `llama-cpp-python`
+installed also llama.cpp's, on the same weights in bfloat16.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def answering(engines: list[Engine], tokens: int) -> dict[str, Callable[[], obje
     messages = [{"role": "user", "content": PROMPT}]
     ids = torch.tensor([engines[0].generate(messages, max_new_tokens=1).prompt_tokens])
     exact: dict[str, Any] = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-    # No attention mask: nothing is padded, and none spares it a look at one.
+    # No attention mask: nothing is padded, and without one transformers need not inspect it.
     theirs = partial(engines[0].model.model.generate, ids, do_sample=False, pad_token_id=0, **exact)
     ours = [partial(engine.generate, messages, temperature=0, **exact) for engine in engines]
     return dict(zip(ANSWERS, (theirs, *ours), strict=True))
 
 
 def passing(engine: Engine) -> Callable[[int], object]:
-    """Return what runs a pass over so many tokens and keeps none of them."""
+    """Return a function that runs a pass over `width` tokens and keeps none of them."""
     runner = Runner(engine.model)
     row = runner.open(random_ids(CONTEXT + 1))
     runner.prefill(row)

@@ -1,11 +1,10 @@
-"""Predicted outputs: edits whose old file only the prediction tells.
+"""Predicted outputs: edits with the old file only in the prediction.
 
     python -m benchmarks.predicted DATA
 
-Fifty held-out commits. The prompt is the commit's message, the answer is dictated: no other token
-is left than the new file's next one. Counted are passes of `auto` without a prediction and with the
-old file as one, and what of the prediction was accepted and rejected. Passes have a recorded cost,
-so that the same trees are drafted again.
+Fifty held-out commits. The prompt is the commit's message, and the answer is forced to be the new
+file. The table counts passes of `auto` without a prediction and with the old file as one, and its
+accepted and rejected tokens. Passes have a recorded cost, so that trees are repeatable.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def parser() -> Options:
 
 
 def counts(engine: Engine, edit: dict[str, Any]) -> list[int]:
-    """Return tokens, passes without and with the prediction, and what became of it."""
+    """Return tokens, passes without and with the prediction, and its accepted, rejected tokens."""
     tokenizer = engine.model.tokenizer
     prompt = encode(tokenizer, f"{edit['path']}: {edit['message']}")
     answer = [*encode(tokenizer, edit["after"]), int(tokenizer.eos_token_id)]

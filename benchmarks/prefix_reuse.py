@@ -1,10 +1,10 @@
-"""What kept prefixes save: the second of two prompts that begin alike, and a chat of ten turns.
+"""Savings of kept prefixes: the second of two prompts that begin alike, and a chat of ten turns.
 
     python -m benchmarks.prefix_reuse           # two minutes on two quiet cores
 
-An engine that keeps rows beside one that keeps none, in turn, plainly and greedily. Counted are
-tokens of the prompt that are computed, and milliseconds to the first token. The exit code is 1 if a
-turn computes more of its prompt than the row before it lacks.
+An engine that keeps rows is compared with one that keeps none, in turn, plainly and greedily. The
+table has computed prompt tokens and milliseconds to the first token. The exit code is 1 if a turn
+computes more of its prompt than the kept row lacks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def facts(result: Any, needed: int) -> Facts:
 
 
 def second(engines: Sequence[Engine], shared: int, run: int) -> list[list[Facts]]:
-    """Return the facts of the second of two prompts that share so many tokens, by engine."""
+    """Return the facts of the second of two prompts that share `shared` tokens, by engine."""
     asked = [random_ids(shared, run) + random_ids(OWN, 1000 * run + n) for n in (1, 2)]
     options, found = {"max_new_tokens": 2, "temperature": 0}, {}
     for engine in in_turn(engines, run):
@@ -64,7 +64,7 @@ def chat(engines: Sequence[Engine], tokens: int) -> list[list[Facts]]:
         results = [talk.send(turn) for talk in talks]
         new = results[0].prompt_tokens
         needed = len(new) - min(common_prefix(computed, new), len(new) - 1)
-        computed = [*new, *results[0].tokens[:-1]]  # the last one was never computed
+        computed = [*new, *results[0].tokens[:-1]]  # the last token was never computed
         found.append([facts(result, needed) for result in results])
     return found
 
@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace) -> Blocks:
     def engines() -> list[Engine]:
         return [Engine(model, drafter="none", prefixes=most) for most in (8, 0)]
 
-    Engine(model).generate(random_ids(args.shared, 99), max_new_tokens=args.tokens)  # warms up
+    Engine(model).generate(random_ids(args.shared, 99), max_new_tokens=args.tokens)  # warm up
     how, pair = {"tokens": args.tokens}, f"second of two that share {args.shared:,}"
     pairs = [lambda n=n: second(engines(), args.shared, n) for n in range(args.runs)]
     talks = [lambda: chat(engines(), args.tokens)] * 2

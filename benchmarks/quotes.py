@@ -1,4 +1,4 @@
-"""QuoteSum's answers without the brackets around their quotes; tokens quoted, tokens copied."""
+"""QuoteSum's answers without the brackets around their quotes, and its quoted and copied tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from draftsmith.engine.attribution import find_copies, runs
 from draftsmith.lab.bench.formats import QUOTE
 
 Origins = Sequence[int | None]
-"""Of each token of an answer, the position that it was copied from."""
+"""For each token of an answer, the position from which it was copied."""
 
 
 class Item(NamedTuple):
-    """A question with its sources, and an answer of which we know which tokens are quoted."""
+    """A question with its sources, and an answer with its quoted tokens."""
 
     prompt: list[int]
     answer: list[int]
@@ -26,7 +26,7 @@ class Item(NamedTuple):
 
 
 def unquote(summary: str) -> tuple[str, list[tuple[int, int]]]:
-    """`A [ 2 b c ] d` → `A b c d`, and where the quotes are in it."""
+    """`A [ 2 b c ] d` → `A b c d`, and the positions of the quotes in it."""
     text, quotes, at = "", [], 0
     for match in re.finditer(r"\[\s*\d+\s+(.*?)\s*\]", summary, re.DOTALL):
         text += summary[at : match.start()]
@@ -52,7 +52,7 @@ def items(path: Path, tokenizer: Tokenizer, limit: int) -> Iterator[Item]:
 def copied(item: Item, origins: Origins, length: int, bare: bool) -> set[int]:
     """Return the tokens of an answer in copies of at least `length`.
 
-    `bare`: only those that drafts had copied, without the neighbours that copies reach over.
+    `bare`: only tokens that drafts copied, without neighbours that copies include.
     """
     first = len(item.prompt)
     copies = runs(origins, first, length) if bare else find_copies(*item[:2], origins, length)

@@ -1,12 +1,12 @@
-"""How well copies are attributed: QuoteSum's quotes against ours, beside PLD+'s table 10.
+"""Quality of attribution: QuoteSum's quotes and our copies, with PLD+'s table 10.
 
     python -m benchmarks.quotesum DATA
     python -m benchmarks.quotesum DATA --model smollm2 -d pld_plus
 
-Every answer of the dev set is the one that people wrote: its quotes stand in brackets, which are
-taken away and must be found again. Its tokens are forced through the loop, so no model has to write
-it; with --model one runs, whose states PLD+ looks at. Counted are precision, recall and F1 of the
-tokens in our copies against those in quotes, as means over answers.
+The answers of the dev set were written by people, with quotes in brackets. The brackets are
+removed, and the quotes must be found again. The tokens are forced through the loop, so no model is
+needed; with --model one runs, for PLD+'s hidden states. The table has precision, recall and F1 of
+the tokens in our copies against those in quotes, as means over answers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ THEIRS = ["PLD+(h), test set", "0.96 / 0.96 / 0.96", "0.98 / 0.85 / 0.90", "0.99
 """PLD+, table 10."""
 IDS = ["copyspec", "prompt_lookup", "longest_match"]
 Scores = tuple[float | None, float | None, float]
-"""Precision, recall, F1; None where nothing was found, or nothing is quoted."""
+"""Precision, recall, F1; None if nothing was found, or nothing is quoted."""
 
 
 def parser() -> Options:
     made = Options("quotesum", __doc__, data="needed")
     made.add_argument("-d", "--drafter", nargs="+", default=IDS)
-    made.add_argument("-m", "--model", help="for drafters that look at its states")
+    made.add_argument("-m", "--model", help="for drafters that read its states")
     made.add_argument("--tokenizer", default="llama2", help="without a model: one of tokenizers/")
     made.add_argument("--bare", action="store_true", help="count drafted tokens only")
     made.add_size("--limit", 265, 2, "answers")
@@ -45,10 +45,10 @@ def parser() -> Options:
 
 
 def forced(item: Item, drafter: str, engine: Engine) -> Origins:
-    """Return where each token is copied from, by a model that is made to give the answer."""
-    said = Dictated(len(item.prompt), item.answer)
+    """Return the origin of each token, with a model that is forced to give the answer."""
+    dictated = Dictated(len(item.prompt), item.answer)
     result = engine.generate(item.prompt, drafter=drafter, budget="drafter", temperature=0.0,
-                             max_new_tokens=len(item.answer), processors=said)  # fmt: skip
+                             max_new_tokens=len(item.answer), processors=dictated)  # fmt: skip
     assert result.tokens == item.answer
     return result.origins
 

@@ -1,11 +1,12 @@
-"""Do sampled answers follow the target's distribution? Draws against the exact distribution.
+"""Sampled answers against the target's exact distribution.
 
     python -m benchmarks.sampled_distributions                   # ours, five minutes on two cores
     python -m benchmarks.sampled_distributions --transformers    # its own assisted generation
 
-The first two tokens of answers of tiny models with tokenizers of their own (`benchmarks/toys.py`),
-whose distribution is computed from the target alone; answers go on for two more tokens, so drafts
-overshoot them. Counted are the χ² probability and the total variation.
+Compares the first two tokens of answers of tiny models with tokenizers of their own
+(`benchmarks/toys.py`) with the distribution computed from the target alone. Answers continue for
+two more tokens, so drafts overshoot the first two. The table has the χ² probability and the total
+variation.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def measure(args: argparse.Namespace) -> Blocks:
     for name, draw in arms.items():
         try:
             found = draw(draws)
-        except Exception as error:  # what crashes is a finding, too
+        except Exception as error:  # a crash is a finding, too
             rows.append([name, f"{type(error).__name__}: {str(error).splitlines()[0]}", "", ""])
             continue
         p, far = toys.chi_square(found, exact), toys.distance(found, exact)

@@ -1,9 +1,9 @@
-"""Bounded JSON schemas: parts of the documents of SchemaStore, never loosened.
+"""Bounded JSON schemas: parts of the documents of SchemaStore, made stricter but never looser.
 
-A schema is bounded by adding to it, so that answers to it end: all properties are required and no
-others allowed, as OpenAI's strict mode asks, strings have at most 16 characters and arrays at most
-two items unless they must have more, numbers are integers of at most five digits. Parts that use
-anything else are left out.
+A schema is bounded by adding to it, so that its answers end. All properties are required and no
+others allowed, as in OpenAI's strict mode. Strings have at most 16 characters and arrays at most
+two items, unless they must have more. Numbers are integers of at most five digits. Parts with any
+other keyword are left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TELLING = {
     "enumDescriptions", "markdownEnumDescriptions", "deprecated", "readOnly", "writeOnly", "$id",
     "id", "$schema", "definitions", "$defs", "deprecationMessage", "defaultSnippets", "example",
 }  # fmt: skip
-"""Keywords that allow and forbid nothing; the others are those that `bounded` knows."""
+"""Keywords without effect on validity; `bounded` knows all others that may occur."""
 
 
 class Unfit(Exception):
@@ -33,7 +33,7 @@ class Unfit(Exception):
 
 
 def bounded(schema: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """What allows a finite number of texts, all of which `schema` allows; raises Unfit."""
+    """Return a schema for a finite number of texts, all of them valid in `schema`; raises Unfit."""
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         raise Unfit
     rules = {name: value for name, value in schema.items() if name not in TELLING}
@@ -75,7 +75,7 @@ def bounded(schema: Any, root: Mapping[str, Any], depth: int = 0) -> dict[str, A
 
 
 def resolved(pointer: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within the document names."""
+    """Return the target of a reference within the document."""
     at: Any = root
     if not pointer.startswith("#/"):
         raise Unfit
@@ -88,7 +88,7 @@ def resolved(pointer: str, root: Mapping[str, Any]) -> Any:
 
 
 def parts(schema: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every object with two properties or more in a document, and its name there."""
+    """Yield every object with two properties or more in a document, with its name there."""
     if isinstance(schema, Mapping):
         properties = schema.get("properties")
         if isinstance(properties, Mapping) and len(properties) > 1:
@@ -101,7 +101,7 @@ def parts(schema: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def documents(path: Path) -> Iterator[Any]:
-    """The answers that the package has kept, without unpickling: an answer is its longest bytes."""
+    """Yield the responses that the package cached, without unpickling: the longest bytes."""
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     for (kept,) in database.execute("SELECT value FROM responses"):
         pieces = [piece for _, piece, _ in pickletools.genops(kept) if isinstance(piece, bytes)]
@@ -112,7 +112,7 @@ def documents(path: Path) -> Iterator[Any]:
 
 
 class Question(NamedTuple):
-    """A bounded schema, and how it is asked for."""
+    """A bounded schema, its grammar, and its prompt."""
 
     schema: dict[str, Any]
     grammar: Grammar

@@ -1,15 +1,15 @@
-"""Servers under load: `draftsmith serve` plainly and with `auto`, and the servers of its peers.
+"""Servers under load: `draftsmith serve` plainly and with `auto`, and servers of its peers.
 
     python -m benchmarks.server_load DATA --llama-server PATH     # 25 minutes
     python -m benchmarks.server_load --quick                      # on prompts of the demo
 
 In a round each of 1 to 32 clients asks for two streamed chats, one after the other, greedily. Every
-server is started by its own command, with room for all clients (`benchmarks/load.py` says how they
-take turns): `draftsmith serve` with the drafters `none` and `auto`, `transformers serve` with
+server is started by its own command, with room for all clients (`benchmarks/load.py` describes
+their turns): `draftsmith serve` with the drafters `none` and `auto`, `transformers serve` with
 continuous batching, all three in float32, and llama.cpp's `llama-server` with the GGUF file as it
-is, so with 4-bit weights. Every chat begins with a number of its own, so that no cache of prefixes
-has it. Counted are tokens per second and milliseconds, at the clients. The exit code is 1 where
-`auto` is slower than plain.
+is, i.e. with 4-bit weights. Every chat begins with a different number, so that no prefix cache has
+it. Tokens per second and milliseconds are measured at the clients. The exit code is 1 if `auto` is
+slower than plain.
 """
 
 from __future__ import annotations

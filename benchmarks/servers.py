@@ -21,21 +21,21 @@ PATIENCE = 300
 
 
 class Server:
-    """A server that sleeps but for its turns; an arm of `load.compare`."""
+    """A server that is stopped except in its turns; an arm of `load.compare`."""
 
     def __init__(self, words: list[str], model: str, threads: int, log: Path) -> None:
-        """Start it, with --port added, and wait until it serves; raise Refused.
+        """Start the server, with --port added, and wait until it serves; raise Refused.
 
-        `model`: its name in requests. `log`: where what it prints goes.
+        `model` is its name in requests. `log` is the file for its output.
         """
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self._model = model
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*words, "--port", str(self._port)],
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": str(threads)},
                 start_new_session=True,
@@ -59,7 +59,7 @@ class Server:
         return False
 
     def ask(self, prompts: Sequence[Chat], at_once: int, tokens: int) -> list[Said]:
-        """Ask for chats, each client for its next one when it has an answer; raise Refused."""
+        """Ask for chats; each client asks its next one after an answer. Raise Refused."""
         with ThreadPoolExecutor(at_once) as threads:
             return list(threads.map(self._chat, prompts, [tokens] * len(prompts)))
 
@@ -84,14 +84,14 @@ class Server:
                     raise Refused(str(event["error"]))
                 count = (event.get("usage") or {}).get("completion_tokens", count)
                 for choice in event["choices"]:
-                    if said := choice["delta"].get("content"):
-                        text, first, last = text + said, first or now, now
+                    if piece := choice["delta"].get("content"):
+                        text, first, last = text + piece, first or now, now
         if not count:
             raise Refused("an answer without tokens")
         end = perf_counter()
         return Said(text, count, 0, asked, first or end, last or end)
 
     def end(self) -> None:
-        """End it."""
+        """End the server."""
         self.sleeper.end()
         self._process.wait()

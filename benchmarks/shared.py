@@ -39,11 +39,11 @@ HELD_OUT = ("pallets+flask", "TheAlgorithms+Python")
 """Repositories that the built-in models were not trained on."""
 LIVE = ("prompts/spec_bench.jsonl", "prompts/mt_redundant.jsonl", "prompts/humaneval.jsonl.gz",
         "recorded/commit_edits.jsonl.xz")  # fmt: skip
-"""Files of the prompts that a general model is asked."""
+"""Files of prompts for a general model."""
 ROOM = 64
 """Tokens by which an answer may be longer than the real new file."""
 RECORDED = RecordedCost({width: 1 + 0.013 * width for width in (0, *LADDER)})
-"""What a pass costs where trees shall repeat: a node is 0.013 passes."""
+"""Cost of passes where trees must be repeatable: a node costs 0.013 passes."""
 QUICK = "small sizes, only to see that it works"
 
 
@@ -68,8 +68,8 @@ class Options(argparse.ArgumentParser):
 
     def add_data(self, kind: str) -> None:
         """Add the argument for the folder of texts, `needed` or `optional`."""
-        many, said = (None, "") if kind == "needed" else ("?", "; without it, built-in texts")
-        about = f"folder with prompts/, recorded/, corpora/, tokenizers/{said}"
+        many, otherwise = (None, "") if kind == "needed" else ("?", "; without it, built-in texts")
+        about = f"folder with prompts/, recorded/, corpora/, tokenizers/{otherwise}"
         self.add_argument("data", type=Path, nargs=many, help=about)
 
     def add_size(self, flag: str, full: Any, quick: Any, about: str, **more: Any) -> None:
@@ -88,7 +88,7 @@ class Options(argparse.ArgumentParser):
 
 
 Blocks = Generator[str, None, bool | None]
-"""Blocks of Markdown, as they become known; returns whether a promise was broken."""
+"""Yields blocks of Markdown as they are known; returns whether a promise was broken."""
 
 
 def run(
@@ -98,8 +98,8 @@ def run(
 ) -> bool:
     """Print what a benchmark yields and write it to NAME.md; return whether a promise was broken.
 
-    The benchmark finds `args.results`, which are in NAME.jsonl, so that the same command goes on
-    after an interruption; it may change `args.name`.
+    The benchmark finds `args.results`, which is stored in NAME.jsonl, so that the same command
+    resumes after an interruption. It may change `args.name`.
     """
     args = options.parse_args(words)
     logging.disable_progress_bar()
@@ -119,7 +119,7 @@ def run(
 
 
 def setup() -> str:
-    """Return the line that stands above all figures: processor, threads, versions, time."""
+    """Return the line above all figures: processor, threads, versions, time."""
     known = ", ".join(f"{name} {number}" for name, number in versions().items())
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     return f"{processor()}, {torch.get_num_threads()} threads, {known}, {when} UTC."
@@ -152,25 +152,25 @@ class Results:
         return self.finished[key] if key in self.finished else None  # noqa: SIM401
 
     def add(self, arm: str, prompt: object, result: object, /, **settings: Any) -> None:
-        """Write down a result, which may be anything that JSON can hold."""
+        """Store a result, which must be JSON-compatible."""
         self.finished.add(self._key(arm, prompt, settings), result)
 
     def recall(
         self, arm: str, prompt: object, compute: Callable[[], object], /, **settings: Any
     ) -> Any:
-        """Return the result that is known, or compute it and write it down."""
+        """Return the stored result, or compute and store it."""
         return self.finished.recall(self._key(arm, prompt, settings), compute)
 
 
 class Answers(NamedTuple):
-    """The rows of `draftsmith bench run`, and the file that has them."""
+    """The rows of `draftsmith bench run`, and their file."""
 
     path: Path
     rows: list[Generation]
 
 
 def answers(folder: Path, name: str, plan: RunPlan, **more: Any) -> Answers:
-    """Answer every prompt by every arm; what `folder`/answers/NAME.jsonl has is not asked again."""
+    """Answer every prompt by every arm, except those in `folder`/answers/NAME.jsonl."""
     path = folder / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = ResultFile(path, settings(plan, **more))
@@ -193,12 +193,12 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 
 def shown(a: Sequence[float], b: Sequence[float]) -> str:
-    """Format that ratio with its interval."""
+    """Format the ratio with its interval."""
     return ratio(a, b).shown("", 3)
 
 
 Promise = tuple[str, float | None, Callable[[], Sequence[Sequence[float]]]]
-"""What is compared, the most that the ratio may be, and what returns the seconds of both arms."""
+"""Label, largest allowed ratio, and a function that returns the seconds of both arms."""
 
 
 def promised(
@@ -220,9 +220,9 @@ def promised(
 def timed(
     arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1, before: int = 0
 ) -> list[list[float]]:
-    """Return the seconds of every run of every arm; the arms take turns.
+    """Return the seconds of every run of every arm; the arms alternate.
 
-    `before`: runs of an arm, not timed, before each that is, where arms push each other out of the
+    `before`: untimed runs of an arm before each timed one, if arms evict each other from the
     processor's caches.
     """
     for arm in [*arms] * warmup:
@@ -253,7 +253,7 @@ def recorded(data: Path, suite: str) -> list[Record]:
 
 
 def held_out(data: Path, tokenizer: Any, tokens: int) -> Iterator[dict[str, Any]]:
-    """Yield held-out edits whose prompt and answer have at most `tokens` tokens, lowest hash first.
+    """Yield held-out edits with prompt and answer of at most `tokens` tokens, lowest hash first.
 
     Rows of the corpus with their `repository`, `messages`, `prompt` in ids, and `limit` of tokens.
     """
@@ -269,10 +269,10 @@ def held_out(data: Path, tokenizer: Any, tokens: int) -> Iterator[dict[str, Any]
             yield {**row, "messages": messages, "prompt": prompt, "limit": limit}
 
 
-def random_ids(count: int, seed: int = 0, most: int = 200) -> list[int]:
-    """Return random token ids; every vocabulary has those below 200."""
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    """Return random token ids below 200, which every vocabulary has."""
     generator = torch.Generator().manual_seed(seed)
-    ids: list[int] = torch.randint(10, most, (count,), generator=generator).tolist()
+    ids: list[int] = torch.randint(10, 200, (count,), generator=generator).tolist()
     return ids
 
 

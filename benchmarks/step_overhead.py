@@ -1,8 +1,8 @@
-"""What our loop costs beside the model.
+"""Overhead of our loop over the model.
 
     python -m benchmarks.step_overhead            # everything, about five minutes on two cores
 
-On the built-in model and on a random Llama of 100M parameters. Counted are seconds, pair by pair.
+On the built-in model and on a random Llama of 100M parameters. Seconds are compared pair by pair.
 The exit code is 1 if the upper end of an interval breaks a promise.
 """
 
@@ -42,7 +42,7 @@ def plain_and_generate(engine: Engine, args: argparse.Namespace) -> Pairs:
 
 
 def step_and_forward(engine: Engine, width: int, args: argparse.Namespace) -> Pairs:
-    """Return seconds of a step with `width` wrong drafts and of a bare forward as wide."""
+    """Return seconds of a step with `width` wrong drafts, and of a bare forward of equal width."""
     ids, wrong = random_ids(257), random_ids(width, seed=1)
     drafter = Scripted(lambda ctx: Draft.chain(wrong[: ctx.budget], "scripted"))
     steps = engine.stream(ids, drafter=drafter, budget=width, max_new_tokens=2000, temperature=0)
@@ -59,12 +59,12 @@ def step_and_forward(engine: Engine, width: int, args: argparse.Namespace) -> Pa
                 layer.values = layer.values[..., : past + keep, :]
 
     forward(ids[:-1], 256)
-    bare = partial(forward, [ids[-1], *wrong], 1)  # as of our step, one token is kept
+    bare = partial(forward, [ids[-1], *wrong], 1)  # one token is kept, as in our step
     return shared.timed([partial(next, steps), bare], 2 * args.runs, warmup=3)
 
 
 def wrong_and_plain(engine: Engine, budget: int | str, args: argparse.Namespace) -> Pairs:
-    """Return seconds with a drafter of ten wrong tokens and of plain decoding."""
+    """Return seconds with a drafter of ten wrong tokens, and of plain decoding."""
     exact = {"max_new_tokens": args.tokens, "min_new_tokens": args.tokens, "temperature": 0}
     answer = engine.generate(random_ids(64), drafter="none", **exact).tokens
 
@@ -79,7 +79,7 @@ def wrong_and_plain(engine: Engine, budget: int | str, args: argparse.Namespace)
 
 def measure(args: argparse.Namespace) -> Blocks:
     small = Engine.from_pretrained("edit-7m", dtype="bfloat16", prefixes=0)
-    # In float32: where two logits tie in bfloat16, a wide pass may break the tie the other way.
+    # In float32: a tie in bfloat16 may be decided differently by a wide pass.
     exact = Engine.from_pretrained("edit-7m", dtype="float32", prefixes=0)
     big = Engine.from_pretrained(shared.random_llama(), tokenizer=small.model.tokenizer, prefixes=0)
     promises: list[shared.Promise] = [

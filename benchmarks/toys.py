@@ -1,7 +1,7 @@
-"""Tiny models with tokenizers of their own, and tests of what is drawn from them.
+"""Tiny models with tokenizers of their own, and tests of samples from them.
 
-Three tokenizers trained on the spot (9, 7 and 5 tokens over the letters a, b, c and the space) and
-random Llamas for them.
+Three tokenizers are trained on the spot (9, 7 and 5 tokens over the letters a, b, c and the space),
+with random Llamas for them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TEXTS = {"target": "abcaab bacbabaab cabcbbaac ab ", "drafter": "bb acb aacbbc c
 SIZES = {"target": 9, "drafter": 7, "letters": 5}
 PROMPT = "ab ca abc"
 LENGTH = 4
-"""New tokens of an answer; the first two are looked at."""
+"""New tokens of an answer; the first two are compared."""
 
 Distribution = dict[tuple[int, ...], float]
 
 
 @cache
 def tokenizer(name: str) -> Any:
-    """A BPE of `SIZES[name]` tokens, its end of sequence among them."""
+    """Return a BPE of `SIZES[name]` tokens, with an end of sequence."""
     bpe = Tokenizer(models.BPE())
     bpe.decoder = decoders.Fuse()
     trainer = trainers.BpeTrainer(
@@ -45,7 +45,7 @@ def tokenizer(name: str) -> Any:
 
 @cache
 def model(name: str, seed: int) -> Any:
-    """A random Llama whose distributions are neither flat nor certain."""
+    """Return a random Llama with distributions that are neither flat nor certain."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer(name)),
@@ -72,7 +72,7 @@ def prompt() -> list[int]:
 
 
 def exact_distribution(target: Any, ids: list[int], end: int = 0) -> Distribution:
-    """The distribution of the first two tokens; an answer that ends at once has one."""
+    """Return the distribution of the first two tokens, or one if the answer ends at once."""
 
     def following(prefix: list[int]) -> torch.Tensor:
         with torch.no_grad():
@@ -90,8 +90,10 @@ def exact_distribution(target: Any, ids: list[int], end: int = 0) -> Distributio
 
 
 def chi_square(found: Counter[tuple[int, ...]], distribution: Distribution) -> float:
-    """The probability of counts at least as far from `distribution`; cells that expect under 5 are
-    one."""
+    """Return the probability of counts at least as far from `distribution`.
+
+    Cells with an expected count below 5 are merged.
+    """
     draws = found.total()
     rare_found = rare_expected = statistic = 0.0
     cells = 0
@@ -105,7 +107,7 @@ def chi_square(found: Counter[tuple[int, ...]], distribution: Distribution) -> f
     if rare_expected:
         statistic += (rare_found - rare_expected) ** 2 / rare_expected
         cells += 1
-    if found.keys() - distribution.keys():  # outcomes that cannot be
+    if found.keys() - distribution.keys():  # impossible outcomes
         return 0.0
     half = torch.tensor([(cells - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
@@ -117,20 +119,20 @@ def distance(found: Counter[tuple[int, ...]], distribution: Distribution) -> flo
     return sum(abs(found[o] / draws - distribution.get(o, 0)) for o in {*found, *distribution}) / 2
 
 
-def drawn(drafter: Drafter, draws: int, seed: int = 0) -> Counter[tuple[int, ...]]:
-    """Return the first two tokens of `draws` answers of our loop, counted."""
+def drawn(drafter: Drafter, draws: int) -> Counter[tuple[int, ...]]:
+    """Count the first two tokens of `draws` answers of our loop."""
     engine = Engine.from_pretrained(model("target", 1), tokenizer=tokenizer("target"),
                                     drafter=drafter, budget="drafter", max_batch=64)  # fmt: skip
     found: Counter[tuple[int, ...]] = Counter()
     for start in range(0, draws, 1000):
         n, options = min(1000, draws - start), {"temperature": 1.0, "max_new_tokens": LENGTH}
-        results = engine.generate(prompt(), n=n, seed=seed + start, **options)
+        results = engine.generate(prompt(), n=n, seed=start, **options)
         found.update(tuple(result.tokens[:2]) for result in results)
     return found
 
 
 def theirs(options: dict[str, Any], draws: int) -> Counter[tuple[int, ...]]:
-    """Return the first two tokens of `draws` answers of `model.generate`, counted."""
+    """Count the first two tokens of `draws` answers of `model.generate`."""
     ids, found = torch.tensor([prompt()]), Counter[tuple[int, ...]]()
     options = options | {"attention_mask": torch.ones_like(ids), "max_new_tokens": LENGTH}
     torch.manual_seed(0)

@@ -1,11 +1,11 @@
-"""Processes that take turns, so that all meet the same machine however it drifts.
+"""Processes that take turns, so that all are measured on the same machine even if it drifts.
 
-Arms that answer for minutes cannot be compared one after the other: within two minutes a shared
-machine gets faster or slower by a tenth. So each arm is a process, all are asked at the same time,
-and only one is awake, for a second; the others are stopped (SIGSTOP).
+Arms that answer for minutes cannot be measured one after the other: within two minutes, a shared
+machine becomes faster or slower by a tenth. So each arm is a process, all get their work at the
+same time, and only one runs at a time, for a second. The others are stopped (SIGSTOP).
 
-A stopped process cannot notice that the benchmark is gone. So each has a guard: a process that ends
-it when the benchmark ends, whatever ended that.
+A stopped process cannot notice that the benchmark has ended. So each has a guard: a process that
+kills it when the benchmark ends for any reason.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Clock = Callable[[float], float]
-"""A moment of `perf_counter` → seconds that a process had been awake until then."""
+"""A moment of `perf_counter` → seconds that a process had been running until then."""
 
 AWAKE = 1.0
-"""Seconds of a turn; the sleep of one of four processes is then no stall of a drafter."""
+"""Seconds of a turn, so short that a drafter does not count a stop as a stall."""
 GUARD = """
 import os, signal, sys
 sys.stdin.buffer.read()  # until the benchmark has ended, or kills this process
@@ -39,10 +39,10 @@ for end in (os.killpg, os.kill):
 
 
 class Guard:
-    """A process that kills another one when this one ends, whatever ended it."""
+    """A process that kills another one when this one ends for any reason."""
 
     def __init__(self, process: int) -> None:
-        """`process`: its id. If it leads a group, the whole group is killed."""
+        """`process` is an id. If it leads a group, the whole group is killed."""
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-c", GUARD, str(process)],
             stdin=subprocess.PIPE,
@@ -52,16 +52,16 @@ class Guard:
         )
 
     def close(self) -> None:
-        """End the guard, once its process has ended; may be called again."""
+        """End the guard, after its process has ended; may be called again."""
         self._process.kill()
         self._process.communicate()
 
 
 class Sleeper:
-    """A process of the benchmark; it sleeps but for its turns, and ends with the benchmark."""
+    """A process that is stopped except in its turns, and ends with the benchmark."""
 
     def __init__(self, process: int) -> None:
-        """Guard a child process, by its id; it is awake until `sleep` is called."""
+        """Guard a child process, by its id; it runs until `sleep` is called."""
         self.process = process
         self._guard = Guard(process)
 
@@ -70,7 +70,7 @@ class Sleeper:
         self._tell(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let the process go on."""
+        """Continue the process."""
         self._tell(signal.SIGCONT)
 
     def end(self) -> None:
@@ -86,9 +86,10 @@ class Sleeper:
 
 
 def side_by_side(tasks: Mapping[Sleeper, Callable[[], T]]) -> dict[Sleeper, tuple[T, Clock]]:
-    """Return what each task gave, on which a sleeping process works, and the process's clock.
+    """Return each task's result with its process's clock.
 
-    The processes sleep before and after. If this is interrupted, all of them are ended.
+    A task uses the process of its key, which is stopped before and after. An interrupt ends all
+    processes.
     """
     awake: dict[Sleeper, list[tuple[float, float]]] = {sleeper: [] for sleeper in tasks}
     with ThreadPoolExecutor(max(1, len(tasks))) as threads:
@@ -103,7 +104,7 @@ def side_by_side(tasks: Mapping[Sleeper, Callable[[], T]]) -> dict[Sleeper, tupl
                         sleeper.sleep()
                         awake[sleeper].append((begin, perf_counter()))
         except BaseException:
-            for sleeper in tasks:  # else the threads would wait for ever
+            for sleeper in tasks:  # otherwise the threads would wait forever
                 sleeper.end()
             raise
 

@@ -3,11 +3,11 @@
     python -m benchmarks.under_load DATA        # 25 minutes on two quiet cores
     python -m benchmarks.under_load --quick     # two, on prompts of the demo
 
-For 1 to 16 callers: four prompts of each in a round, of which as many decode at any time.
-Held-out edits for a built-in model, Spec-Bench, MT-Redundant, HumanEval and edits for any other.
-Every arm is a process with a model, whose linear layers are laid out, and an engine that keeps no
-prefixes (`benchmarks/load.py` says how they take turns). Counted are tokens per second, greedy, and
-tokens per pass. The exit code is 1 where `auto` is slower than plain.
+For 1 to 16 callers: four prompts of each caller per round, of which one per caller decodes at any
+time. Built-in models get held-out edits, all others Spec-Bench, MT-Redundant, HumanEval and edits.
+Every arm is a process with a model with laid-out linear layers, and an engine that keeps no
+prefixes (`benchmarks/load.py` describes their turns). The table has tokens per second, greedy, and
+tokens per pass. The exit code is 1 if `auto` is slower than plain.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parser() -> Options:
 
 
 def answering(arm: str, name: str, dtype: str, threads: int) -> load.Answerer:
-    """Load a model in this process, and return what answers by it."""
+    """Load a model in this process, and return a function that answers with it."""
     torch.set_num_threads(threads)
     with ThreadPoolExecutor(1) as once:  # its OpenMP threads end with it
         model = once.submit(models.load, name, dtype=dtype, prepack=True).result()
@@ -60,7 +60,7 @@ def answering(arm: str, name: str, dtype: str, threads: int) -> load.Answerer:
 
     def theirs(prompts: list[list[int]], at_once: int, tokens: int) -> list[load.Answer]:
         blocks = at_once * ((max(map(len, prompts)) + tokens) // 32 + 2)
-        settings = ContinuousBatchingConfig(  # the best of those tried
+        settings = ContinuousBatchingConfig(  # the best settings of those tried
             page_size=32, num_blocks=blocks, max_batch_tokens=256, max_requests_per_batch=at_once,
             scheduler_type="prefill_first", allow_block_sharing=False, auto_switch_to_flash=False,
         )  # fmt: skip

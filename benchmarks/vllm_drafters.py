@@ -1,10 +1,10 @@
-"""Our drafters beside vLLM's own `ngram` and `suffix`, with the Python that vLLM is installed for.
+"""Our drafters and vLLM's own `ngram` and `suffix`, in the Python that has vLLM installed.
 
     python -m benchmarks.vllm_drafters {replay,cost} DATA
 
-The very proposers on recorded answers, as if the target had just written them; no model is run
-(`benchmarks/vllm_rows.py`). `replay`: tokens per pass at equal drafted tokens; `auto` is drawn as a
-curve over what a drafted token is said to cost, and read where the other one drafts. `cost`:
+The real proposers run on recorded answers, as if the target had just written them; no model is run
+(`benchmarks/vllm_rows.py`). `replay`: tokens per pass at equal drafted tokens. `auto` is a curve
+over the given cost of a drafted token, read where the other proposer drafts as much. `cost`:
 processor time of drafting after 8,192 tokens. Without vLLM only ours run.
 """
 
@@ -24,7 +24,7 @@ from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.suites import parts, sample
 
 COSTS = (0.0, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.5, 0.8, 1.5)
-"""What a drafted token is said to cost, in plain passes: the dearer, the choosier ours are."""
+"""Given costs of a drafted token, in plain passes: at higher costs ours draft less."""
 SUITES = ("mt_bench", "mt_redundant", "spec_bench", "humaneval", "gsm8k_json", "commit_edits")
 WEIGHING = ("auto", "auto, earlier answers")
 
@@ -66,7 +66,7 @@ def replay(args: argparse.Namespace, encoding: Encoding) -> Iterator[list[str]]:
 
 
 def cost(args: argparse.Namespace, encoding: Encoding) -> Iterator[list[str]]:
-    """Yield a line for each proposer: what drafting takes, on real text."""
+    """Yield a line for each proposer: the cost of drafting, on real text."""
     encoded = map(encoding, recorded(args.data, "commit_edits"))
     stream = chain.from_iterable((*one.prompt, *one.answer) for one in encoded)
     texts = [[*islice(stream, args.context + 200)] for _ in range(args.rows)]
@@ -74,7 +74,7 @@ def cost(args: argparse.Namespace, encoding: Encoding) -> Iterator[list[str]]:
     for name, make in args.proposers.items():
         proposer = make(args.width, vocab)
         begun, rest = zip(*((t[: args.context], t[args.context :]) for t in texts), strict=True)
-        for turn in ("cold", "warm"):  # what is compiled is compiled once
+        for turn in ("cold", "warm"):  # compilation happens in the first turn
             found = Count()
             first = decode(proposer, Batch.of(begun, 201, turn), rest, found)
         times = sorted(1e6 * spent for spent in found.times)

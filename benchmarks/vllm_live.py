@@ -2,9 +2,9 @@
 
     python -m benchmarks.vllm_live FOLDER PROMPTS.jsonl
 
-With the Python that vLLM is installed for; each proposer in a process of its own
+In the Python that has vLLM installed; each proposer in a process of its own
 (`benchmarks/vllm_session.py`), all prompts at once, greedily. FOLDER is a model's, a line of
-PROMPTS.jsonl a list of token ids. Counted are tokens per pass, drafted tokens, answers that are
+PROMPTS.jsonl a list of token ids. The table has tokens per pass, drafted tokens, answers equal to
 those without drafts, and microseconds of drafting.
 """
 
@@ -51,7 +51,7 @@ def arms(width: int) -> dict[str, dict[str, Any]]:
 
 
 def session(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in a process of its own, and return what came of it; raise its last words."""
+    """Run a job in a process of its own and return its result; raise its last line of output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("vllm_session.py"))],
         input=json.dumps(job), capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""vLLM's proposers and ours, driven without vLLM: rows that recorded answers are written into."""
+"""vLLM's proposers and ours, run without vLLM on rows with recorded answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LONGEST = 32_768
 MEMORY = 64_000_000
 """Bytes of earlier answers, for the arm that has them; `suffix` keeps 10,000 answers."""
 LOGGER: Any = SimpleNamespace(init_logger=logging.getLogger)
-"""All that our proposer asks of vLLM by itself, for where that is not installed."""
+"""All that our proposer imports from vLLM, if that is not installed."""
 
 
 @dataclass
 class Batch:
-    """The rows that proposers look at, with vLLM's names."""
+    """The rows that proposers read, with vLLM's names."""
 
     token_ids_cpu: Any
     num_tokens_no_spec: Any
@@ -36,7 +36,7 @@ class Batch:
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], room: int, tag: str) -> Batch:
-        """Rows that hold the prompts, and have room for answers."""
+        """Make rows with the prompts, and room for answers."""
         ids = np.zeros((len(prompts), max(map(len, prompts)) + room), np.int32)
         for row, prompt in zip(ids, prompts, strict=True):
             row[: len(prompt)] = prompt
@@ -55,7 +55,7 @@ class Batch:
 
 
 def config(tokens: int, vocab: int, **options: Any) -> Any:
-    """As much of a `VllmConfig` as proposers read."""
+    """Return the part of a `VllmConfig` that proposers read."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             num_speculative_tokens=tokens, prompt_lookup_min=options.pop("least", 5),
@@ -79,7 +79,7 @@ class Ours:
         from draftsmith.integrations.vllm import Proposer
 
         with (
-            patch("draftsmith.integrations.vllm.attach"),  # no engine is here that would call it
+            patch("draftsmith.integrations.vllm.attach"),  # there is no engine to attach to
             patch.dict(sys.modules, {} if find_spec("vllm") else {"vllm.logger": LOGGER}),
         ):
             self.proposer = Proposer(config(tokens, vocab, **options))
@@ -125,7 +125,7 @@ OURS: dict[str, Callable[..., Any]] = {
 
 
 def proposers() -> dict[str, Callable[..., Any]]:
-    """Return what can be made here, vLLM's own first; say what cannot."""
+    """Return the proposers that can be made here, vLLM's own first; print which cannot."""
     found: dict[str, Callable[..., Any]] = {}
     for name, make in (THEIRS | OURS).items():
         try:
@@ -138,24 +138,24 @@ def proposers() -> dict[str, Callable[..., Any]]:
 
 @dataclass
 class Count:
-    """What proposers brought."""
+    """Results of a proposer."""
 
     passes: int = 0
     tokens: int = 0
     drafted: int = 0
     times: list[float] = field(default_factory=list)
-    """Processor seconds of each step but the first, by request."""
+    """Processor seconds of each step but the first, per request."""
     seconds: float = 0.0
-    """Of all these steps together."""
+    """Total of all these steps."""
 
     @property
     def per_pass(self) -> tuple[float, float]:
-        """Drafted tokens, and tokens."""
+        """Drafted tokens, and emitted tokens."""
         return self.drafted / self.passes, self.tokens / self.passes
 
 
 def decode(proposer: Any, batch: Batch, answers: Sequence[Sequence[int]], count: Count) -> float:
-    """Write the answers into the rows, as fast as drafts allow; seconds of the first step."""
+    """Write the answers into the rows as fast as drafts allow; return seconds of the first step."""
     drafts: list[list[int]] = [[] for _ in answers]
     done, first = [0] * len(answers), 0.0
     while any(n < len(answer) for n, answer in zip(done, answers, strict=True)):
@@ -188,7 +188,7 @@ def decode(proposer: Any, batch: Batch, answers: Sequence[Sequence[int]], count:
 def replayed(
     make: Callable[..., Any], answers: Sequence[Encoded], width: int
 ) -> tuple[float, float]:
-    """Return drafted tokens and tokens per pass of a proposer on answers, one after another."""
+    """Return drafted tokens and tokens per pass of a proposer, on answers one after another."""
     proposer, found = make(width, max(one.vocab_size for one in answers)), Count()
     for number, one in enumerate(answers):
         batch = Batch.of([one.prompt], len(one.answer) + 1, str(number))

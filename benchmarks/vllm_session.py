@@ -1,6 +1,6 @@
-"""One vLLM in a process of its own: reads a job in JSON, writes what came of it as a line.
+"""One vLLM in a process of its own: reads a job in JSON, writes its result as a line.
 
-Run by tests/test_vllm_live.py and by vllm_drafters.py, with the Python that vLLM is installed for.
+Run by tests/test_vllm_live.py and by vllm_live.py, in the Python that has vLLM installed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Answer all prompts, all at once, as often as `rounds` says."""
+    """Answer all prompts together, `rounds` times."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(**job["llm"])
@@ -64,7 +64,7 @@ def _runner(engine: Any) -> Any:
 
 
 def timed(runner: Any, found: dict[str, Any]) -> Any:
-    """The drafter of a runner, whose time is counted from now on; None where there is none."""
+    """Return the drafter of a runner and count its time from now on; None if there is none."""
     drafter = getattr(runner, "drafter", None)
     if drafter is None:
         return None
@@ -82,7 +82,7 @@ def timed(runner: Any, found: dict[str, Any]) -> Any:
 
 
 def _gap(one: Any) -> float:
-    """Between the two best log-probabilities."""
+    """Distance of the two best log-probabilities."""
     best = sorted((entry.logprob for entry in one.values()), reverse=True)
     return float(best[0] - best[1])
 

@@ -197,7 +197,7 @@ def test_a_drafter_that_fails_is_put_aside_and_told_once() -> None:
     engine = Engine({"a": record(1), "b": record(2)})
     run(found, engine)
     assert len(told) == 2
-    assert "goes on plainly: no more at" in told[0]
+    assert "continues without drafts: no more at" in told[0]
     assert found.stats.drafted == 0
     assert all(one.output == one.answer for one in engine.requests.values())
 

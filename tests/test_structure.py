@@ -232,7 +232,7 @@ RETIRED = (
 """Words with which comments, docstrings and errors were hard to read. Names in backticks may have
 them."""
 
-STILL_OLD = {"builtin", "cli", "html", "integrations", "lab", "model", "server"}
+STILL_OLD = {"builtin", "cli", "html", "server"}
 """Parts of the package that are not rewritten yet."""
 
 

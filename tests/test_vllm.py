@@ -108,7 +108,7 @@ def test_it_drafts_what_vllm_asks_for() -> None:
     assert found.host.stats.accepted > 40
     assert found.drafts == found.host.stats.passes
     assert "copyspec" in found.summary()
-    assert "µs a request and step" in found.summary()
+    assert "µs per request and step" in found.summary()
 
 
 def test_counts_by_source_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +122,7 @@ def test_counts_by_source_are_told(caplog: pytest.LogCaptureFixture) -> None:
         found._told -= 2 * plugin.TOLD
         found._tell()
         found._tell()
-    assert [line for line in caplog.messages if "tokens a pass" in line] == [found.summary()]
+    assert [line for line in caplog.messages if "tokens per pass" in line] == [found.summary()]
 
 
 def test_other_ranks_draft_and_count_nothing() -> None:
@@ -165,7 +165,7 @@ def test_a_wrong_prediction_is_told_and_left_out(
     one = record(3)
     one.sampling_params.extra_args["prediction"] = wrong
     serve({"a": one})
-    assert "request a goes on without its prediction" in caplog.text
+    assert "request a continues without its prediction" in caplog.text
 
 
 def test_answers_are_remembered() -> None:
@@ -188,14 +188,14 @@ def test_one_who_samples_where_that_is_broken_stops_drafting(
     found = serve({"cold": record(1), "warm": warm}, drafter="copyspec")
     assert found.host.stats.drafted == 0
     assert found.skipped
-    assert "steps without, for vllm#55005" in found.summary()
+    assert "steps without drafts because of vllm#55005" in found.summary()
     right: Any = lambda given, _ends, _n: given[[0, 1, 1]]  # noqa: E731
     vllm.rejection_sampler.expand_batch_to_tokens = right
     assert serve({"warm": record(2, temperature=0.7)}, drafter="copyspec").host.stats.accepted > 10
 
 
 def test_rows_of_nobody_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="nobody said whose rows these are"):
+    with pytest.raises(UnsupportedError, match="the rows have no request ids"):
         Proposer(config()).propose([[1]], None, None)
 
 
@@ -233,9 +233,9 @@ def test_options_are_checked() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'drafter'"):
         options(drafer="auto")
     for wrong in ({"drafter": 5}, {"answers": -1}, {"answers": "64 MB"}):
-        with pytest.raises(OptionError, match=r"cannot work; give a|must be .* got"):
+        with pytest.raises(OptionError, match=r"(drafter|answers) must be .* got"):
             options(**wrong)
-    with pytest.raises(OptionError, match="give options"):
+    with pytest.raises(OptionError, match="must be a mapping of options"):
         Options.of(SimpleNamespace(additional_config={"draftsmith": "auto"}))
 
 
@@ -247,7 +247,7 @@ def test_the_cost_is_seconds_by_tokens() -> None:
     for wrong in (
         {"8": 1.0}, {"x": 1.0, "0": 1.0}, [1.0], {"0": "a"}, {"0": None}, {"0": 10**400},
     ):  # fmt: skip
-        with pytest.raises(OptionError, match='"0" among them'):
+        with pytest.raises(OptionError, match='"0" included'):
             options(cost=wrong).curve()
 
 
@@ -255,7 +255,7 @@ def test_the_cost_is_seconds_by_tokens() -> None:
 @pytest.mark.parametrize("tokens", ["0", "4"])
 def test_a_cost_that_no_pass_has_is_refused_by_name(tokens: str, spent: float) -> None:
     cost = {"0": 0.01, "4": 0.02} | {tokens: spent}
-    with pytest.raises(OptionError, match=f"over {tokens} draft tokens takes {float(spent)} s"):
+    with pytest.raises(OptionError, match=f"got {float(spent)} for {tokens} draft tokens"):
         options(cost=cost).curve()
 
 
@@ -286,7 +286,7 @@ def test_a_vllm_that_calls_as_known_is_taken(call: str) -> None:
         (HEAD + "    if method == 'ngram':\n        d.propose(sampled_token_ids)",
          "no method 'custom_class'"),
         (HEAD + "    if method == 'custom_class':\n        d.propose(k, sampled_token_ids)",
-         r"it calls propose\(k, sampled_token_ids\), and ours is propose\(self, sampled_token_ids"),
+         r"it calls propose\(k, sampled_token_ids\), expected propose\(self, sampled_token_ids"),
         (HEAD + "    if m == 'custom_class':\n        d.propose(sampled_token_ids, batch=b)",
          r"it calls propose\(sampled_token_ids, batch=…\)"),
     ],

@@ -1,4 +1,4 @@
-"""The recorded answers that the prior is fitted and judged on, as token ids, by column."""
+"""Recorded answers for fitting and testing the prior, as token ids, by column."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ FILES = (
     "gsm8k_json.llama-3.1-8b-instruct.jsonl",
     "commit_edits.jsonl.xz",
 )
-"""Under `recorded/`; each is one stream of answers, whose earlier ones the memory holds."""
+"""Files in `recorded/`. Each is one stream of answers; the memory has the earlier ones."""
 
 TALK = (
     "mt_redundant, turn 1", "mt_redundant, turn 2", "mt_bench, turn 2",
     "spec_bench, mt_bench, turn 1", "spec_bench, mt_bench, turn 2", "gsm8k_json",
 )  # fmt: skip
-"""One family: MT-Bench's questions and GSM8K."""
+"""The first family: MT-Bench's questions and GSM8K."""
 WORK = (
     "spec_bench, summarization", "spec_bench, rag", "spec_bench, math_reasoning", "spec_bench, qa",
     "spec_bench, translation", "humaneval", "commit_edits",
 )  # fmt: skip
-"""The other."""
+"""The second family."""
 COLUMNS = (*TALK, *WORK)
 PICKED = 60
-"""Answers of a column that priors are fitted on; the rest is only ever judged."""
+"""Answers of a column for fitting priors; the others are only for tests."""
 LONGEST = 2048
 
 
 @dataclass(slots=True)
 class Answer:
-    """A recorded answer; `column` is None where it only joins the memory."""
+    """A recorded answer. `column` is None if it only joins the memory."""
 
     column: str | None
     prompt: list[int]
@@ -48,7 +48,7 @@ class Answer:
 
 
 def streams(data: Path, picked: int = PICKED) -> Iterator[list[Answer]]:
-    """The answers of each file, in its order."""
+    """Yield the answers of each file, in its order."""
     encoding = Encoding((data / "tokenizers",))
     for file in FILES:
         answers = []
@@ -64,7 +64,7 @@ def streams(data: Path, picked: int = PICKED) -> Iterator[list[Answer]]:
 
 
 def column(record: Record) -> str | None:
-    """What an answer is counted under; MT-Bench's first turns are MT-Redundant's, too."""
+    """Return an answer's column. First turns of MT-Bench only count in MT-Redundant."""
     turn = f", turn {record.turn}"
     name = record.suite
     if name == "spec_bench":

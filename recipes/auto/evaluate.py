@@ -1,11 +1,11 @@
-"""Judge `auto` on recorded answers: tokens and nodes per pass of thirteen columns.
+"""Test `auto` on recorded answers: tokens and nodes per pass of thirteen columns.
 
     python recipes/auto/evaluate.py DATA -o benchmarks/results
 
-A column is drafted for with a prior fitted on the other family's columns (`fit.py`), so never on
-the column, nor on its kind. "rest" are answers that no prior at all was fitted on, "picked" those
-that the other family's prior was. The memory holds the earlier answers of the same file, and what
-was learnt from them.
+A column's prior is fitted on the other family's columns (`fit.py`), so never on the column nor on
+its kind. "rest" are answers on which no prior was fitted, "picked" those on which the other
+family's prior was. The memory has the earlier answers of the same file, and what was learned from
+them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ COSTS = {
     ("ids alone", "rest"): 0.0131, ("ids alone", "picked"): 0.0124,
     ("with memory", "rest"): 0.00985, ("with memory", "picked"): 0.0095,
 }  # fmt: skip
-"""What a node is taken to cost, so that 12 of them are drafted a pass, with memory 16."""
+"""Cost of a node, chosen so that 12 of them are drafted per pass, with memory 16."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of a column."""
+    """Counts of a column."""
 
     passes: int = 0
     nodes: int = 0
@@ -58,7 +58,7 @@ class Judged(Auto):
 
 
 Priors = dict[bool, Mixer]
-"""By whether they are for TALK: fitted on the other family."""
+"""Whether it is for TALK → prior fitted on the other family."""
 
 
 def fitted(data: Sequence[Sequence[Answer]], indexes: int) -> Priors:
@@ -68,7 +68,7 @@ def fitted(data: Sequence[Sequence[Answer]], indexes: int) -> Priors:
 def judge(
     data: Sequence[Sequence[Answer]], priors: Priors, cost: float, *, memory: bool, picked: bool
 ) -> dict[str, Tally]:
-    """Return every column's tally, where a node makes a pass `cost` plain passes dearer."""
+    """Return every column's counts, if a node adds `cost` plain passes to a pass."""
     budget = ReplayBudget(curve=((0, 1.0), (LARGEST, 1 + cost * LARGEST)))
     tallies: dict[str, Tally] = defaultdict(Tally)
     for stream in data:

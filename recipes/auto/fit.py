@@ -1,7 +1,7 @@
 """Fit the prior of `auto`: python recipes/auto/fit.py ../shared/data -o prior.safetensors
 
 Every token of the picked answers is predicted once from the text before it, with a slow rate and no
-forgetting; columns weigh alike, within a factor of 4 each way.
+forgetting. Columns have equal weights, within a factor of 4 each way.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from draftsmith.drafters.tree_search import (
 
 RATE = 0.001
 FORGETTING = 1e6
-"""Cases that a cell remembers while it is fitted."""
+"""Cases that a cell averages over during fitting."""
 TYPICAL = 19_000
 """Tokens of a column of weight 1."""
 LEADING = 8
-"""Ids of a prompt's end that an answer's first tokens are remembered after."""
+"""Last ids of a prompt, kept in the memory as context of an answer's first tokens."""
 
 
 def remember(index: ContextIndex, answer: Answer) -> ContextIndex:
@@ -44,7 +44,7 @@ def remember(index: ContextIndex, answer: Answer) -> ContextIndex:
 
 
 def weights(data: Sequence[Sequence[Answer]]) -> dict[str | None, float]:
-    """What a token of each column counts."""
+    """Return the weight of a token of each column."""
     tokens = dict.fromkeys(COLUMNS, 1)
     for answer in (a for stream in data for a in stream if a.picked):
         tokens[answer.column or ""] += len(answer.ids)
@@ -61,7 +61,7 @@ def teach(mixer: Mixer, answer: Answer, earlier: ContextIndex, rate: float, weig
 
 
 def fit(data: Sequence[Sequence[Answer]], columns: Sequence[str], indexes: int) -> Mixer:
-    """A mixer taught by the picked answers of these columns."""
+    """Return a mixer fitted on the picked answers of these columns."""
     mixer, weight = untaught(indexes), weights(data)
     if indexes == 1:
         chosen = [a for stream in data for a in stream if a.picked and a.column in columns]

@@ -1,12 +1,11 @@
-"""Teach the prior of `auto` what the model's own logits are worth: what follows `fit.py`.
+"""Fit the prior of `auto` on the model's own logits, after `fit.py`.
 
     draftsmith bench run PROMPTS.jsonl -m smollm2 --dtype float32 -a none -o ANSWERS.jsonl
     python recipes/auto/logits.py ANSWERS.jsonl prior.safetensors
 
-SmolLM2 is made to give its plain greedy answers again, in passes with the trees that `auto` drafts
-from ids alone; of every node the row is kept that `auto` would keep. Then the prior predicts the
-answers with these rows and the model's bigrams, and learns what they are worth. What it believes of
-ids stays.
+SmolLM2 repeats its plain greedy answers, in passes with the trees that `auto` drafts from ids
+alone. Of every node, the row that `auto` would keep is stored. Then the prior predicts the answers
+with these rows and the model's bigrams, and learns their weights. Its weights of ids stay.
 """
 
 from __future__ import annotations
@@ -40,26 +39,26 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 
 COST = 0.012
-"""Of a node, in plain passes: wider trees than one would want to draft."""
+"""Cost of a node in plain passes: lower than real, so that trees are wider than usual."""
 RATE, EPOCHS, PASS = 0.002, 3, 2
-"""Of the weights; how often all is read; tokens of a pass while it is."""
+"""Rate of the weights; passes over the data; tokens per pass of the target during them."""
 
 
 @dataclass(slots=True)
 class Passes:
-    """A prompt and its answer, as the model said it."""
+    """A prompt and its answer, with the model's rows."""
 
     ids: list[int]
     prompt: int
     """Tokens of the prompt."""
     rows: np.ndarray
-    """(answer, WIDTH) that each token of the answer was said by."""
+    """(answer, WIDTH) row from which each token of the answer was chosen."""
     aside: np.ndarray
     """(rejected, 2 + WIDTH) length of the text before the pass, node, row."""
 
 
 def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
-    """Let the model give an answer again; keep the rows."""
+    """Let the model repeat an answer; keep the rows."""
     state, length, rows, aside = AutoState(prior(1)), prompt, [], []
     context = Context(ids[:prompt], prompt, 2**30, SamplingParams(), Gumbel(0), budget=LARGEST)
     state.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + COST * LARGEST]])
@@ -93,7 +92,7 @@ def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
 
 
 def answers(path: Path, model: LoadedModel) -> Iterator[Passes]:
-    """Yield all plain answers of a file, given again."""
+    """Yield all plain answers of a file, repeated."""
     runner = Runner(model)
     with torch.inference_mode():
         for row in generations.read(path).entries:
@@ -103,7 +102,7 @@ def answers(path: Path, model: LoadedModel) -> Iterator[Passes]:
 
 
 def teach(mixer: Mixer, passes: Sequence[Passes], bigrams: Any) -> None:
-    """Let a mixer that knows ids learn what rows are worth, and keep what it believes of ids."""
+    """Let a mixer fitted on ids learn the weights of rows, and keep its weights of ids."""
     forget_rows(mixer)
     before = mixer.copy()
     for epoch in range(EPOCHS):
@@ -139,14 +138,14 @@ def emitted(one: Passes, start: int, end: int) -> Any:
 
 
 def forget_rows(mixer: Mixer) -> None:
-    """Make rows weigh nothing, whichever candidates they name."""
+    """Set the weights of rows to zero, whatever candidates they name."""
     mixer.cells[-1] = untaught(mixer.indexes).cells[-1]
     mixer.weights[AFTER + 1 :: NAMED] = mixer.weights[AFTER::NAMED]
     mixer.weights[:, -2] = 0.0
 
 
 def restore(mixer: Mixer, before: Mixer) -> None:
-    """Set back what holds where no row names a candidate."""
+    """Restore the weights that apply where no row names a candidate."""
     mixer.cells[:-1] = before.cells[:-1]
     unnamed = [*range(AFTER), *range(AFTER, len(mixer.weights), NAMED)]
     for column in (*range(mixer.weights.shape[1] - 2), -1):  # all but the row's own

@@ -1,7 +1,7 @@
-"""What every step of the recipe shares: the vocabulary's special tokens, the corpora.
+"""What all steps of the recipe share: the vocabulary's special tokens and the corpora.
 
-Kept in one place because the order of the special tokens decides their ids, and the ids are baked
-into every prepared row and every trained embedding.
+The order of the special tokens decides their ids, which are in every prepared row and every trained
+embedding.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ PAD, TEXT_END, USER, ASSISTANT, _, END, FILE, FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE
 SPECIALS = [*NAMED, *(f"<|reserved_{i}|>" for i in range(32))]
 ID = {token: number for number, token in enumerate(SPECIALS)}
 
-# Kept out of training completely, so that edits of these repositories measure the model.
+# Never trained on, so that edits of these repositories measure the model.
 MEASURED_REPOS = frozenset({"pallets/flask", "TheAlgorithms/Python"})
 
 
 def is_held_out(row: dict[str, Any]) -> bool:
-    """One row in a hundred is kept for the held-out loss: which, its name decides."""
+    """Whether a row is held out: one in a hundred, chosen by its name."""
     name = row["prompt"] if "prompt" in row else f"{row['repo']}\x00{row['path']}"
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:4], "big") % 100 == 0
 
 
 def read_rows(corpora: Path, folder: str, *, measured: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of one corpus folder, without (or with `measured`, only) the measured repositories.
+    """Yield the rows of one corpus folder, without the measured repositories or only those.
 
-    The file names alone are not trusted: a row's own `repo` decides when there is one.
+    A row's own `repo` takes precedence over the file name.
     """
     for path in sorted((corpora / folder).glob("*.jsonl.xz")):
         with open_text(path) as lines:

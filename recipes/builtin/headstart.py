@@ -1,10 +1,10 @@
-"""Initial weights under which the network copies before it has seen a single token.
+"""Initial weights with which the network copies before any training.
 
-A network this small needs millions of tokens before heads that copy form by accident, and what
-forms compares three tokens or so: too few to keep its place in a file of repeated lines. The
-circuit is well known, so it is written down instead of waited for, layer by layer below. It finds
-the place whose past (six tokens and a bag of some dozens) is nearest to the present one, and says
-what came next there. What each part gives is in `docs/lab-notes`.
+A network this small needs millions of tokens before copying heads form by chance, and they compare
+about three tokens: too few to keep the place in a file with repeated lines. The circuit is known,
+so it is written directly, layer by layer below. It finds the place with the past (six tokens and a
+bag of some dozens) nearest to the present one, and outputs the token after that place. The effect
+of each part is in `docs/lab-notes`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from torch import Tensor
 from model import Network
 
 ANCHOR, MARKED = ID[FILE], ID[ASSISTANT]
-PART = 0.1  # of a scalar among the hidden dimensions: small, so that it does not move the norm
+PART = 0.1  # of a scalar among the hidden dimensions: small, so that it does not change the norm
 
 
 @torch.no_grad()
 def head_start(network: Network, sample: Tensor, tokens: Sequence[str] | None = None) -> Circuit:
-    """Write the circuit into freshly made weights; a sample of text says how large things are.
+    """Write the circuit into new weights; a sample of text sets the scales.
 
-    With `tokens`, what each id writes, it also substitutes words (`substitute`).
+    With `tokens`, the text of each id, it also substitutes words (`substitute`).
     """
     circuit = Circuit(network, sample, tokens)
     write_embeddings(circuit, tokens)
@@ -63,15 +63,15 @@ def head_start(network: Network, sample: Tensor, tokens: Sequence[str] | None = 
 
 
 def norm_scale(x: Tensor) -> float:
-    """What a norm multiplies states by, on average."""
+    """Factor by which a norm multiplies states, on average."""
     return float(x.pow(2).mean(-1).rsqrt().mean())
 
 
 def write_embeddings(circuit: Circuit, tokens: Sequence[str] | None) -> None:
-    """Embeddings without a part in the circuit's spaces, with one direction in common.
+    """Write embeddings without a part in the circuit's spaces, with one direction in common.
 
-    The marker before a file has a larger part in what is compared, so that for a while after it the
-    nearest place is the one as far behind the other such marker.
+    The marker before a file has a larger part in the compared directions. For a while after it, the
+    nearest place is the one at the same distance from the other such marker.
     """
     table, typical = circuit.table, circuit.typical
     table.copy_((table @ circuit.free.T) @ circuit.free)
@@ -94,7 +94,7 @@ def write_embeddings(circuit: Circuit, tokens: Sequence[str] | None) -> None:
 def write_past(circuit: Circuit) -> None:
     """Layer 0: three heads look one, two and three places back, one averages the last few dozen.
 
-    Each writes a part of what stands there into a space of its own.
+    Each writes a part of the token there into its own space.
     """
     scale, size = norm_scale(circuit.states(0)), circuit.size
     gain = circuit.common * scale
@@ -107,7 +107,7 @@ def write_past(circuit: Circuit) -> None:
     query = torch.zeros(circuit.width)
     query[torch.tensor(bag_pairs(circuit))] = circuit.bag_sharp
     circuit.point(0, BAG_HEAD, query, gain)
-    # A bag begins anew at a file: what stood before its marker says nothing about a place in it.
+    # A bag restarts at a file: tokens before its marker do not identify a place in it.
     row = circuit.table[ANCHOR]
     seen = known.T @ (known @ row)
     key = seen / (seen @ row) / scale * circuit.anew
@@ -117,13 +117,13 @@ def write_past(circuit: Circuit) -> None:
 
 
 def bag_pairs(circuit: Circuit) -> range:
-    """The rotary pairs by which a head averages the last few dozen tokens."""
+    """Return the rotary pairs with which a head averages the last few dozen tokens."""
     first = next(pair for pair, turn in enumerate(circuit.turns) if turn < circuit.bag_turn)
     return range(first, min(first + PAIRS, circuit.half))
 
 
 def write_hop(circuit: Circuit, scale: float) -> None:
-    """Layer 1, head 0: the tokens four to six back are what was one to three back three ago."""
+    """Layer 1, head 0: copy what layer 0 wrote three tokens back: tokens four to six back."""
     circuit.look_back(1, 0, HOP, circuit.common * scale)
     near, far = torch.cat(circuit.spaces[:HOP]), torch.cat(circuit.spaces[HOP:])
     if circuit.signs:  # the fourth token back is there already
@@ -134,7 +134,7 @@ def write_hop(circuit: Circuit, scale: float) -> None:
 
 
 def write_answered(circuit: Circuit, scale: float) -> None:
-    """Layer 1, the first head of the last group: whether the assistant's marker has been seen."""
+    """Layer 1, the first head of the last group: whether the assistant's marker has occurred."""
     queries, keys, values, output = circuit.heads(1)
     head, slowest = -circuit.each, circuit.slowest
     strong = math.sqrt(20 * math.sqrt(circuit.width))
@@ -149,17 +149,17 @@ Compared = list[tuple[Tensor, Tensor]]  # keys and queries of a group, [width, h
 
 
 def choose(circuit: Circuit) -> Compared:
-    """Which coordinates every group of heads compares: others each, so that their errors differ.
+    """Choose coordinates for each group of heads; they differ, so that their errors differ.
 
-    Only rotary pairs that turn slowly: with others, what agrees would depend on how far away it is.
+    Only rotary pairs that turn slowly: with others, the similarity would depend on the distance.
     """
     shape = circuit.network.config
     limit = circuit.turned / (shape.max_position_embeddings / 2)
-    # The slowest one says how long a key is, the next whether the query is in the message.
+    # The slowest pair holds the length of a key, the next whether the query is in the message.
     slow = [pair for pair, turn in enumerate(circuit.turns) if turn < limit][:-2]
     places = torch.tensor([*slow, *(pair + circuit.half for pair in slow)])
     tokens = round(circuit.share * len(places))
-    # How much of a token its own bag holds: a key leaves it out, being what is looked for.
+    # Part of a token in its own bag, which a key leaves out, because it is what is looked for.
     turns = torch.tensor([circuit.turns[pair] for pair in bag_pairs(circuit)])
     scores = circuit.bag_sharp * torch.outer(torch.arange(512), turns).cos().sum(1)
     own = circuit.bag_written * float(scores.softmax(0)[0])
@@ -202,10 +202,10 @@ def write_lengths(circuit: Circuit, compared: Compared) -> None:
 def write_match(circuit: Circuit, compared: Compared) -> None:
     """Layer 2: find the place with the nearest past, and write its token.
 
-    The key holds the tokens before a place, its bag and half its squared length, the query the
-    present tokens and bag: the product is minus half the squared distance, but for a term that all
-    keys have in common. Places inside the answer start with a handicap, so that a copy does not
-    follow its own repetitions.
+    The key has the tokens before a place, its bag and half its squared length; the query has the
+    present tokens and bag. Their product is minus half the squared distance, plus a term that all
+    keys share. Places inside the answer have a handicap, so that a copy does not follow its own
+    repetitions.
     """
     all_queries, all_keys, all_values, output = circuit.heads(MATCH)
     scale, slowest = norm_scale(circuit.states(MATCH)), circuit.slowest

@@ -1,4 +1,4 @@
-"""The network: transformers' Llama, with weights to begin from and layers that may stand still."""
+"""The network: transformers' Llama, with initial weights and layers that may be frozen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Network = LlamaForCausalLM
 
 
 def fresh(**sizes: Any) -> Network:
-    """A network with random weights; `sizes` are LlamaConfig's."""
+    """Make a network with random weights; `sizes` are LlamaConfig's."""
     network = Network(LlamaConfig(tie_word_embeddings=True, rms_norm_eps=1e-5, **sizes))
     for name, parameter in network.named_parameters():
         if parameter.dim() == 2:
@@ -37,9 +37,9 @@ def states(
     still: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """(R, T, D) what so many first layers say of ids (R, T); the last norm's if it is all of them.
+    """(R, T, D) output of the first `layers` layers for ids (R, T); the last norm's if all.
 
-    `still` first layers do not train, and the embeddings learn only from what is said.
+    The first `still` layers are not trained, and embeddings only learn from the output.
     """
     body = network.model
     with torch.set_grad_enabled(torch.is_grad_enabled() and not still):
@@ -56,14 +56,14 @@ def save(network: Network, tokenizer: Path, out: Path) -> None:
     """Write a folder that transformers 4 and 5 read, with this tokenizer and our chat template."""
     marks = {"bos_token_id": ID[TEXT_END], "eos_token_id": ID[END], "pad_token_id": ID[PAD]}
     network.config.update(marks)
-    # It names a second stop that the config does not.
+    # It names a second stop that the config does not have.
     ends = {"eos_token_id": [ID[END], ID[TEXT_END]]}
     network.generation_config = GenerationConfig(**marks | ends)
     network.to(torch.bfloat16).save_pretrained(out)
     shutil.copyfile(tokenizer, out / "tokenizer.json")
-    # The same for every model of ours.
+    # It is the same for all our models.
     shutil.copyfile(builtin.path() / "tokenizer_config.json", out / "tokenizer_config.json")
-    # Spelled both ways where transformers 4 and 5 name a setting differently.
+    # With both names where transformers 4 and 5 name a setting differently.
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config |= {"rope_theta": config["rope_parameters"]["rope_theta"], "rope_scaling": None}
     text = json.dumps(config | {"torch_dtype": "bfloat16"}, indent=2, sort_keys=True)

@@ -1,7 +1,7 @@
 """Turn the corpora into token rows: `python prepare.py --corpora FOLDER --out FOLDER`.
 
-Writes the tokenizer, then one file per kind of row. `held_*` files hold the 1% kept for the
-held-out loss. Repositories in `common.MEASURED_REPOS` are in none of them.
+Writes the tokenizer, then one file per kind of row. `held_*` files have the 1% for the held-out
+loss. Repositories in `common.MEASURED_REPOS` are in none of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tokenizer import train_tokenizer
 from tokenizers import Encoding, Tokenizer
 
 SEED = 1
-CONTEXT = 4096  # tokens of a row at most
+CONTEXT = 4096  # most tokens of a row
 Spans = list[tuple[int, int]]
 WORD = re.compile(r"\w+|\s+|[^\w\s]")
 Made = tuple[list[int], NDArray[np.uint8], bool]  # ids, their classes, whether they are held out
 
 
 class Edit(NamedTuple):
-    """What is asked, the file before and after; or a question, nothing, and the answer."""
+    """The prompt, the file before and after; or a question, None, and the answer."""
 
     prompt: str
     before: str | None
@@ -40,7 +40,7 @@ class Edit(NamedTuple):
 
 
 def write(out: Path, name: str, made: Iterable[Made]) -> None:
-    """Write rows, those that are held out apart."""
+    """Write rows; held-out ones to a separate file."""
     kept: dict[str, list[tuple[list[int], NDArray[np.uint8]]]] = defaultdict(list)
     for ids, classes, held in made:
         kept[f"held_{name}" if held else name].append((ids, classes))
@@ -50,7 +50,7 @@ def write(out: Path, name: str, made: Iterable[Made]) -> None:
 
 
 def texts(corpora: Path, tokenizer: Tokenizer) -> Iterator[Made]:
-    """Documents and code as they are, each ended by the end-of-text marker."""
+    """Yield documents and code as they are, each ended by the end-of-text marker."""
     documents = [*read_rows(corpora, "docs"), *read_rows(corpora, "code")]
     random.Random(SEED).shuffle(documents)
     for row in documents:
@@ -66,11 +66,10 @@ def lines_of(text: str) -> list[str]:
 def changed_spans(
     before: str, after: str, cut: Callable[[str], list[str]] = lines_of, offset: int = 0
 ) -> Spans:
-    """The parts of `after`, in characters, that are not copied from `before`.
+    """Return the parts of `after`, in characters, that are not copied from `before`.
 
-    By lines; within replaced ones by words, where they are few enough. A deletion changes nothing
-    in `after`, so the character that follows it stands for it: that is where a model that copies
-    has to jump.
+    By lines; within replaced ones by words, if they are few enough. A deletion changes nothing in
+    `after`, so the character after it counts as changed: there a copying model must jump.
     """
     old, new = cut(before), cut(after)
     if cut is not lines_of and len(old) * len(new) > 250_000:
@@ -87,7 +86,7 @@ def changed_spans(
 
 
 def classes_of(answer: Encoding, spans: Spans) -> NDArray[np.uint8]:
-    """Copied or changed, for each token of an answer."""
+    """Return whether each token of an answer is copied or changed."""
     classes = np.full(len(answer.ids), COPIED, dtype=np.uint8)
     starts, ends = np.array(answer.offsets or [(0, 0)]).T
     for start, end in spans:
@@ -97,9 +96,9 @@ def classes_of(answer: Encoding, spans: Spans) -> NDArray[np.uint8]:
 
 
 def answered(edits: Iterable[Edit], tokenizer: Tokenizer) -> Iterator[Made]:
-    """Edits and questions in the chat template, those that fit."""
+    """Yield edits and questions in the chat template, if they fit."""
     for edit in edits:
-        # Spares encoding what cannot fit: hardly a text has six characters a token.
+        # Avoids encoding texts that cannot fit: few have six characters per token.
         too_long = len(edit.before or "") + len(edit.after) > 6 * CONTEXT
         if edit.before == edit.after or too_long:
             continue
@@ -112,7 +111,8 @@ def answered(edits: Iterable[Edit], tokenizer: Tokenizer) -> Iterator[Made]:
         ids = [*asked, *after.ids, ID[END]]
         if len(ids) > CONTEXT:
             continue
-        classes = np.full(len(ids), CHANGED, dtype=np.uint8)  # knowing when to stop, as well
+        # Including the end, so that the model learns when to stop.
+        classes = np.full(len(ids), CHANGED, dtype=np.uint8)
         if edit.before is None:
             classes[: len(asked)] = PROMPT
         else:
@@ -122,7 +122,7 @@ def answered(edits: Iterable[Edit], tokenizer: Tokenizer) -> Iterator[Made]:
 
 
 def commits(corpora: Path) -> Iterator[Edit]:
-    """Commits as they are."""
+    """Yield commits as they are."""
     for row in read_rows(corpora, "edits"):
         message = re.sub(r"\n*--HG--.*", "", row["message"], flags=re.DOTALL).strip()[:1000]
         before, after = row["before"], row["after"]
@@ -131,7 +131,7 @@ def commits(corpora: Path) -> Iterator[Edit]:
 
 
 def hunks(corpora: Path) -> Iterator[Edit]:
-    """Windows of both files around one change: short rows from long files."""
+    """Yield windows of both files around one change: short rows from long files."""
     rng = random.Random(SEED)
     for edit in commits(corpora):
         old, new = lines_of(edit.before or ""), lines_of(edit.after)
@@ -149,7 +149,7 @@ def hunks(corpora: Path) -> Iterator[Edit]:
 
 
 def made(corpora: Path, count: int) -> Iterator[Edit]:
-    """Edits made by program from code and documents."""
+    """Yield program-made edits of code and documents."""
     rng = random.Random(SEED)
     code, documents = (
         [row for row in read_rows(corpora, folder) if 200 < len(row["text"]) < 200_000]
@@ -163,13 +163,13 @@ def made(corpora: Path, count: int) -> Iterator[Edit]:
         edit = maker.make(synth.window(rng, row["text"]), files is code)
         if edit is not None:
             message, before, after = edit
-            # A path is no part of the instruction, and short ones are what people write.
+            # A path is not part of the instruction, and people write short ones.
             path = row["path"] if rng.random() < 0.5 else row["path"].rsplit("/", 1)[-1]
             yield Edit(f"{path}: {message}\n", before, after, is_held_out(row))
 
 
 def questions(corpora: Path) -> Iterator[Edit]:
-    """Questions answered from the text they come with."""
+    """Yield questions with answers from their text."""
     for row in read_rows(corpora, "instruct"):
         prompt, answer = row["prompt"], row["completion"].strip()
         if prompt.strip() and answer:
@@ -187,7 +187,7 @@ def main() -> None:
     tokenizer = train_tokenizer(corpora, args.vocab)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(args.out / "tokenizer.json"))
-    # Text may show a marker's name; only what this recipe writes as an id is a marker.
+    # Text may contain a marker's name; only ids written by this recipe are markers.
     tokenizer.encode_special_tokens = True
     write(args.out, "text", texts(corpora, tokenizer))
     for name, edits in (

@@ -1,7 +1,6 @@
-"""Prepared rows, and which of them a step trains on: a function of the seed and the step's number.
+"""Prepared rows, and the choice of a step's rows as a function of seed and step number.
 
-Nothing is remembered between steps, so a run that is stopped and resumed sees the same rows as one
-that never stopped.
+No state is kept between steps, so a resumed run trains on the same rows as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import numpy as np
 from common import FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, ID, PAD, SPECIALS, TEXT_END
 from numpy.typing import NDArray
 
-# What a token is to the loss. The weight of each class is the training's choice, not the data's.
+# Classes of tokens. Their weights in the loss are set by the training, not by the data.
 SKIPPED, COPIED, CHANGED, PROMPT = 0, 1, 2, 3
 
-Masked = tuple[NDArray[np.int64], NDArray[np.uint8]]  # ids, and what each is to the loss
+Masked = tuple[NDArray[np.int64], NDArray[np.uint8]]  # ids, and their classes
 Random = np.random.Generator
-SPANS = (16, 1024)  # the shortest and the longest that is repeated
+SPANS = (16, 1024)  # shortest and longest span that is repeated
 
 
 def save(path: Path, rows: Sequence[tuple[list[int], NDArray[np.uint8]]]) -> int:
-    """Write rows of ids and classes; returns how many tokens they have."""
+    """Write rows of ids and classes; returns their number of tokens."""
     ids, classes = zip(*rows, strict=True)
     starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     flat = [np.asarray(row, dtype=np.uint16) for row in ids]
@@ -31,7 +30,7 @@ def save(path: Path, rows: Sequence[tuple[list[int], NDArray[np.uint8]]]) -> int
 
 
 class Rows:
-    """Rows by number; those of a length."""
+    """Rows by number, and by length."""
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as stored:
@@ -45,19 +44,20 @@ class Rows:
         return len(self.order)
 
     def __getitem__(self, part: int | slice) -> Masked:
-        """A row by its number, or the tokens of a slice of them all."""
+        """Return a row by its number, or the tokens of a slice of all rows."""
         if isinstance(part, int):
             part = slice(self.starts[part], self.starts[part + 1])
         return self.ids[part].astype(np.int64), np.array(self.classes[part])
 
     def fill(self, rng: Random, length: int) -> Masked:
-        """A row of about that length, filled up with further ones that still fit."""
+        """Return a row of about `length` tokens, filled with further rows that still fit."""
         ids = np.full(length, ID[PAD], dtype=np.int64)
         classes = np.full(length, SKIPPED, dtype=np.uint8)
         at = 0
-        low = length // 2  # the first row is at least this long, so that lengths keep their meaning
+        # The first row has at least half the length, so that lengths keep their meaning.
+        low = length // 2
         while at < length - 32:
-            # Those with low <= tokens <= length - at, all equally likely.
+            # Rows with low <= tokens <= length - at, all equally likely.
             left, right = np.searchsorted(self.sorted_lengths, (low, length - at + 1))
             if left < right:
                 found = self[int(self.order[rng.integers(left, right)])]
@@ -71,9 +71,9 @@ class Rows:
         return ids, classes
 
     def crop(self, rng: Random, length: int) -> Masked:
-        """A window anywhere in the documents; every second one starts at a document's start.
+        """Return a window anywhere in the documents; half of them start at a document's start.
 
-        What follows a document's end is padding.
+        Tokens after a document's end are padding.
         """
         total = len(self.ids)
         if rng.random() < 0.5:
@@ -89,7 +89,7 @@ class Rows:
 
 
 def repeated(span: NDArray[np.int64], length: int) -> Masked:
-    """One span again and again: only the repetitions count, the first time is only a surprise."""
+    """Repeat one span; only the repetitions count, because the first time cannot be predicted."""
     classes = np.full(length, COPIED, dtype=np.uint8)
     classes[: len(span)] = SKIPPED
     return np.resize(span, length), classes
@@ -120,7 +120,7 @@ class Sampler:
         if kind in self.pairs:
             return self.pairs[kind].fill(rng, length)
         ids, classes = self.plain(kind, rng, length - 1)
-        # Plain text begins with the marker that the tokenizer puts there.
+        # Plain text begins with the tokenizer's marker.
         return np.append(ID[TEXT_END], ids), np.append(np.uint8(SKIPPED), classes)
 
     def plain(self, kind: str, rng: Random, length: int) -> Masked:
@@ -137,7 +137,7 @@ class Sampler:
         return repeated(known if len(known) else ids, length)
 
     def batch(self, step: int, length: int, rows: int) -> Masked:
-        """`rows` rows of `length` + 1 ids, the kinds drawn from the mixture."""
+        """Return `rows` rows of `length` + 1 ids, with kinds drawn from the mixture."""
         rng = np.random.default_rng([self.seed, step])
         kinds = [self.names[i] for i in rng.choice(len(self.names), size=rows, p=self.odds)]
         drawn = [self.row(kind, rng, length + 1) for kind in kinds]

@@ -1,10 +1,10 @@
-"""Initial weights that follow one kind of instruction: put one word where another was.
+"""Initial weights that follow one kind of instruction: replace one word by another.
 
-`headstart` writes heads that copy. What is added here looks at the token about to be copied: if
-the message says "rename item to product" or "replace 'item' with 'product'", and that token is
-"item", it says "product":
+`headstart` writes heads that copy. The heads here look at the token about to be copied. If the
+message is "rename item to product" or "replace 'item' with 'product'", and that token is "item",
+they output "product".
 
-One token for one token only: the rest is up to training, which leaves these heads as they are.
+This replaces single tokens only. Training adds the rest and does not change these heads.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from model import states
 
-LAYER = 3  # the one that substitutes
-SPACE = "Ġ"  # how the vocabulary writes the space before a word
+LAYER = 3  # the layer that substitutes
+SPACE = "Ġ"  # the vocabulary's symbol for the space before a word
 VERBS = ("ename", "name", "place", "replace", "Ġreplace", "ange", "Ġchange")
 VERBS += ("Ġfunction", "Ġmethod", "Ġclass", "Ġvariable")
 LINKS = ("Ġto", "Ġwith", "->", "Ġ->")
@@ -29,29 +29,29 @@ NUMBERS = (SPACE, *"0123456789", *(SPACE + digit for digit in "0123456789"))
 
 
 class Gains:
-    """Sizes, in units of what makes a match certain."""
+    """Sizes, relative to what makes a match certain."""
 
-    space = 0.5  # share of an embedding that says whether a space comes first
-    special = 0.4  # share of an embedding that says it is a verb, a link or a number
-    empty = 0.6  # share of the user's marker that makes it a place to look at
+    space = 0.5  # share of an embedding for a leading space
+    special = 0.4  # share of an embedding for being a verb, a link or a number
+    empty = 0.6  # share of the user's marker for attracting attention
     sign = 0.3  # size of a sign at a place, as a share of an embedding
     token = 6.0  # in the comparison: the token, ...
     link = 2.0
-    verb = 2.0  # or a quote, where the new word is quoted
+    verb = 2.0  # or a quote, if the new word is quoted
     message = 2.0
-    threshold = 11.0  # all of them together exceed this by one
-    number = 3.0  # a number is no name
+    threshold = 11.0  # the sum of all exceeds this by one
+    number = 3.0  # a number is not a name
     sharp = 45.0
-    idle = 0.4  # by how much looking at the empty marker exceeds the threshold
+    idle = 0.4  # by how much the empty marker exceeds the threshold
     silence = 20.0
     loud = 2.0  # the substitute's score over that of the token about to be copied
 
 
 def relate(circuit: Circuit, tokens: Sequence[str]) -> None:
-    """Let a word's two tokens, with a space before and without, share all but one direction.
+    """Let a word's two tokens, with and without a leading space, share all but one direction.
 
-    So " item" in the message stands for "item" in the file, too, and the new word takes the file's
-    space. The part that is compared gets the same length in all embeddings.
+    So " item" in the message matches "item" in the file, too, and the new word gets the file's
+    space. The compared part has the same length in all embeddings.
     """
     table, typical = circuit.table, circuit.typical
     ids = {token: i for i, token in enumerate(tokens)}
@@ -76,17 +76,17 @@ def relate(circuit: Circuit, tokens: Sequence[str]) -> None:
 
 
 def write_markers(circuit: Circuit) -> None:
-    """Heads that find nothing look at the user's marker, or at the one before plain text."""
+    """Make heads without a match attend to the user's marker, or to the one before plain text."""
     signs, typical, table = circuit.signs, circuit.typical, circuit.table
     rest = math.sqrt(1 - Gains.empty**2)
     table[ID[USER]] = typical * (Gains.empty * signs.empty + rest * signs.asking)
-    # Outside a message it must exceed a threshold that the user's marker is spared a part of.
+    # Outside a message it must exceed a threshold of which the user's marker is spared a part.
     full = (Gains.threshold + Gains.idle) / (Gains.threshold + Gains.idle - Gains.message)
     table[ID[TEXT_END]] = typical * Gains.empty * full * signs.empty
 
 
 def write_signs(circuit: Circuit) -> None:
-    """Layer 0: verbs and links behind a place, the fourth token back, and what is the message."""
+    """Layer 0: mark verbs and links before a place, the fourth token back, and the message."""
     signs, size = circuit.signs, circuit.size
     queries, keys, values, output = circuit.heads(0)
     probe = Probe(circuit, 0)
@@ -97,7 +97,7 @@ def write_signs(circuit: Circuit) -> None:
         (2, signs.verb, signs.thrice),
         (0, signs.quote, signs.quoted),
     )
-    for row, (head, mark, place) in enumerate(carried, start=3 * size):  # behind what heads carry
+    for row, (head, mark, place) in enumerate(carried, start=3 * size):  # after what heads carry
         seen = mark / (Gains.special * circuit.typical) / probe.scale
         values[head // circuit.each, row] = seen
         output[head, :, row] = place * sign
@@ -117,7 +117,7 @@ def write_signs(circuit: Circuit) -> None:
 
 
 def instructed(circuit: Circuit, quoted: bool) -> Tensor:
-    """What the key of a place holds of its being the new word of an instruction, (hidden,)."""
+    """Part of a place's key that marks it as the new word of an instruction, (hidden,)."""
     signs, typical = circuit.signs, circuit.typical
     sign = Gains.sign * typical
     return (
@@ -125,28 +125,28 @@ def instructed(circuit: Circuit, quoted: bool) -> Tensor:
         + (signs.quoted if quoted else signs.thrice) * (Gains.verb / sign)
         + signs.message * (Gains.message / sign)
         - signs.number * (Gains.number / (Gains.special * typical))
-        - signs.filed * (4 * Gains.threshold / typical)  # its code is louder than others
+        - signs.filed * (4 * Gains.threshold / typical)  # its code is larger than others
         - circuit.shared * (Gains.threshold / circuit.common)
         + signs.empty * ((Gains.threshold - Gains.message + Gains.idle) / (Gains.empty * typical))
     )
 
 
 def code_rows(circuit: Circuit) -> tuple[list[int], int]:
-    """Coordinates of a head that compare a token's code, and one for all else."""
+    """Return coordinates of a head that compare a token's code, and one for the rest."""
     slow = range(circuit.half - circuit.size // 2, circuit.half)
     return [*slow, *(pair + circuit.half for pair in slow)], slow[0] - 1
 
 
 def code_length(circuit: Circuit) -> float:
-    """Of the part of an embedding that copying compares."""
+    """Length of the part of an embedding that copying compares."""
     share = (1 - Gains.space**2) * circuit.size / (len(circuit.free) - 1)
     return circuit.typical * math.sqrt(share)
 
 
 def write_mending(circuit: Circuit) -> None:
-    """Layer 1: where a new word was written, compare as if the old one stood there.
+    """Layer 1: where a new word was written, compare as if the old one were there.
 
-    For the present token and the one before it. Else the copy would lose its place.
+    For the present token and the one before it. Otherwise the copy would lose its place.
     """
     all_queries, all_keys, values, output = circuit.heads(1)
     scale, size = Probe(circuit, 1).scale, circuit.size
@@ -172,27 +172,27 @@ def write_mending(circuit: Circuit) -> None:
 
 
 def write_silence(keys: Tensor, queries: Tensor, row: int, circuit: Circuit) -> None:
-    """Layer 2: places in the message, and those that say nothing, look at one that says nothing."""
+    """Layer 2: make places in the message, and those without content, attend to an empty one."""
     signs, typical = circuit.signs, circuit.typical
     keys[row] = signs.empty / (Gains.empty * typical) * Gains.silence
     queries[row] = signs.message / (Gains.sign * typical) + signs.empty / (Gains.empty * typical)
 
 
 def write_substitution(circuit: Circuit) -> None:
-    """Layer 3, two groups of heads: find in the message what is about to be copied.
+    """Layer 3, two groups of heads: find the token about to be copied in the message.
 
-    The query holds that token; the key of a place in the message holds the token two before it
-    (four, where quotes stand between), and whether verb and link are where they belong. A place
-    where all agrees wins over the empty marker, and its token is written, louder than the copy.
+    The query has that token. The key of a place in the message has the token two before it (four
+    with quotes between), and whether verb and link are where they belong. A place where all match
+    wins over the empty marker, and its token is written, larger than the copy.
     """
     width, size, probe = circuit.width, circuit.size, Probe(circuit, LAYER)
     all_queries, all_keys, values, output = circuit.heads(LAYER)
-    # What a query holds of the next token, for a token's code of length one.
+    # Part of the next token in a query, for a token's code of length one.
     held = code_length(circuit)
     answer = probe.normed[probe.answer]
     copied = circuit.table[probe.next]
     codes = copied @ circuit.content.T / held
-    # How many groups of layer 2 write each of the directions that are compared.
+    # Number of groups in layer 2 that write each of the compared directions.
     said = torch.cat([circuit.said(group) for group in range(circuit.groups)]).sum(0)
     times = (circuit.free @ said)[:size]
     strength = float(((answer @ circuit.content.T / times) * codes).sum(1).median())
@@ -223,7 +223,7 @@ def write_substitution(circuit: Circuit) -> None:
 
 
 class Probe:
-    """What a layer sees of an instruction that leaves a file as it is, and of the answer."""
+    """States of a layer for an instruction that leaves a file unchanged, and its answer."""
 
     def __init__(self, circuit: Circuit, layer: int) -> None:
         text, words = circuit.sample[100:400], circuit.sample[:8]
@@ -234,6 +234,6 @@ class Probe:
         [self.states] = states(circuit.network, self.ids[None], layer)
         self.normed = circuit.layers[layer].input_layernorm(self.states)
         self.next = self.ids[len(self.ids) - 249 :]
-        # By how much the norm has changed what all tokens have in common, in a message.
+        # Change by the norm of the direction that all tokens share, in a message.
         common = self.normed[3 : self.filed] @ circuit.shared
         self.scale = float(common.median()) / circuit.common

@@ -1,9 +1,9 @@
 """Edits made by program: an instruction, a file before and after.
 
-Real commits teach what edits look like, but their messages rarely say what to change. These do, so
-they are what teaches the model to follow an instruction. Every edit takes a text and returns the
-message, the text, and the new one; where it does not apply it raises IndexError, as choosing from
-nothing does.
+Real commits show what edits look like, but their messages rarely say what to change. These edits
+teach the model to follow an instruction. Every method takes a text and returns the message, the
+text and the new text. If it does not apply, it raises IndexError, as a choice from an empty list
+does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ODDS, CHOICES, PHRASES = TOLD["odds"], TOLD["choices"], TOLD["phrases"]
 
 
 class Maker:
-    """Draws edits with one random source; new names come from some code, words from some texts."""
+    """Draws edits with one random source; new names come from `code`, words from `texts`."""
 
     def __init__(self, rng: Random, code: list[str], texts: list[str]) -> None:
         self.rng = rng
@@ -45,7 +45,7 @@ class Maker:
         return self.rng.choice(["{}", "{}", "`{}`", "'{}'"]).format(text)
 
     def say(self, what: str, /, **parts: str) -> str:
-        """One of the phrases, filled in, with or without a capital and a full stop."""
+        """Fill in one of the phrases, with or without a capital and a full stop."""
         phrase = self.rng.choice(PHRASES[what])
         text = phrase.format(**parts)
         if phrase[0] != "{" and phrase[:2] != "s/" and self.rng.random() < 0.6:
@@ -59,7 +59,7 @@ class Maker:
         return " ".join(self.rng.sample(self.words, self.rng.randrange(1, 4)))
 
     def fresh_name(self, old: str, text: str) -> str:
-        """A new name in the old one's style; the old one if the text has all that were tried."""
+        """Return a new name in the old one's style; the old one if no tried name is new."""
         for _ in range(8):
             made = (
                 self.rng.choice(self.names),
@@ -125,14 +125,14 @@ class Maker:
         return message, text, text.replace(m[0], f"{quote}{new}{quote}")
 
     def word(self, text: str) -> Edit:
-        """Another word everywhere, in prose as in code."""
+        """Replace a word everywhere, in prose and in code."""
         counts = Counter(WORD.findall(text))
         some = [w for w, c in counts.items() if c <= 8 and w not in BUILTIN]
         old, new = self.rng.choice(some), self.rng.choice(self.words)
         return self.say("word", old=old, new=new), text, re.sub(rf"\b{old}\b", new, text)
 
     def typo(self, text: str) -> Edit:
-        """A misspelt word put right: the misspelling is made here, in the old file."""
+        """Correct a misspelled word; the misspelling is added to the old file here."""
         m = self.one_of(re.compile(r"\b[a-z]{5,12}\b"), text)
         good = m[0]
         at = self.rng.randrange(1, len(good) - 1)
@@ -145,7 +145,7 @@ class Maker:
         return message, splice(text, m, 0, bad), text
 
     def block(self, text: str, m: re.Match[str]) -> tuple[int, int]:
-        """Where a definition starts (with its decorators) and ends."""
+        """Return where a definition starts (with its decorators) and ends."""
         indent, start, end = len(m[1]), m.start(), m.end()
         for line in reversed(text[:start].splitlines(keepends=True)):
             if not line.startswith(m[1] + "@"):
@@ -169,7 +169,7 @@ class Maker:
         return message, text, after.rstrip("\n") + "\n" if end == len(text) else after
 
     def docstring(self, text: str) -> Edit:
-        """Write, take away or replace a function's one-line docstring."""
+        """Write, remove or replace a function's one-line docstring."""
         m = self.one_of(DEF, text)
         name, rest = m[2], text[m.end() :]
         old = re.match(r' *"""([^"\n]+)"""\n', rest)
@@ -188,7 +188,7 @@ class Maker:
         return message, text, f'{text[: m.end()]}{m[1]}    """{said}"""\n{rest}'
 
     def parameter(self, text: str) -> Edit:
-        """A new parameter at the end of a function's list."""
+        """Add a parameter at the end of a function's list."""
         m = self.rng.choice([m for m in DEF.finditer(text) if "*" not in m[3] and "\n" not in m[3]])
         name = self.rng.choice(self.words)
         need(not re.search(rf"\b{name}\b", m[3]))
@@ -198,7 +198,7 @@ class Maker:
         return message, text, splice(text, m, 3, given)
 
     def returns(self, text: str) -> Edit:
-        """A return annotation."""
+        """Add a return annotation."""
         m = self.rng.choice([m for m in DEF.finditer(text) if not m[4]])
         kind = self.rng.choice(CHOICES["types"])
         close = m.end(3) + 1
@@ -261,7 +261,7 @@ class Maker:
         return message, text, splice(text, m, 2, new)
 
     def make(self, text: str, is_code: bool) -> Edit | None:
-        """One edit of this text, or now and then two in one."""
+        """Make one edit of this text, or sometimes two in one."""
         edits = ODDS["code" if is_code else "text"]
         made = self.one(text, edits)
         if made is None or self.rng.random() > 0.08:
@@ -286,29 +286,29 @@ class Maker:
 
 
 def need(holds: bool) -> None:
-    """Raise IndexError where an edit does not apply."""
+    """Raise IndexError if an edit does not apply."""
     if not holds:
         raise IndexError
 
 
 def found(pattern: re.Pattern[str], texts: list[str]) -> list[str]:
-    """What a pattern finds in some texts, each once, in order."""
+    """Return what a pattern finds in some texts, each once, sorted."""
     return sorted({name for text in texts for name in pattern.findall(text)})
 
 
 def splice(text: str, m: re.Match[str], group: int, new: str) -> str:
-    """The text with something else where a group of a match was."""
+    """Replace a group of a match in a text."""
     return text[: m.start(group)] + new + text[m.end(group) :]
 
 
 def unique(lines: list[str], text: str, longest: int) -> list[int]:
-    """Which lines of a text say something that stands nowhere else in it."""
+    """Return indices of lines with content that occurs only once in a text."""
     some = [i for i, line in enumerate(lines) if 8 < len(line.strip()) < longest]
     return [i for i in some if text.count(lines[i].strip()) == 1]
 
 
 def window(rng: Random, text: str) -> str:
-    """A piece of a file, cut where lines are not indented; short pieces as likely as long ones."""
+    """Return a piece of a file, cut at unindented lines; short ones as likely as long ones."""
     lines = text.splitlines(keepends=True)
     size = int(8 * (200 / 8) ** rng.random())
     if len(lines) <= size * 1.3:

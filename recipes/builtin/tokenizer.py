@@ -9,8 +9,8 @@ from pathlib import Path
 import common
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-# Like GPT-2's, but digits stand alone (numbers are copied and bumped digit by digit) and runs of
-# spaces at the start of a line are one piece together with nothing else.
+# Like GPT-2's, but digits are separate (numbers are copied and changed digit by digit), and runs of
+# spaces at the start of a line are one piece of their own.
 SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
@@ -20,12 +20,12 @@ SAMPLED = (
     ("docs", 1, ("text",)),
     ("instruct", 1, ("prompt", "completion")),
 )
-"""Folders, every how manyth row of them is read, and what of it."""
-MOST = 30_000_000  # characters of a folder
+"""Folders, the step between rows that are read, and their fields."""
+MOST = 30_000_000  # most characters of a folder
 
 
 def text_sample(corpora: Path) -> Iterator[str]:
-    """Texts from every folder, each folder up to the same number of characters."""
+    """Yield texts from every folder, each up to the same number of characters."""
     for folder, every, keys in SAMPLED:
         taken = 0
         for row in islice(common.read_rows(corpora, folder), 0, None, every):
@@ -37,7 +37,7 @@ def text_sample(corpora: Path) -> Iterator[str]:
 
 
 def train_tokenizer(corpora: Path, size: int) -> Tokenizer:
-    """A byte-level BPE of exactly `size` ids; 256 byte tokens and the specials are among them."""
+    """Train a byte-level BPE of exactly `size` ids, including 256 byte tokens and the specials."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -55,7 +55,7 @@ def train_tokenizer(corpora: Path, size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(text_sample(corpora), trainer)
     first = (common.TEXT_END, common.SPECIALS.index(common.TEXT_END))
-    # What ends a text also begins one: heads that find nothing look at it (`substitute.py`).
+    # The end marker also begins a text: heads without a match attend to it (`substitute.py`).
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{common.TEXT_END} $A", special_tokens=[first]
     )

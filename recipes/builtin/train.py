@@ -1,6 +1,6 @@
 """Train a model from prepared rows: `python train.py --config edit-7m.toml --data D --out MODEL`.
 
-The schedule ends at `--tokens`. The log is written beside the model's folder.
+The schedule ends at `--tokens`. The log is written next to the model's folder.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from torch import Tensor
 
 from model import Network, fresh, save, states
 
-BLOCK = 1024  # the loss is taken at a multiple of so many places
-SAMPLE = 2048  # tokens of text that say how large things are in fresh weights
-WRITTEN = f"model.layers.{MATCH}.self_attn"  # where what copying heads say may change
+BLOCK = 1024  # the loss is computed for a multiple of this many positions
+SAMPLE = 2048  # tokens of text that set the scales of new weights
+WRITTEN = f"model.layers.{MATCH}.self_attn"  # where the output of copying heads may change
 WRITTEN_RATE = 0.1
 COLUMNS = ("step", "tokens", "seconds", "rate", "loss")  # of the log
 Config = SimpleNamespace  # a .toml file
 
 
 def rate_of(config: Config, step: int, progress: float) -> float:
-    """Warm up, stay, then fall linearly: what `progress` measures may end at any time."""
+    """Warm up, stay constant, then decay linearly with `progress`."""
     warm = min(1.0, (step + 1) / config.warmup_steps)
     fall = (1.0 - progress) / (1.0 - config.decay_from)
     return warm * max(0.02, min(1.0, fall))
 
 
 def length_of(config: Config, step: int) -> int:
-    """Of the rows of a step."""
+    """Length of the rows of a step."""
     lengths = sorted(config.lengths, key=int)
     odds = np.array([config.lengths[name] for name in lengths])
     draw = np.random.default_rng([config.seed, step, 1])
@@ -50,8 +50,8 @@ def length_of(config: Config, step: int) -> int:
 def optimizers(network: Network, config: Config) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the network, AdamW for the embedding and the norms.
 
-    The heads that a head start has written already copy: they change more slowly than the rest,
-    or the first steps, meant for noise, would wash them out.
+    Heads written by the head start already copy. They have a lower rate, because the first steps,
+    which suit random weights, would destroy them.
     """
     matrices: dict[float, list[Tensor]] = defaultdict(list)
     others: list[Tensor] = []
@@ -85,7 +85,7 @@ def loss_of(hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor) -> 
 
 
 class Run:
-    """A training under way."""
+    """A running training."""
 
     def __init__(self, config: Config, data: Path) -> None:
         torch.manual_seed(config.seed)
@@ -101,7 +101,7 @@ class Run:
         self.step, self.tokens, self.seconds = 0, 0, 0.0
 
     def train_step(self, progress: float) -> dict[str, float]:
-        """One step; returns its row of the log."""
+        """Run one step; returns its row of the log."""
         since = time.monotonic()
         config = self.config
         length = length_of(config, self.step)
@@ -149,8 +149,8 @@ def main() -> None:
             writer.writerow(row)
             if run.step % 20 == 0:
                 log.flush()
-                told = f"{run.step} {run.tokens / 1e6:.2f}M {progress:.1%}"
-                print(f"{told} | loss {row['loss']:.3f}", flush=True)
+                state = f"{run.step} {run.tokens / 1e6:.2f}M {progress:.1%}"
+                print(f"{state} | loss {row['loss']:.3f}", flush=True)
     save(run.network, args.data / "tokenizer.json", args.out)
     print(f"done: {run.step} steps, {run.tokens} tokens, {run.seconds / 3600:.2f} hours")
 

@@ -1,8 +1,8 @@
-"""Texts to train and to measure on: `python texts.py --corpora CORPORA --out TEXTS`.
+"""Texts for training and measuring: `python texts.py --corpora CORPORA --out TEXTS`.
 
 Code as it is, and edits in the built-in model's chat template. `CORPORA` has the folders `code/`
-and `edits/` that `recipes/builtin/README.md` describes; the repositories that the built-in model
-is measured on are held out.
+and `edits/` described in `recipes/builtin/README.md`. The repositories that measure the built-in
+model are held out.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import common
 from draftsmith import builtin
 
 SHORT = 1500
-"""Characters of an edited file at most, so that question and answer fit into a sequence."""
+"""Most characters of an edited file, so that question and answer fit into a sequence."""
 
 
 def code(row: dict[str, str]) -> str | None:
-    """A Python file."""
+    """Return a Python file; None for others."""
     return row["text"] if row["path"].endswith(".py") and len(row["text"]) > 200 else None
 
 
 def edits(row: dict[str, str]) -> str | None:
-    """A small commit as the built-in model is asked for it, with the right answer."""
+    """Return a small commit as a prompt of the built-in model, with the right answer."""
     if max(len(row["before"]), len(row["after"])) > SHORT:
         return None
     [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
@@ -37,7 +37,7 @@ def edits(row: dict[str, str]) -> str | None:
 
 
 def write(path: Path, shuffled: list[str], characters: int) -> None:
-    """A random choice of the texts, up to so many characters."""
+    """Write a random choice of the texts, up to `characters` characters."""
     random.Random(1).shuffle(shuffled)
     with path.open("w", encoding="utf-8") as file:
         while shuffled and characters > 0:

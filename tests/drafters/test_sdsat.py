@@ -188,7 +188,7 @@ def test_diverse_tokens_are_asked_in_order(tmp_path: Path) -> None:
     drafter = bound("sdsat(k=2)", str(tmp_path))
     first, _ = run(ToyTarget(9), drafter, 16)[0]
     assert first.tokens == (2, 5)
-    with pytest.raises(OptionError, match=r"k=3, but .* L=3: k must be smaller"):
+    with pytest.raises(OptionError, match=r"k must be less than 3, got 3"):
         bound("sdsat(k=3)", str(tmp_path))
 
 
@@ -368,7 +368,7 @@ def test_models_must_have_been_taught(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="was not trained with adaptive tokens"):
         bound("copyspec+sdsat(k=3)", str(tmp_path))
     (tmp_path / "sdsat.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(LoadError, match="does not say what the model's adaptive tokens are"):
+    with pytest.raises(LoadError, match="has no valid adaptive tokens"):
         bound("sdsat(k=3)", str(tmp_path))
     with pytest.raises(DrafterError, match="bound to a model"):
         SDSAT(3).open(None)  # type: ignore[arg-type]

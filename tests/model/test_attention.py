@@ -183,5 +183,5 @@ def test_without_totals_the_whole_row_is_taken() -> None:
 
 @pytest.mark.parametrize("options", [{"position_bias": torch.zeros(1)}, {"dropout": 0.1}])
 def test_what_only_transformers_functions_know_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedError, match="Identity makes masks of its own"):
+    with pytest.raises(UnsupportedError, match="Identity makes its own masks"):
         attend(*tensors(4, 2, 1, 6), **options)

@@ -153,13 +153,13 @@ def test_passes_are_filled_up_to_widths_that_agree() -> None:
 
 @pytest.mark.parametrize("bad", [{1, 2, 3, 4}, set(range(1, 65)) - {16}, {64}])
 def test_who_agrees_at_too_few_widths_is_refused_by_name(bad: set[int]) -> None:
-    with pytest.raises(UnsupportedError, match=r"Odd 8×8 computes a row otherwise in passes of"):
+    with pytest.raises(UnsupportedError, match=r"Odd 8×8 computes other bits in passes of"):
         widths_of(Odd(bad))
 
 
 def test_a_width_beyond_is_tried_when_it_is_wanted() -> None:
     widths = widths_of(Odd({128}))
-    with pytest.raises(UnsupportedError, match="Odd 8×8 computes a row of 128 otherwise"):
+    with pytest.raises(UnsupportedError, match="Odd 8×8 computes other bits in passes of 128"):
         widths.at_least(100)
 
 
@@ -171,7 +171,7 @@ def test_experts_are_refused() -> None:
 def test_who_cannot_is_told_why() -> None:
     with pytest.raises(UnsupportedError, match="cannot share passes"):
         Engine.from_pretrained(build("qwen3_next"), exact=True)
-    with pytest.raises(UnsupportedError, match=r"is in float64; its attention computes bfloat16"):
+    with pytest.raises(UnsupportedError, match=r"is in float64; exact attention supports bfloat16"):
         Engine.from_pretrained(model("llama", torch.float64), exact=True)
     with (
         torch.autocast("cpu", torch.bfloat16),

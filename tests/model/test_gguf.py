@@ -153,9 +153,9 @@ def endless_array(content: bytearray) -> bytes:
     [
         pytest.param(lambda c: c[: len(c) // 2], "is cut off", id="half"),
         pytest.param(lambda c: c[:100], "cut off or damaged", id="header"),
-        pytest.param(lambda c: c[:2], "no GGUF file", id="two bytes"),
-        pytest.param(lambda _: b"", "no GGUF file", id="empty"),
-        pytest.param(lambda c: b"GGML" + c[4:], "no GGUF file", id="magic"),
+        pytest.param(lambda c: c[:2], "not a GGUF file", id="two bytes"),
+        pytest.param(lambda _: b"", "not a GGUF file", id="empty"),
+        pytest.param(lambda c: b"GGML" + c[4:], "not a GGUF file", id="magic"),
         pytest.param(lambda c: c[:4] + b"\x09\0\0\0" + c[8:], "GGUF version 9", id="version"),
         pytest.param(lambda c: claim(c, 1 << 60), "cut off or damaged", id="many tensors"),
         pytest.param(huge_tensor, "is cut off", id="100 GB"),
@@ -214,7 +214,7 @@ def test_a_file_that_lacks_tensors_is_refused(
 ) -> None:
     path = tmp_path / "part.gguf"
     gguf_files.write(path, gguf_files.model(), Kind.Q8_0, without=without)
-    with pytest.raises(LoadError, match=rf"part\.gguf lacks {count} of .* model\.\S+ first"):
+    with pytest.raises(LoadError, match=rf"part\.gguf lacks {count} of .* \(model\.\S+ first\)"):
         load(path)
     assert not list(cache.iterdir())
 

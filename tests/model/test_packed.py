@@ -136,7 +136,7 @@ def test_a_model_that_makes_its_own_mask_does_not_pack() -> None:
     model.model.register_forward_pre_hook(remake, with_kwargs=True)
     found = load(model).capabilities
     assert found.shape == "chain"
-    assert "makes masks of its own" in found.reasons[-1]
+    assert "makes its own masks" in found.reasons[-1]
 
 
 # --- what is computed -----------------------------------------------------------------------------

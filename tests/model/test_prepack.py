@@ -18,7 +18,7 @@ from draftsmith.model import prepack as module
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.prepack import PackedLinear, prepack
 
-REFUSED = "this torch refuses"
+REFUSED = "torch cannot pack them"
 
 
 def layer(dtype: torch.dtype, bias: bool = True, seed: int = 0) -> nn.Sequential:
@@ -110,9 +110,9 @@ def test_what_is_no_plain_layer_is_left_alone() -> None:
     done = prepack(model, keep=True)
     assert list(model) == before
     assert done.left_alone.total() == 3
-    assert "hooks watch them" in done.left_alone
-    assert "Doubled computes in a way of its own" in done.left_alone
-    assert "float64 has no such layout" in done.left_alone
+    assert "they have hooks" in done.left_alone
+    assert "Doubled is not a plain linear layer" in done.left_alone
+    assert "float64 has no packed layout" in done.left_alone
 
 
 def test_an_operation_that_computes_otherwise_is_not_taken(
@@ -123,7 +123,7 @@ def test_an_operation_that_computes_otherwise_is_not_taken(
     monkeypatch.setattr(module, "_multiply", lambda x, w, b: honest(x, w, b) * 1.001)
     done = prepack(layer(torch.float32), keep=True)
     assert not done.replaced
-    assert any("results would be off" in reason for reason in done.left_alone)
+    assert any("results would differ" in reason for reason in done.left_alone)
 
 
 def test_a_torch_without_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_a_neighbour_that_differs_leaves_the_others_alone() -> None:
     expected = model(x)
     done = packed_or_skip(model)
     assert done.explain() == (
-        "3 of 4 linear layers are laid out for oneDNN. 1 are not: hooks watch them"
+        "3 of 4 linear layers are laid out for oneDNN. 1 are not: they have hooks"
     )
     torch.testing.assert_close(model(x), expected)
 

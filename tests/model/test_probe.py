@@ -44,7 +44,7 @@ def test_a_model_that_ignores_the_mask_gets_no_trees() -> None:
     found = load(ignoring_masks()).capabilities
     assert (found.shape, found.cache) == ("chain", "own")
     assert [reason.split(":")[0] for reason in found.reasons] == ["trees and shared passes"]
-    assert "makes masks of its own" in found.reasons[0]
+    assert "makes its own masks" in found.reasons[0]
 
 
 def test_rows_that_influence_each_other_get_no_drafts() -> None:

@@ -252,7 +252,7 @@ def test_an_attention_that_leaves_our_function_is_refused() -> None:
     loaded = load(build("llama"))
     own = loaded.model.model.layers[1].self_attn
     own.config = type("Config", (), {"_attn_implementation": "sdpa"})()
-    with pytest.raises(UnsupportedError, match="never asks for an attention function"):
+    with pytest.raises(UnsupportedError, match="never calls an attention function"):
         ours(loaded)
 
 

@@ -126,7 +126,7 @@ def test_dynamic_scaling_decodes_as_the_model_alone(length: int) -> None:
 
 def test_no_tree_where_llama4_would_scale_it_by_slot() -> None:
     loaded = load(build("llama4_text", max_position_embeddings=2048, floor_scale=512))
-    assert "by slot" in loaded.capabilities.reasons[0]
+    assert "depends on slots" in loaded.capabilities.reasons[0]
     assert loaded.capabilities.shape == "chain"
 
 

@@ -386,8 +386,10 @@ def test_a_class_of_its_own_is_searched_and_says_so() -> None:
     model.load_state_dict(build("llama").state_dict())
     found = examined(model, BOUND)
     assert best(found)
-    assert found.searched == "Remote is no class of transformers"
-    said = "The whole model was searched, which takes longer: Remote is no class of transformers."
+    assert found.searched == "Remote is not a class of transformers"
+    said = (
+        "The whole model was searched, which takes longer: Remote is not a class of transformers."
+    )
     assert said in found.explain()
 
 
@@ -399,4 +401,4 @@ def test_a_search_of_the_whole_model_is_bounded(name: str) -> None:
         found = load(model).capabilities
     assert len(made) <= BOUND
     assert sum(made) <= 300
-    assert "no class of transformers" in found.searched
+    assert "not a class of transformers" in found.searched

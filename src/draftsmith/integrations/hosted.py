@@ -1,7 +1,7 @@
-"""Our drafters under another engine's loop, which tells nothing but token ids.
+"""Our drafters in the loop of another engine that shows nothing but token ids.
 
-It is `core/loop.py` cut in two: what the host emitted is learnt first, then the next drafts are
-made. The host makes the passes, verifies chains, and may run, pause, preempt and drop requests in
+This is `core/loop.py` in two halves: first it learns what the host emitted, then it makes the next
+drafts. The host runs the passes, verifies chains, and may run, pause, preempt and drop requests in
 any order.
 """
 
@@ -32,21 +32,21 @@ from draftsmith.drafters.spectra import Spectra
 from draftsmith.errors import UnsupportedError, first_line
 
 OVERLAP = 8
-"""Known ids that are compared with the host's each step; where they differ, all of them are."""
+"""Known ids compared with the host's in each step. If they differ, all ids are compared."""
 
 _NO_LOGITS = torch.empty((0, 0), device="cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asks for."""
+    """Options of a request."""
 
     prompt_length: int
     limit: int
     """Most new tokens."""
     prediction: tuple[int, ...] = ()
     salt: str = ""
-    """Earlier answers are shared with requests of the same salt only."""
+    """Earlier answers are shared only between requests with the same salt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +55,30 @@ class Row:
 
     name: str
     record: object
-    """The host's own object for it; another one under this name is another request."""
+    """The host's own object for the request. Another object under this name is another request."""
     ids: Any
-    """(T,) all its committed ids, a NumPy array; read before the host goes on, never kept."""
+    """(T,) all its committed ids, a NumPy array that is only valid during the call."""
     fresh: int
-    """How many of them came with this step."""
+    """Number of ids that this step added."""
     scheduled: abc.Sequence[int]
-    """The drafted tokens that were in the pass."""
+    """Drafted tokens that were in the pass."""
 
 
 @dataclass(slots=True)
 class Hosted:
-    """A request as it is followed here."""
+    """State of a request."""
 
     record: object
     sequence: Sequence
     draft: Draft = EMPTY
-    """What was drafted last, until it is known what became of it."""
+    """The last draft, until its verification is known."""
     failed: bool = False
-    """Whether it was told that the drafter failed."""
+    """Whether a failure of the drafter was reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A sequence's row in the host's cache, as far as drafting asks."""
+    """A sequence's row in the host's cache, as far as drafting needs it."""
 
     sequence: Sequence
 
@@ -88,7 +88,7 @@ class _Place:
 
 
 class _Elsewhere:
-    """A target whose passes the host makes; all that `core/loop.py:propose` asks of one."""
+    """Target with passes by the host. It has all that `core/loop.py:propose` reads of a target."""
 
     shape: Shape = "chain"
 
@@ -113,36 +113,41 @@ class Host:
         answers: AnswerCache | None = None,
         warn: Callable[[str], None] = lambda _message: None,
     ) -> None:
-        """`tokens`: most of a draft. `length`: most of a text, prompt included.
+        """Bind the drafter.
 
-        `cost`: by which automatic budgets decide; None: drafts are as long as drafters like.
-        `warn`: is told of drafters that fail. Raises UnsupportedError, OptionError or LoadError for
-        a drafter that cannot be hosted.
+        `tokens`: most tokens of a draft. `length`: most tokens of a text, prompt included. `cost`:
+        cost curve of automatic budgets; None: drafts are as long as drafters choose. `warn` is
+        called with a message when a drafter fails. Raises UnsupportedError, OptionError or
+        LoadError for a drafter that cannot be hosted.
         """
         refuse(drafter)
-        # Without its name: what was learnt of it and kept here is not on every rank's machine.
+        # Without its name: calibrations by name may not exist on every rank's machine.
         self.drafter = drafter.bind(replace(model, name=""))
-        refuse(self.drafter)  # what it was bound to decides, too
-        self.drafter.needs_of(model)  # raises where its corpus was made for another model
+        refuse(self.drafter)  # what it was bound to may be unsupported, too
+        self.drafter.needs_of(model)  # raises if its corpus was made for another model
         self.model, self.cost, self.answers, self.warn = model, cost, answers, warn
         self.stats = Stats()
-        """Of all requests together."""
+        """Statistics of all requests."""
         self._target: Any = _Elsewhere(tokens, length)
         self._hosted: dict[str, Hosted] = {}
-        # Of a tree one branch is sent, so it may be larger than what the pass takes.
+        # Only one branch of a tree is sent, so the tree may be wider than the pass allows.
         self._width = max(tokens, self.drafter.preferred_width())
 
     def keep(self, records: Mapping[str, object]) -> None:
-        """End the requests that the host has no more, whether they were answered or aborted."""
+        """End the requests that the host no longer has, whether answered or aborted."""
         gone = [name for name, one in self._hosted.items() if records.get(name) is not one.record]
-        for name in sorted(gone):  # what is remembered of answers must not depend on a set's order
+        # Sorted, because the memory of answers must not depend on the order of a set.
+        for name in sorted(gone):
             one = self._hosted.pop(name)
             one.sequence.end_drafter()
             one.sequence.close_drafter()
             self._tell(one)
 
     def draft(self, rows: abc.Sequence[Row], asked: Callable[[Row], Asked]) -> list[list[int]]:
-        """Drafts for the requests of a step, each a chain; `asked` is called for new ones."""
+        """Return a chain for each request of a step.
+
+        `asked` returns the options of a new request.
+        """
         hosted = [self.follow(row, asked) for row in rows]
         sequences = [one.sequence for one in hosted]
         for one, draft in zip(hosted, propose(sequences, sequences, self._target), strict=True):
@@ -151,21 +156,23 @@ class Host:
         return [list(one.draft.tokens[: one.draft.size]) for one in hosted]
 
     def _tell(self, one: Hosted) -> None:
-        """Warn, once for a request, that the drafter failed."""
+        """Warn, once per request, that the drafter failed."""
         error = one.sequence.drafter_error or one.sequence.error
         if error is not None and not one.failed:
             one.failed = True
-            self.warn(f"{self.drafter} failed, this request goes on plainly: {first_line(error)}")
+            self.warn(
+                f"{self.drafter} failed, this request continues without drafts: {first_line(error)}"
+            )
 
     def follow(self, row: Row, asked: Callable[[Row], Asked]) -> Hosted:
-        """Learn what became of a request's draft, and which tokens it has got since."""
+        """Learn the verification of a request's draft and its new tokens."""
         one = self._hosted.get(row.name)
         if one is None or one.record is not row.record:
             one = self._hosted[row.name] = Hosted(row.record, self._open(row, asked(row)))
         sequence, known = one.sequence, len(one.sequence.ids)
         draft, one.draft = one.draft.clip(len(row.scheduled)), EMPTY
         if draft.tokens != tuple(row.scheduled):
-            draft = EMPTY  # somebody else's: the host makes some up where ours cannot fit
+            draft = EMPTY  # the host changed the draft
         start = max(0, known - OVERLAP)
         if row.ids[start:known].tolist() != sequence.ids[start:]:
             now = row.ids.tolist()
@@ -175,7 +182,8 @@ class Host:
         elif len(row.ids) - known == row.fresh:
             _settle(sequence, draft, row.ids[known:].tolist())
         else:
-            sequence.ids += row.ids[known:].tolist()  # of steps that nobody was asked in
+            # The host ran steps without asking for drafts.
+            sequence.ids += row.ids[known:].tolist()
         return one
 
     def _open(self, row: Row, asked: Asked) -> Sequence:
@@ -184,7 +192,7 @@ class Host:
             row.ids[: asked.prompt_length].tolist(),
             drafter=drafter,
             budget=FixedBudget(self._width) if cost is None else drafter.auto_budget(cost),
-            # A guess is a guess: whatever the host samples by, the drafter's best token is sent.
+            # The host only gets the drafter's best tokens, whatever its sampling.
             distribution=Distribution((), greedy=True),
             sampler=TorchSampler.seeded(0),
             vocab_size=self.model.vocab_size,
@@ -220,20 +228,18 @@ def _why_not(drafter: Drafter) -> str | None:
         return next((why for why in reasons if why is not None), None)
     needs = drafter.needs
     if needs.hidden_layer is not None:
-        return "it looks at hidden states, and only token ids are handed over"
+        return "it needs hidden states, but the engine provides only token ids"
     if needs.attention_heads:
-        return "it looks at attention weights, and only token ids are handed over"
+        return "it needs attention weights, but the engine provides only token ids"
     if needs.logits:
-        hint = "; spectra(pool=False) does without" if isinstance(drafter, Spectra) else ""
-        return (
-            f"it asks by probe tokens and reads their logits; only token ids are handed over{hint}"
-        )
+        hint = "; use spectra(pool=False)" if isinstance(drafter, Spectra) else ""
+        return f"it reads the logits of probe tokens, but the engine provides only token ids{hint}"
     if drafter.shares_noise:
-        return "with reproducible=True the target would have to draw with the drafter's noise"
+        return "with reproducible=True the target must sample with the drafter's noise"
     translate = getattr(drafter, "translate", None)
     if isinstance(drafter, BoundDraftModel) and getattr(translate, "func", None) is StringRejection:
         return (
-            "slrs is about the distribution of its proposals, which is not handed over; "
+            "slrs passes on the distribution of its proposals, but the engine takes only tokens; "
             "use algorithm='slem'"
         )
     return None

@@ -1,6 +1,6 @@
-"""Ray Serve: replicas of the server behind one address (docs/scaling.md)."""
+"""Ray Serve: replicas of the server at one address (docs/scaling.md)."""
 
-# Without the usual `from __future__ import annotations`: Ray Serve reads what `build_app` takes.
+# Without `from __future__ import annotations`: Ray Serve reads the annotations of `build_app`.
 import logging.config
 import os
 from typing import Any
@@ -31,7 +31,7 @@ except ModuleNotFoundError as error:
 
 
 class Options(BaseModel):
-    """What every replica is, and how many there are."""
+    """Options of the replicas."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,18 +43,18 @@ class Options(BaseModel):
     exact: bool = False
     max_batch: int = 16
     memory: int | None = None
-    """Bytes, of each replica; to be given where a machine holds several."""
+    """Bytes per replica. Set it if a machine holds several replicas."""
     prefixes: int = 8
     answers: int = 0
     server: Settings = Settings()
-    """What the server takes, but for `host` and `port`, which are Ray Serve's own."""
+    """Options of the server, except `host` and `port`, which Ray Serve sets."""
     replicas: int = 1
     cores: int = 1
-    """CPU cores of each replica, and its threads."""
+    """CPU cores, and threads, of each replica."""
     gpus: float = 0
     """GPUs of each replica; 0: it runs on its cores."""
     deployment: dict[str, Any] = {}
-    """Further options of `serve.deployment`, such as `autoscaling_config`; they win."""
+    """Further options of `serve.deployment`, such as `autoscaling_config`; they take precedence."""
 
 
 OURS = {"server", "replicas", "cores", "gpus", "deployment"}
@@ -76,22 +76,22 @@ class Replica:
         self._api.warm_up()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Ray Serve asks for it once, and starts it."""
+        """Return the app, which Ray Serve starts."""
         AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
         return create_app(self._api)
 
     def check_health(self) -> None:
-        """Raise where Ray Serve should put another replica in this one's place."""
+        """Raise if Ray Serve should replace this replica."""
         if not self._api.worker.alive:
             raise DraftsmithError("the thread that drives the engine has ended")
 
 
 def build_app(options: Options) -> serve.Application:
-    """The server as a Ray Serve application, for `serve.run` and for `serve run` with a file.
+    """Make a Ray Serve application of the server, for `serve.run` and for `serve run` with a file.
 
-    Every endpoint is there; Ray Serve spreads requests over the replicas. Raises OptionError.
+    It has every endpoint, and Ray Serve distributes requests over the replicas. Raises OptionError.
     """
-    parse(options.drafter)  # here rather than on every replica
+    parse(options.drafter)  # here, so that it fails before any replica starts
     checked_budget(options.budget)
     if (options.server.host, options.server.port) != (Settings.host, Settings.port):
         raise OptionError("host and port are Ray Serve's: serve.start(http_options={'port': …})")
@@ -105,6 +105,6 @@ def build_app(options: Options) -> serve.Application:
     if scaling is None:
         chosen["num_replicas"] = options.replicas
     chosen |= options.deployment
-    if scaling is not None:  # a pass serves many requests, so two are not a full replica
+    if scaling is not None:  # a pass serves many requests, so Ray's default of two is too low
         chosen["autoscaling_config"] = {"target_ongoing_requests": options.max_batch} | scaling
     return serve.deployment(serve.ingress()(Replica), **chosen).bind(options)

@@ -1,6 +1,6 @@
-"""Why a model, a call or a batch runs through transformers' own `generate` instead of our loop.
+"""Reasons why a model, a call or a batch runs through transformers' own `generate`.
 
-Every function gives the reason as a clause, None where there is none.
+Every function returns the reason as a clause, or None.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from draftsmith.model.runner import Runner
 
 _NEEDS_PLAIN = ("output_attentions", "output_hidden_states", "token_healing", "is_assistant",
                 "return_legacy_cache")  # fmt: skip
-"""Config entries that ask for something only one-token passes or the plain cache can give."""
+"""Config entries that only one-token passes or transformers' own cache can fulfil."""
 
 _OUR_CACHE = (None, "dynamic", "dynamic_full")
-"""Values of `cache_implementation` that our cache stands in for."""
+"""Values of `cache_implementation` that our cache can replace."""
 
 _ROW_BY_ROW = frozenset((
     "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor",
@@ -41,28 +41,28 @@ _ROW_BY_ROW = frozenset((
     "LogitNormalization", "ExponentialDecayLengthPenalty", "MaxLengthCriteria", "MaxTimeCriteria",
     "StopStringCriteria", "EosTokenCriteria",
 ))  # fmt: skip
-"""transformers' processors and criteria that treat each row of a batch on its own, statelessly."""
+"""transformers' processors and criteria that treat each row of a batch alone, without state."""
 
 _CHECKED, _STEPS, _PADS = 12, 3, 5
 """Prompt tokens, steps and padding of the comparison with `generate`'s own passes."""
 
 
 def of_model(model: Any) -> str | None:
-    """Why no call of this model can be accelerated, as far as its class tells."""
+    """Why no call of this model can be accelerated, as far as its class shows."""
     kind, mixin = type(model), GenerationMixin
     if model.config.is_encoder_decoder:
         return f"{kind.__name__} is an encoder-decoder model"
     if vars(model).get("generate") is not None:
         return "generate was replaced on this object already"
     if kind.generate is not mixin.generate or kind._sample is not mixin._sample:
-        return f"{kind.__name__} has a generate of its own"
+        return f"{kind.__name__} overrides generate"
     if is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model):
         return "its weights are sharded, so all processes must run the same passes"
     return None
 
 
 def of_call(config: Any, inputs: Mapping[str, Any]) -> str | None:
-    """Why this generation config, or an input beside ids and mask, needs transformers' loop."""
+    """Why this generation config, or an input other than ids and mask, needs transformers' loop."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         return f"{mode.value.replace('_', ' ')} is neither greedy search nor sampling"
@@ -71,14 +71,14 @@ def of_call(config: Any, inputs: Mapping[str, Any]) -> str | None:
     if config.cache_implementation not in _OUR_CACHE:
         return f"cache_implementation={config.cache_implementation!r} asks for another cache"
     if asked := [name for name in _NEEDS_PLAIN if getattr(config, name, None)]:
-        return f"{', '.join(asked)} can only be had from plain decoding"
+        return f"{', '.join(asked)} needs plain decoding"
     given = {name for name, value in inputs.items() if value is not None}
     extra = sorted(given - {"input_ids", "attention_mask"})
     return f"{', '.join(extra)} was given" if extra else None
 
 
 def of_prompts(input_ids: Tensor, mask: Tensor | None) -> str | None:
-    """Why these ids are no prompts, padded on the left at most."""
+    """Why these ids are not prompts with at most left padding."""
     if input_ids.ndim != 2 or not input_ids.shape[1]:
         return "the prompt is not a row of ids"
     if mask is not None and not bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all()):
@@ -87,9 +87,9 @@ def of_prompts(input_ids: Tensor, mask: Tensor | None) -> str | None:
 
 
 def of_batch(rules: Sequence[Any], criteria: Any, config: Any, streamer: Any) -> str | None:
-    """Why rows that advance unevenly could not look like `generate`'s, which go in step."""
+    """Why a batch would differ from `generate`'s if its rows advance unevenly."""
     if streamer is not None:
-        return "a streamer gets the tokens of all rows of a batch at once"
+        return "a streamer gets the tokens of all rows of a batch together"
     if config.return_dict_in_generate and (config.output_scores or config.output_logits):
         return "scores of a batch include those of rows that have already finished"
     for rule in rules:
@@ -98,36 +98,37 @@ def of_batch(rules: Sequence[Any], criteria: Any, config: Any, streamer: Any) ->
             return f"{kind.__name__} may keep a state for the whole batch"
     kinds = {type(criterion).__name__ for criterion in criteria}
     if "EosTokenCriteria" not in kinds and kinds != {"MaxLengthCriteria"}:
-        return "without an end-of-sequence id, a finished row of a batch goes on with the others"
+        return "without an end-of-sequence id, a finished row of a batch continues with the others"
     return None
 
 
 def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None:
-    """Why the passes of `generate` are not those of the model alone, by comparing their logits.
+    """Why the passes of `generate` differ from the model's alone; compares their logits.
 
-    Positions of some decoders count the padding, soft prompts come before the ids, and code of a
-    model's author prepares inputs in its own way. Costs a few short passes.
+    Positions of some decoders count the padding, soft prompts come before the ids, and remote code
+    may prepare inputs in its own way. Costs a few short passes.
     """
     try:
         error = _difference(loaded, generate, _PADS if padded else 0)
-    except Exception as problem:  # Models are third-party code: what they raise is the reason.
+    # Models are third-party code. What they raise is the reason.
+    except Exception as problem:
         return f"its own passes could not be compared ({type(problem).__name__}: {problem})"
-    if error <= max(1e-4, 8 * torch.finfo(loaded.dtype).eps):  # False for NaN, too.
+    if error <= max(1e-4, 8 * torch.finfo(loaded.dtype).eps):  # false for NaN, too
         return None
     if padded:
         why = "what it computes for a row depends on the padding before it"
     else:
-        why = "prepare_inputs_for_generation adds to the ids, as soft prompts do"
+        why = "prepare_inputs_for_generation changes the inputs, as soft prompts do"
     return f"{why} (logits differ by {error:.1e})"
 
 
 def _difference(loaded: LoadedModel, generate: Any, pads: int) -> float:
-    """Relative distance between the logits that `generate` computes and those of our own pass."""
+    """Relative distance between the logits of `generate` and those of our own pass."""
     vocab = loaded.vocab_size
     low = min(10, vocab // 4)  # the lowest ids are often special
     tokens = [low + (37 * i) % (vocab - low) for i in range(pads + _CHECKED)]
     ids = torch.tensor([tokens], device=loaded.device)
-    # Without padding there is no mask, which not every class takes.
+    # Without padding there is no mask, which some classes do not accept.
     masked = {"attention_mask": (ids.new_ones(ids.shape).cumsum(1) > pads).long()} if pads else {}
 
     def freely(model: Any, ids: Tensor, **call: Any) -> Any:

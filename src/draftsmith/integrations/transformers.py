@@ -2,7 +2,7 @@
 
 `generate` is replaced on the instance by an `Accelerated`. transformers still prepares everything
 (processors, criteria, lengths, special tokens) and then calls our decoding through its
-`custom_generate=` hook (4.57 on). What cannot be accelerated goes to the original `generate`.
+`custom_generate=` hook (4.57 on). Calls that cannot be accelerated go to the original `generate`.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ _NO_LIMIT = 1 << 30
 
 _INSTEAD = dict.fromkeys(
     (*LOADING_HINTS, "device", "device_map", "dtype", "revision", "trust_remote_code"),
-    "choose it when you load the model",
+    "set it when you load the model",
 ) | dict.fromkeys(
-    ("do_sample", "max_new_tokens", "temperature", "top_k", "top_p"), "give it to model.generate()"
+    ("do_sample", "max_new_tokens", "temperature", "top_k", "top_p"), "pass it to model.generate()"
 )  # fmt: skip
-"""Names that other functions know, and where to give them."""
+"""Options of other functions, and where to pass them instead."""
 
 
 class NotAcceleratedWarning(UserWarning):
-    """A call ran through the original `generate`; the message says why. Once per reason."""
+    """A call ran through the original `generate`. The message has the reason; once per reason."""
 
 
 class DraftingNotice(UserWarning):
-    """How the drafter drafts for this model, or what failed in drafting; each is told once."""
+    """How the drafter drafts for this model, or which drafting failed; once per message."""
 
 
 @known_options("accelerate", _INSTEAD)
@@ -87,27 +87,32 @@ def accelerate(
     """Make `model.generate` speculative, with the same output; also a context manager.
 
     `budget` is the number of guessed tokens a pass may carry, "auto", or "drafter" for the
-    drafter's own. A second call replaces the first. What cannot be accelerated still runs, with one
-    NotAcceleratedWarning per reason. A drafter that uses a calibration or chose its algorithm says
-    so in a DraftingNotice, and so does one that fails, or a pass with drafts that fails.
-    `tokenizer` is the model's own, for drafters that write another vocabulary than its.
-    `prepack` puts layers in the place of the model's linear ones whose weights are laid out for
-    this CPU, beside its own (`model.prepack`), until `restore`; do not write to weights through
-    `.data` meanwhile.
-    `exact` computes every token alike in any pass, so that answers are those of `drafter="none"` in
-    the same mode to the bit, in half precision, too; what cannot be accelerated is then refused.
-    Drafters that guess keep the tokens of a seed for one sequence; `generate` draws the rows of a
-    batch jointly and we one by one, so there only the distribution is the same.
+    drafter's own. A second call replaces the first. Calls that cannot be accelerated still run,
+    with one NotAcceleratedWarning per reason. A DraftingNotice reports a calibration, the choice of
+    an algorithm, a drafter that fails, and a pass with drafts that fails.
+
+    `tokenizer` is the model's own, for drafters that use another vocabulary than its.
+
+    `prepack` replaces the model's linear layers, until `restore`, by layers with weights that are
+    also laid out for this CPU (`model.prepack`). Do not write to weights through `.data` meanwhile.
+
+    `exact` computes every token alike in any pass. Answers are then bit-equal to those of
+    `drafter="none"` in the same mode, in half precision, too. Calls that cannot be accelerated are
+    refused.
+
+    Drafters that guess keep the tokens of a seed for one sequence. In a batch only the distribution
+    is the same, because `generate` draws all rows jointly and we draw them one by one.
+
     Raises UnknownName or OptionError for options that do not exist, OptionError for a model in
-    training mode, LoadError for what is no transformers model, UnsupportedError for a drafter that
-    needs what this model cannot record, or for a model that cannot be `exact` here.
+    training mode, LoadError for anything but a transformers model, UnsupportedError for a drafter
+    that needs what this model cannot record, or for a model that cannot be `exact` here.
     """
     chosen, budget = registry.parse(drafter), checked_budget(budget)
     prepack, exact = switch("prepack", prepack), switch("exact", exact)
     own = unwrapped(model)
     if not isinstance(own, GenerationMixin):
         raise LoadError(
-            f"{type(own).__name__} has no generate() of transformers to accelerate; give a model "
+            f"{type(own).__name__} has no generate() of transformers to accelerate; pass a model "
             "that transformers has loaded (Engine also takes names and folders)"
         )
     restore(own)
@@ -123,10 +128,11 @@ def accelerate(
         handle = Accelerated(own, loaded, chosen, budget, reason, packed)
         why = "" if loaded is None else handle.drafting.needs.why
     except BaseException:
-        packed.undo()  # whoever gets an error has the model as it was
+        packed.undo()  # after an error the model is as before
         raise
     own.generate = handle
-    end_team()  # the self-test has computed, and other threads may call it
+    # The self-test has computed in this thread, and other threads may call the model.
+    end_team()
     if reason is not None:
         handle.notice(reason, stacklevel=4)
     if why:
@@ -135,7 +141,7 @@ def accelerate(
 
 
 def restore(model: Any) -> None:
-    """Give `model` its own `generate` back; does nothing if it is not accelerated."""
+    """Restore the model's own `generate`; does nothing if it is not accelerated."""
     own = unwrapped(model)
     handle = vars(own).get("generate")
     if not isinstance(handle, Accelerated):
@@ -148,7 +154,7 @@ def restore(model: Any) -> None:
 
 
 class Accelerated(AbstractContextManager["Accelerated"]):
-    """What stands in for `model.generate`, and the handle that `accelerate` returns."""
+    """Replacement of `model.generate`, and the handle that `accelerate` returns."""
 
     def __init__(
         self,
@@ -159,18 +165,18 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         reason: str | None,
         prepacked: Prepacked,
     ) -> None:
-        # Not its annotations or attributes: they need not be picklable, and the model may be saved.
+        # Not annotations or attributes: they may not be picklable, and the model may be saved.
         functools.update_wrapper(self, model.generate, ("__name__", "__qualname__", "__doc__"), ())
         self.original = model.generate
         self.previous = vars(model).get("generate")
-        """What `restore` puts back on the instance; None: nothing, the class has it."""
+        """Instance attribute that `restore` puts back; None if the class has the method."""
         self.model = model
         self.drafter = drafter
         self.budget = budget
         self.model_reason = reason
-        """Why no call of this model can be accelerated, if so."""
+        """Why no call of this model can be accelerated; None if calls can."""
         self.stats: Stats | None = None
-        """Of the last call, summed over its rows; None if it was not accelerated."""
+        """Statistics of the last call, summed over its rows; None if it was not accelerated."""
         self.last_notice: str | None = None
         """Why the last call was not accelerated; None if it was."""
         self.prepacked = prepacked
@@ -178,32 +184,32 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._loaded = loaded
         self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
-        """How inputs are prepared, and whether padded → why such calls are not accelerated."""
+        """(prepare method, padded) → why such calls are not accelerated."""
         self._drafting: Drafting | None = None
         self._resources: Resources | None = None
         self._binding = RLock()
-        """Held while the drafter is bound, which may load a model: two first calls share one."""
+        """Held while the drafter is bound, so that two first calls load its model only once."""
 
-    # No `functools.cached_property`: before Python 3.12 all instances of a class share its lock.
+    # Not `functools.cached_property`: before Python 3.12 all instances of a class share its lock.
     @property
     def drafting(self) -> Drafting:
-        """Who drafts, bound to this model."""
+        """The drafter, bound to this model."""
         with self._binding:
             if self._drafting is None:
-                assert self._loaded is not None  # no call gets here then
+                assert self._loaded is not None  # such calls do not get here
                 self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
             return self._drafting
 
     @property
     def resources(self) -> Resources:
-        """What all calls of this model share, from whatever thread; no rows are kept."""
+        """What all calls of this model share, in all threads. No rows are kept between calls."""
         with self._binding:
             if self._resources is None:
                 self._resources = Resources(self.drafting.model, self.drafting.cost)
             return self._resources
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy of the model binds its drafter anew, and may be changed before it is called."""
+        """Return the state without the bound drafter: a copied model may change before its use."""
         bound = ("_drafting", "_resources", "_passes", "_binding")
         return {name: value for name, value in vars(self).items() if name not in bound}
 
@@ -220,17 +226,17 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return f"Accelerated({name}, drafter={self.drafter}, budget={self.budget!r})"
 
     def restore(self) -> None:
-        """Give the model its own `generate` back, unless another `accelerate` replaced this one."""
+        """Restore the model's own `generate`, unless another `accelerate` replaced this one."""
         if vars(self.model).get("generate") is self:
             restore(self.model)
 
     def refuse(self, reason: str) -> None:
-        """Raise where all shall be exact and a call cannot be."""
+        """Raise UnsupportedError if the model is `exact` and a call cannot be accelerated."""
         if self._loaded is not None and self._loaded.exact is not None:
             raise UnsupportedError(f"exact=True: this call cannot be accelerated: {reason}")
 
     def notice(self, reason: str, stacklevel: int = 3) -> None:
-        """Say once that a call is not accelerated, and why; raises where all shall be exact."""
+        """Warn once that a call is not accelerated, and why; raises if the model is `exact`."""
         self.refuse(reason)
         self.last_notice = reason
         if reason not in self._told:
@@ -238,17 +244,18 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `generate`, with its own arguments; the cache in its result is always None."""
+        """Run `generate` with its own arguments. The cache in its result is always None."""
         began = perf_counter()
         self.stats = self.last_notice = None
         call = self._by_name(args, kwargs)
         config, reason = self._configure(call)
         if reason is not None:
             self.refuse(reason)
-        # Without the tokenizer for its stop strings, `generate` has an error message of its own.
+        # Without the tokenizer for its stop strings, `generate` raises an error of its own.
         if config is None or (config.stop_strings is not None and call.get("tokenizer") is None):
             result = self.original(*args, **kwargs)
-            if reason is not None:  # said of what it has done: what it refuses, it explains itself
+            # After the call, because `generate` explains what it refuses itself.
+            if reason is not None:
                 self.notice(reason)
             return result
         call = _with_stop_strings(call, config.stop_strings, self.model.generation_config)
@@ -264,7 +271,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return call
 
     def _configure(self, call: dict[str, Any]) -> tuple[Any | None, str | None]:
-        """The generation config this call amounts to, or the reason to run it plainly."""
+        """Return the generation config of this call, or the reason to run it plainly."""
         if self.model_reason is not None:
             return None, self.model_reason
         for name in ("custom_generate", "assistant_model", "synced_gpus"):
@@ -277,11 +284,11 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         options = {name: value for name, value in call.items() if name not in handled}
         try:
             given = call.get("generation_config")
-            # Private, but it is the very function that `generate` itself will use, in any version.
+            # Private, but `generate` itself uses this function in every version.
             config, inputs = self.model._prepare_generation_config(given, **options)
             reason = refusals.of_call(config, inputs)
         except Exception as error:
-            # Whatever is wrong with it, `generate` should be the one to say.
+            # `generate` reports what is wrong.
             return None, f"its generation config cannot be read ({error})"
         return (config, None) if reason is None else (None, reason)
 
@@ -297,7 +304,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
-        """The loop that `generate` calls: same arguments and results as its own `_sample`."""
+        """Decode, with the arguments and results of transformers' `_sample`."""
         mask = inputs.get("attention_mask")
         reason = refusals.of_prompts(input_ids, mask)
         if reason is None and input_ids.shape[0] > 1:
@@ -335,7 +342,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return record.output(_sequences(input_ids, sequences, generation_config))
 
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
-        """Measured once for every way in which `generate` may feed this model."""
+        """Measure once, for each way in which `generate` may feed this model."""
         prepare = self.model.prepare_inputs_for_generation
         prepare = getattr(prepare, "__func__", prepare)
         if prepare is GenerationMixin.prepare_inputs_for_generation and not padded:
@@ -347,7 +354,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
 
 class Observer:
-    """The stop rule that streams, keeps scores and asks the criteria, once per emitted token."""
+    """Stop rule that streams, keeps scores and calls the criteria, once per emitted token."""
 
     def __init__(self, criteria: Any, streamer: Any, config: Any) -> None:
         self.criteria = criteria
@@ -376,7 +383,7 @@ class Observer:
         drafting: Drafting,
         began: float,
     ) -> TextSequence:
-        """A row of a batch: draws from torch's global generator, ends when the criteria say."""
+        """Make the sequence of a row: torch's generator draws, and the criteria end it."""
         limit, drafter = self.criteria.max_length, drafting.drafter
         return drafting.sequence(
             row[pads:].tolist(),
@@ -392,7 +399,7 @@ class Observer:
         )
 
     def _distribution(self, processors: Any, ids: Tensor, loaded: LoadedModel) -> Distribution:
-        """The given processors verbatim, after what `generate` does to logits before them."""
+        """Use the given processors unchanged, after what `generate` does to logits before them."""
         moved = loaded.device != ids.device or loaded.dtype == torch.float64
         chain: list[Processor] = [self._receive] if moved or self.logits is not None else []
         chain += [processors] if len(processors) else []
@@ -406,7 +413,7 @@ class Observer:
         return scores
 
     def output(self, sequences: Tensor) -> Any:
-        """What `generate` returns."""
+        """Return what `generate` returns."""
         if not self._wanted:
             return sequences
         return GenerateDecoderOnlyOutput(
@@ -415,10 +422,10 @@ class Observer:
 
 
 def _of_row(processors: Any, index: int) -> Any:
-    """The same processors for one row of a batch."""
+    """Return the processors for one row of a batch."""
     own = copy.copy(processors)
     for place, processor in enumerate(processors):
-        # The repetition penalty of transformers 5 knows the left padding of every row.
+        # transformers 5's repetition penalty has the left padding of every row.
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, Tensor) and len(ignored) > 1:
             own[place] = copy.copy(processor)
@@ -427,20 +434,20 @@ def _of_row(processors: Any, index: int) -> Any:
 
 
 def _sampler(drafter: Drafter) -> Sampler:
-    """torch's global generator, what `generate` draws from; or noise seeded by it."""
+    """Return torch's global generator, from which `generate` draws, or noise seeded by it."""
     if drafter.shares_noise:
         return Gumbel(int(torch.randint(2**63 - 1, (), device="cpu")))
     return TorchSampler(None)
 
 
 def _draft_seed(device: torch.device, index: int) -> int:
-    """For the drafter of one row: follows torch's seed without drawing from it."""
+    """Derive a drafter's seed for one row from torch's state, without drawing from it."""
     source = torch if device.type == "cpu" else torch.get_device_module(device)
     return zlib.crc32(source.get_rng_state().cpu().numpy().tobytes()) + index
 
 
 def _sequences(input_ids: Tensor, sequences: abc.Sequence[Sequence], config: Any) -> Tensor:
-    """(B, T) prompts and answers; shorter answers are padded on the right."""
+    """(B, T) prompts and answers. Shorter answers are padded on the right."""
     pad = config._pad_token_tensor
     answers = [torch.tensor(one.ids[one.prompt_length :], device="cpu") for one in sequences]
     fill = 0 if pad is None else int(pad.flatten()[0])
@@ -449,19 +456,19 @@ def _sequences(input_ids: Tensor, sequences: abc.Sequence[Sequence], config: Any
 
 
 def _sampling(config: Any) -> SamplingParams:
-    """What drafters are told about the distribution; the distribution itself is the processors'."""
+    """Describe the distribution to drafters. The processors compute it."""
     if not config.do_sample:
         return SamplingParams()
     return SamplingParams(
         temperature=1.0 if config.temperature is None else config.temperature,
         top_k=config.top_k or 0,
         top_p=min(config.top_p or 1.0, 1.0),
-        min_p=min(config.min_p or 0.0, nextafter(1.0, 0.0)),  # 1 may be given here
+        min_p=min(config.min_p or 0.0, nextafter(1.0, 0.0)),  # transformers allows 1
     )
 
 
 def _with_stop_strings(call: dict[str, Any], stops: Any, model_config: Any) -> dict[str, Any]:
-    """The call with its stop strings as a criterion: the hook loses the tokenizer they need."""
+    """Replace stop strings by a criterion, because the hook drops the tokenizer they need."""
     call = dict(call)
     tokenizer = call.pop("tokenizer", None)
     call.pop("custom_generate", None)
@@ -481,14 +488,15 @@ def _with_stop_strings(call: dict[str, Any], stops: Any, model_config: Any) -> d
 
 
 def _load(model: Any, tokenizer: Any) -> tuple[LoadedModel | None, str | None]:
-    """The model ready for our loop, or the reason why it is not."""
+    """Return the model for our loop, or the reason why it cannot run there."""
     try:
         loaded = load(model, tokenizer)
     except (OptionError, LoadError):
         raise
     except UnsupportedError as error:
         return None, str(error)
-    except Exception as error:  # A model that breaks the self-test can still generate by itself.
+    # A model that breaks the self-test can still generate by itself.
+    except Exception as error:
         return None, f"the self-test failed ({type(error).__name__}: {error})"
     if loaded.capabilities.shape == "plain":
         return None, "; ".join(("it decodes one token per pass", *loaded.capabilities.reasons))

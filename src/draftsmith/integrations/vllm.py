@@ -1,11 +1,11 @@
-"""Our drafters inside vLLM: its `custom_class` proposer (docs/vllm.md).
+"""Our drafters inside vLLM, as its `custom_class` proposer (docs/vllm.md).
 
     LLM(..., speculative_config={"method": "custom_class", "num_speculative_tokens": 8,
                                  "model": "draftsmith.integrations.vllm.Proposer"},
         additional_config={"draftsmith": {"drafter": "auto"}})
 
-vLLM hands its proposer rows of token ids without saying whose they are. So `attach` wraps the one
-method that calls it, after a look at its source: another vLLM is refused, not guessed at.
+vLLM gives its proposer rows of token ids without the requests they belong to. So `attach` wraps the
+one method that calls it, after checking its source. Any other vLLM is refused.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from draftsmith.text.vocab import fingerprint
 from draftsmith.values import number, token_ids
 
 TOLD = 10.0
-"""Seconds between two lines in the log, as vLLM's own."""
+"""Seconds between two lines in the log, as in vLLM."""
 
 CALLED = "propose_draft_token_ids(self, scheduler_output, sampled_token_ids, …)"
-"""What `attach` wraps."""
+"""The method that `attach` wraps."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `additional_config={"draftsmith": {…}}` may say."""
+    """Options in `additional_config={"draftsmith": {…}}`."""
 
     drafter: str = "auto"
-    """What one types elsewhere, too: `copyspec(gamma=3)`."""
+    """Drafter as a string, e.g. `copyspec(gamma=3)`."""
     answers: int = 0
-    """Bytes that earlier answers may take, which `auto` then drafts from, too; 0: none."""
+    """Bytes for earlier answers, from which `auto` then also drafts; 0: none."""
     cost: Mapping[str, float] | None = None
-    """Draft tokens → seconds of a pass of one request, "0" among them: drafts no longer than pays.
+    """Draft tokens → seconds of a pass of one request, including "0". Bounds drafts to what pays.
 
-    None: as long as the drafter likes. It is never learnt, so that all ranks draft alike.
+    None: as long as the drafter chooses. Costs are never learned, so that all ranks draft alike.
     """
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
-            raise OptionError(f"drafter={self.drafter!r} cannot work; give a name, like 'auto'")
+            raise OptionError(f"drafter must be a name such as 'auto', got {self.drafter!r}")
         answers = number("answers", self.answers, int, least=0, note="(bytes)")
         object.__setattr__(self, "answers", answers)
 
     @classmethod
     def of(cls, config: Any) -> Options:
-        """The options of a `VllmConfig`; raises OptionError."""
+        """Read the options of a `VllmConfig`; raises OptionError."""
         extra = config.additional_config
         given = extra.get("draftsmith", {}) if isinstance(extra, Mapping) else {}
         if not isinstance(given, Mapping):
             raise OptionError(
-                f"additional_config['draftsmith']={given!r} cannot work; give options, like "
-                '{"drafter": "auto"}'
+                "additional_config['draftsmith'] must be a mapping of options such as "
+                f'{{"drafter": "auto"}}, got {given!r}'
             )
         known = [field.name for field in fields(cls)]
         for name in given:
@@ -79,7 +79,7 @@ class Options:
         return cls(**given)
 
     def curve(self) -> RecordedCost | None:
-        """The cost of passes; raises OptionError."""
+        """Return the cost of passes; raises OptionError."""
         if self.cost is None:
             return None
         try:
@@ -87,30 +87,30 @@ class Options:
             seconds = {0: seconds.pop(0), **seconds}
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise OptionError(
-                f'cost={self.cost!r} cannot work; give seconds by draft tokens, "0" among them, '
-                'like {"0": 0.020, "4": 0.021, "8": 0.024}'
+                'cost must map draft tokens to seconds, "0" included, such as '
+                f'{{"0": 0.020, "4": 0.021, "8": 0.024}}, got {self.cost!r}'
             ) from error
         for tokens, spent in seconds.items():
             if not 0 < spent < inf:
                 raise OptionError(
-                    f"cost={self.cost!r} cannot work: no pass over {tokens} draft tokens takes "
-                    f"{spent} seconds; give what it takes"
+                    f"cost must have positive, finite seconds, got {spent} for {tokens} draft "
+                    f"tokens in {self.cost!r}"
                 )
         return RecordedCost(seconds)
 
 
 class Proposer:
-    """What vLLM makes from `speculative_config["model"]`, once in every process that drafts."""
+    """The class named by `speculative_config["model"]`; vLLM makes one in each drafting process."""
 
     def __init__(self, vllm_config: Any) -> None:
-        """Raises UnsupportedError for a vLLM, a setting or a drafter that cannot work."""
+        """Raises UnsupportedError for a vLLM, a setting or a drafter that is not supported."""
         from vllm.logger import init_logger
 
         self.log = init_logger("vllm.draftsmith")
         if vllm_config.scheduler_config.async_scheduling:
             raise UnsupportedError(
-                "with asynchronous scheduling sampled tokens are not on the host when drafts are "
-                "made; leave it out, or start with --no-async-scheduling"
+                "with asynchronous scheduling, sampled tokens are not on the host when drafts are "
+                "made; remove that option, or start with --no-async-scheduling"
             )
         attach()
         options, model = Options.of(vllm_config), vllm_config.model_config
@@ -127,12 +127,12 @@ class Proposer:
             warn=self.log.warning,
         )
         self.step: tuple[Any, Mapping[str, Sequence[int]]] | None = None
-        """The runner that asks for drafts, and which were in the pass."""
+        """The runner that asks for drafts, and the drafts of its last pass."""
         self.seconds, self.drafts, self.skipped = 0.0, 0, 0
-        """Time in drafting, requests drafted for, and steps without for `samples_wrongly`."""
+        """Seconds of drafting, requests drafted for, and steps skipped for `samples_wrongly`."""
         parallel = vllm_config.parallel_config
         self._counts = parallel.rank % parallel.tensor_parallel_size == 0
-        """Each rank drafts for itself, and one of them tells."""
+        """Every rank drafts for itself; only the first one counts and logs."""
         self._told = perf_counter()
         self._counted: dict[str, SourceStats] = {}
         self.log.info(
@@ -141,18 +141,19 @@ class Proposer:
         )  # fmt: skip
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Say what is wrong with this vLLM; what a drafter loads is loaded by then."""
+        """Warn about defects of this vLLM. The drafter's own model is loaded already."""
         if self.samples_wrongly:
             self.log.warning(
-                "this vLLM spoils requests with a temperature above 0 where drafts are judged on a "
-                "CPU (vllm#55005), by whatever proposer: while one is open, none is drafted for"
+                "this vLLM samples wrong tokens at temperatures above 0 when it verifies drafts on "
+                "a CPU, with any proposer (vllm#55005); while such a request runs, no request gets "
+                "drafts"
             )
 
     @cached_property
     def samples_wrongly(self) -> bool:
-        """Whether requests that sample go without drafts.
+        """Whether requests that sample get no drafts.
 
-        Not known before there are kernels: 0.29 has those for a CPU only after it made us.
+        Tested late, because vLLM 0.29 has CPU kernels only after making the proposer.
         """
         return _samples_wrongly()
 
@@ -163,14 +164,14 @@ class Proposer:
         token_ids_cpu: Any,
         slot_mappings: Any = None,  # noqa: ARG002  vLLM names it
     ) -> list[list[int]]:
-        """Drafts for the rows of a step; empty for those that got no token, whose prompt is read.
+        """Return a draft for each row of a step; empty for rows that got no token (prefill).
 
         `num_tokens_no_spec` (B,) and `token_ids_cpu` (B, T) are NumPy arrays.
         """
         begin = perf_counter()
         if self.step is None:
             raise UnsupportedError(
-                f"nobody said whose rows these are: this vLLM's model runner is not one that calls "
+                "the rows have no request ids, because this vLLM's model runner does not call "
                 f"{CALLED} of GPUModelRunner"
             )
         (runner, scheduled), self.step = self.step, None
@@ -208,19 +209,20 @@ class Proposer:
         try:
             if isinstance(prediction, str):
                 if self.tokenizer is None:
-                    raise OptionError("a prediction in words needs a tokenizer; give token ids")
+                    raise OptionError("a prediction as text needs a tokenizer; give token ids")
                 prediction = text.encode(self.tokenizer, prediction)
             else:
                 prediction = token_ids("prediction", prediction, what="a text or token ids")
             known = tuple(i for i in prediction if 0 <= i < self.host.model.vocab_size)
-        except (TypeError, ValueError) as error:  # raised here, it would end everybody's engine
-            self.log.warning("request %s goes on without its prediction: %s", row.name, error)
+        # An error here would end the engine for all requests
+        except (TypeError, ValueError) as error:
+            self.log.warning("request %s continues without its prediction: %s", row.name, error)
             known = ()
         limit = record.sampling_params.max_tokens or self.length
         return Asked(record.num_prompt_tokens, limit, known, str(extra.get("cache_salt", "")))
 
     def _tell(self) -> None:
-        """Count what came of the drafts since, by who guessed; now and then say it."""
+        """Update the counters by source, and log a summary every `TOLD` seconds."""
         if not self._counts:
             return
         for source, now in self.host.stats.by_source.items():
@@ -236,24 +238,26 @@ class Proposer:
             self.log.info("%s", self.summary())
 
     def summary(self) -> str:
-        """What the drafts brought so far, in a line."""
+        """Return the effect of the drafts so far in a line."""
         stats = self.host.stats
         sources = ", ".join(
             f"{source} {one.accepted}/{one.drafted}" for source, one in stats.by_source.items()
         )
-        skipped = f"; {self.skipped} steps without, for vllm#55005" if self.skipped else ""
+        skipped = (
+            f"; {self.skipped} steps without drafts because of vllm#55005" if self.skipped else ""
+        )
         return (
-            f"draftsmith: {stats.tokens_per_pass:.2f} tokens a pass, accepted of drafted: "
-            f"{sources or 'none'}; {1e6 * self.seconds / max(1, self.drafts):.0f} µs a request "
-            f"and step{skipped}"
+            f"draftsmith: {stats.tokens_per_pass:.2f} tokens per pass, accepted of drafted: "
+            f"{sources or 'none'}; {1e6 * self.seconds / max(1, self.drafts):.0f} µs per "
+            f"request and step{skipped}"
         )
 
 
 @cache
 def attach() -> None:
-    """Let proposers of ours know which runner asks; raises UnsupportedError for another vLLM.
+    """Tell our proposers which runner asks; raises UnsupportedError for an unknown vLLM.
 
-    Once in a process. Runners with another proposer do what they did.
+    Done once per process. Runners with another proposer are not affected.
     """
     from vllm import __version__
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -271,38 +275,38 @@ def attach() -> None:
 
 
 def check(source: str, version: str) -> None:
-    """Raise UnsupportedError where a vLLM would call us otherwise than we can be called.
+    """Raise UnsupportedError for a vLLM that calls proposers with other arguments than ours.
 
-    `source`: of `GPUModelRunner.propose_draft_token_ids`.
+    `source` is that of `GPUModelRunner.propose_draft_token_ids`.
     """
     function = ast.parse(source).body[0]
     named = [arg.arg for arg in function.args.args] if isinstance(function, ast.FunctionDef) else []
     if named[1:3] != ["scheduler_output", "sampled_token_ids"]:
         raise UnsupportedError(
             f"vLLM {version} cannot host draftsmith: it has "
-            f"propose_draft_token_ids({', '.join(named)}), and what is known is {CALLED}"
+            f"propose_draft_token_ids({', '.join(named)}), expected {CALLED}"
         )
     ours = inspect.signature(Proposer.propose)
     call = next((call for call in _calls(function) if _custom(call[0])), None)
     if call is None:
         raise UnsupportedError(
-            f"vLLM {version} cannot host draftsmith: it has no method 'custom_class', which calls "
+            f"vLLM {version} cannot host draftsmith: it has no method 'custom_class' that calls "
             f"propose{ours}"
         )
-    # The place of an argument and its name: `self.input_batch.token_ids_cpu` is token_ids_cpu.
+    # Compare arguments by place and name: `self.input_batch.token_ids_cpu` is token_ids_cpu.
     given = [ast.unparse(argument).split(".")[-1] for argument in call[1].args]
     keywords = [str(keyword.arg) for keyword in call[1].keywords]
     known = [name for name in ours.parameters if name != "self"]
     if given != known[: len(given)] or not {*keywords} <= {*known[len(given) :]}:
         raise UnsupportedError(
             f"vLLM {version} cannot host draftsmith: it calls "
-            f"propose({', '.join([*given, *(f'{name}=…' for name in keywords)])}), and ours is "
+            f"propose({', '.join([*given, *(f'{name}=…' for name in keywords)])}), expected "
             f"propose{ours}"
         )
 
 
 def _calls(function: ast.AST) -> list[tuple[ast.expr, ast.Call]]:
-    """The calls of a `propose`, each with the condition right above it."""
+    """Calls of a `propose` in the source, each with the condition directly above it."""
     return [
         (branch.test, node)
         for branch in ast.walk(function)
@@ -314,12 +318,12 @@ def _calls(function: ast.AST) -> list[tuple[ast.expr, ast.Call]]:
 
 
 def _custom(test: ast.expr) -> bool:
-    """Whether a condition asks for our method."""
+    """Whether a condition tests for our method."""
     return any(getattr(node, "value", None) == "custom_class" for node in ast.walk(test))
 
 
 def facts_of(config: Any, tokenizer: Any) -> ModelFacts:
-    """What drafters may know of the model of a `VllmConfig`."""
+    """Return what drafters may know about the model of a `VllmConfig`."""
     model = config.model_config
     hf = model.hf_text_config
     return ModelFacts(
@@ -335,7 +339,7 @@ def facts_of(config: Any, tokenizer: Any) -> ModelFacts:
 
 
 def _tokenizer(model: Any) -> Any:
-    """The tokenizer of a vLLM model; None where vLLM itself goes without."""
+    """Read the tokenizer of a vLLM model; None if vLLM itself uses none."""
     if model.skip_tokenizer_init:
         return None
     try:
@@ -348,13 +352,13 @@ def _tokenizer(model: Any) -> Any:
 
 
 def _samples(record: Any) -> bool:
-    """Whether a request draws its tokens."""
+    """Whether a request samples its tokens."""
     params = record.sampling_params
     return params is not None and params.temperature > 0
 
 
 def _samples_wrongly() -> bool:
-    """Whether temperatures are lost on their way to drafted tokens (vllm#55005), by trying it."""
+    """Test whether temperatures of drafted tokens are wrong (vllm#55005)."""
     from vllm.platforms import current_platform
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
@@ -368,10 +372,10 @@ def _samples_wrongly() -> bool:
 
 @cache
 def counters() -> tuple[Any, Any]:
-    """Drafted and accepted tokens by source, in Prometheus' own registry: once in a process."""
+    """Prometheus counters of drafted and accepted tokens by source; one pair per process."""
     from prometheus_client import Counter
 
-    drafted, accepted = "Drafted tokens, by who guessed.", "Accepted tokens, by who guessed."
+    drafted, accepted = "Drafted tokens by source.", "Accepted tokens by source."
     return (
         Counter("draftsmith:draft_tokens_by_source", drafted, ["source"]),
         Counter("draftsmith:accepted_tokens_by_source", accepted, ["source"]),

@@ -1,1 +1,1 @@
-"""Everything that measures, tunes or trains; only its own commands load it."""
+"""Measuring, tuning and training; only its own commands load it."""

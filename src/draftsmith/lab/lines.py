@@ -1,4 +1,4 @@
-"""Files of JSON lines: they grow by whole lines, and interrupted work goes on from them."""
+"""JSON lines files that grow by whole lines, so that interrupted work can be resumed."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Lines(Generic[T]):
-    """What a file of JSON lines holds."""
+    """Contents of a file of JSON lines."""
 
     entries: list[T]
     size: int
     """Bytes of the lines that could be read."""
     torn: bool
-    """Whether more comes behind them: a line whose writing was interrupted."""
+    """Whether an incomplete line follows: its writing was interrupted."""
 
 
 def read_lines(
     path: Path, read: Callable[[dict[str, Any]], T], begins: str, hint: str | None
 ) -> Lines[T]:
-    """The entries of a file of JSON lines, plain or packed, up to where it is torn.
+    """Read the entries of a file of JSON lines, plain or compressed, up to an incomplete line.
 
-    `read` makes an entry of a line's object, and raises ValueError for one that is none. A last
-    line without an end is torn if it begins like our lines do, with `begins`. Any other line that
-    cannot be read belongs to somebody else: raises LoadError with its number and the `hint`.
-    Without a hint nobody else can have written the file, and it is torn there.
+    `read` converts a line's object to an entry and raises ValueError if it is not one. An
+    incomplete last line is accepted if it begins with `begins`, as our lines do. For any other
+    unreadable line, raises LoadError with its number and the `hint`. Without a hint only we can
+    have written the file, so it is incomplete from there.
     """
     entries: list[T] = []
     size = 0
@@ -43,7 +43,8 @@ def read_lines(
             if line.strip():
                 try:
                     entries.append(_entry(line, read))
-                except DraftsmithError:  # Said by `read`; some are ValueErrors, too.
+                # Raised by `read`; some are also ValueErrors.
+                except DraftsmithError:
                     raise
                 except ValueError as error:
                     if hint is None or _interrupted(line, begins.encode()):
@@ -64,12 +65,12 @@ def _entry(line: bytes, read: Callable[[dict[str, Any]], T]) -> T:
 
 
 def _interrupted(line: bytes, begins: bytes) -> bool:
-    kept = line.rstrip(b"\0")  # What a power failure may leave.
+    kept = line.rstrip(b"\0")  # A power failure may leave zeros.
     return not line.endswith(b"\n") and (kept.startswith(begins) or begins.startswith(kept))
 
 
 class JsonLines(Generic[T]):
-    """A file of JSON objects that grows by whole lines; what tore its end is cut off on opening."""
+    """A file of JSON objects that grows by whole lines. Opening it removes an incomplete end."""
 
     def __init__(
         self,
@@ -79,16 +80,16 @@ class JsonLines(Generic[T]):
         hint: str | None,
         sync: bool = True,
     ) -> None:
-        """Read what is there, or begin the file; the first arguments are those of `read_lines`.
+        """Read the file, or create it. The first arguments are those of `read_lines`.
 
-        `sync`: whether a line is seen on disk before `add` returns, so that it survives a power
-        failure. Raises LoadError, or WriteError if the file could not be written later.
+        `sync`: write each line to disk before `add` returns, so that it survives a power failure.
+        Raises LoadError, or WriteError if the file cannot be written.
         """
         if path.suffix in PACKED:
             raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
         self.path, self._sync = path, sync
         with writing(path), path.open("ab+", buffering=0) as file:
-            lock(file)  # nobody is in the midst of a line
+            lock(file)  # wait until no other process is writing a line
             found = read_lines(path, read, begins, hint)
             self.entries = found.entries
             file.truncate(found.size)
@@ -97,7 +98,7 @@ class JsonLines(Generic[T]):
                 file.write(b"\n")
 
     def add(self, item: dict[str, Any]) -> None:
-        """Append one object as a line, wholly or not at all; raises WriteError."""
+        """Append one object as a line, completely or not at all; raises WriteError."""
         left = memoryview(_line(item))
         with writing(self.path), self.path.open("ab", buffering=0) as file:
             lock(file)
@@ -112,7 +113,7 @@ class JsonLines(Generic[T]):
                 raise
 
     def rewrite(self, items: Iterable[dict[str, Any]]) -> None:
-        """Write all lines anew; the old ones stay until that is done. Raises WriteError."""
+        """Write all lines again. The old ones stay until that is done. Raises WriteError."""
         write_chunks(self.path, map(_line, items))
 
 
@@ -121,19 +122,19 @@ def _line(item: dict[str, Any]) -> bytes:
 
 
 class Finished:
-    """Results of finished pieces of work by what they follow from, so that a killed run goes on.
+    """Results of finished work by their inputs, so that a killed run can be resumed.
 
-    Keys and results are plain values for JSON; with a path, each is on disk as soon as known.
+    Keys and results are JSON values. With a path, each result is on disk as soon as it is known.
     """
 
     def __init__(self, path: Path | None = None, sync: bool = True) -> None:
-        """`sync` as in `JsonLines`; raises LoadError for a file that is something else."""
+        """`sync` as in `JsonLines`; raises LoadError for a file with other contents."""
         self._known: dict[str, Any] = {}
         self._lines: JsonLines[None] | None = None
         if path is not None:
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            hint = "this version did not write it to go on from; delete it, or give another file"
+            hint = "it cannot be resumed by this version; delete it, or give another file"
             self._lines = JsonLines(path, self._note, '{"key"', hint, sync)
 
     def __contains__(self, key: object) -> bool:
@@ -143,20 +144,20 @@ class Finished:
         return self._known[digest(key)]
 
     def add(self, key: object, result: object) -> None:
-        """Note a result, at once on disk."""
+        """Store a result, immediately on disk."""
         entry = {"key": digest(key), "result": json.loads(json.dumps(result))}
         self._note(entry)
         if self._lines is not None:
             self._lines.add(entry)
 
     def recall(self, key: object, compute: Callable[[], Any]) -> Any:
-        """The result noted under `key`; computed and noted if there is none."""
+        """Return the result stored under `key`; compute and store it if there is none."""
         if key not in self:
             self.add(key, compute())
         return self[key]
 
     def forget(self) -> None:
-        """Delete the file: all is done."""
+        """Delete the file after all work is done."""
         if self._lines is not None:
             self._lines.path.unlink(missing_ok=True)
 

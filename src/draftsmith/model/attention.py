@@ -1,10 +1,10 @@
-"""Our attention function: spans of several rows, any mask, grouped heads as queries of one head.
+"""Our attention function: several rows per pass, any mask, grouped heads without copies.
 
 Shapes: `B` rows, `H` query heads, `K` key heads, `G = H / K`, `Q` queries, `S` keys, `D` width.
 
-Grouped-query attention under a mask makes sdpa copy every key and value `G` times. The queries of
-one group share their keys, so they may as well be `G·Q` queries of one head: nothing is copied and
-the result is the same (at 4096 cached positions, 16/2 heads and 8 queries, twice as fast).
+Under a mask, sdpa copies every key and value `G` times for grouped-query attention. The queries of
+a group share their keys, so we pass them as `G·Q` queries of one head. The result is the same, and
+nothing is copied (twice as fast at 4096 cached positions, 16/2 heads and 8 queries).
 """
 
 from __future__ import annotations
@@ -26,48 +26,53 @@ from draftsmith.errors import UnsupportedError
 from draftsmith.model.seen import Seen
 
 _MOST_GROUPED = 160
-"""Queries up to which grouping wins: beyond, repeating masks costs more than repeating keys."""
+"""Most queries for which grouping is faster: for more, repeated masks cost more than keys."""
 
 BLOCK = 128
-"""Queries of a longer span that attend together on a CPU: none is asked of keys behind the last."""
+"""Queries per block of a longer span on a CPU. A block skips the keys after its last query."""
 
 MOST_IN_BLOCKS = 1024
-"""Queries of a span that does so; a prompt that cannot be split would need too large a mask."""
+"""Most queries of a span that is computed in blocks; a longer one would need too large a mask."""
 
 _MOST_MASKED = 1 << 25
-"""Entries of a span's mask, once for each query of a group, that are kept for a pass's layers."""
+"""Most entries of a mask repeated for each query of a group, which is kept for all layers."""
 
 _UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
-"""Arguments that change the result and that only transformers' own function understands."""
+"""Arguments that change the result and that only transformers' own functions implement."""
 
 
 Form = tuple[float | None, float | None, Tensor | None]
-"""What scores are multiplied by, what bounds them, and (H,) attention sinks."""
+"""(scaling, softcap, sinks): factor and bound of the scores, attention sinks (H,)."""
 
 Look = Callable[..., None]
-"""Told (seen, span): what attention was computed from, and of which span if there are several."""
+"""Callback `(seen, span=…)`: the inputs of one attention, and the index of its span."""
 
 
 @dataclass(slots=True)
 class Packed:
-    """What one layer of a packed pass attends to: span by span, in the order of the queries."""
+    """Inputs of one layer's attention in a packed pass, by span, in the order of the queries."""
 
     widths: Sequence[int]
     """Queries of each span."""
     masks: Sequence[Tensor | None]
-    """(1, 1, q, S) each, in which no query looks behind its own place among the last q keys; None:
-    all of them for a single query, else S = q and each sees what is before it."""
-    keys: Sequence[Tensor]
-    """(1, K, S, D) each: what this span's row has, and its own of this pass behind.
+    """A mask (1, 1, q, S) per span, where the last q keys are those of the queries.
 
-    (q, K, S, D) for a span of q equally long rows with one query each.
+    No query sees a key after its own. None means that a single query sees all keys, and that
+    several queries (then S = q) are causal.
+    """
+    keys: Sequence[Tensor]
+    """(1, K, S, D) per span: the row's cached keys, then those of this pass.
+
+    (q, K, S, D) for a span of q merged rows with one query each.
     """
     values: Sequence[Tensor]
     attend: Callable[[Tensor, Form], Tensor] | None = None
-    """Query (1, H, Q, D) → (1, Q, H, D), in another way than ours; queries may follow the spans'
-    that nobody asks for."""
+    """Replacement for our attention: query (1, H, Q, D) → (1, Q, H, D).
+
+    Queries after those of the spans may follow; their output is not used.
+    """
     attended: bool = False
-    """Whether the layer's attention came here."""
+    """Whether the layer called our attention."""
 
 
 def packed_attention(
@@ -82,12 +87,12 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of query (1, H, Q, D) over what `key.packed` holds; returns (1, Q, H, D).
+    """Return the attention (1, Q, H, D) of query (1, H, Q, D) over the keys in `key.packed`.
 
-    `attention_mask` is `masks.EVERYTHING`: each span has a mask of its own. `softcap` bounds the
+    `attention_mask` is `masks.EVERYTHING`, because each span has its own mask. `softcap` bounds the
     scores (Gemma 2), `s_aux` (H,) are attention sinks (gpt-oss).
 
-    Raises UnsupportedError for what only transformers' own functions understand.
+    Raises UnsupportedError for arguments that only transformers' own functions implement.
     """
     packed: Packed = key.packed  # type: ignore[attr-defined]
     packed.attended = True
@@ -100,10 +105,10 @@ def packed_attention(
         or (unknown and any(kwargs[name] is not None for name in unknown))
     ):
         raise UnsupportedError(
-            f"{type(module).__name__} makes masks of its own, or attends in a way that only "
-            "transformers' own function knows"
+            f"{type(module).__name__} makes its own masks, or calls attention with arguments that "
+            "only transformers' own functions implement"
         )
-    # A compiler cannot follow a context variable, and nothing is recorded in what it compiles.
+    # torch.compile cannot trace a context variable, and compiled passes are never recorded.
     watched = None if torch.compiler.is_compiling() else _watched.get()
     look = watched.get(module) if watched else None
     return _attend_packed(module, query, packed, (scaling, softcap, s_aux), look), None
@@ -112,7 +117,7 @@ def packed_attention(
 def _attend_packed(
     module: torch.nn.Module, query: Tensor, packed: Packed, form: Form, look: Look | None
 ) -> Tensor:
-    """Attention (1, Q, H, D) of spans side by side, each over its own row's keys only."""
+    """Attention (1, Q, H, D) of adjacent spans, each over the keys of its own row."""
     scaling, softcap, sinks = form
     if packed.attend is not None:
         if look is not None:
@@ -125,7 +130,7 @@ def _attend_packed(
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
         return _attend(module, query, key, value, mask, form, look)
     heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
-    # (Q, K, G, D): a single query of a span is there as its row's keys want it.
+    # (Q, K, G, D), so that a single query of a span needs no further transposition.
     grouped = query[0].transpose(0, 1).reshape(-1, kv_heads, heads // kv_heads, query.shape[3])
     simple = softcap is None and sinks is None and look is None
     outs = []
@@ -137,7 +142,7 @@ def _attend_packed(
         strict=True,
     )
     for span, (own, key, value, mask) in enumerate(spans):
-        single = len(own) == len(key) and mask is None  # of one row, or of each of several
+        single = len(own) == len(key) and mask is None  # one row, or several merged ones
         if simple and single:
             outs.append(scaled_dot_product_attention(own, key, value, scale=scaling))
             continue
@@ -159,10 +164,10 @@ def _attend(
     form: Form,
     look: Look | None,
 ) -> Tensor:
-    """Attention (B, Q, H, D) of one span, by the quickest way."""
+    """Attention (B, Q, H, D) of one span, by the fastest way."""
     (scaling, softcap, sinks), totals = form, None
     queries = query.shape[2]
-    # With an empty cache the causal kernels need no mask at all.
+    # With an empty cache the causal kernels need no mask.
     repeats = query.shape[1] > key.shape[1] and queries > _MOST_GROUPED
     if softcap is not None or sinks is not None:
         out = _explicit(query, key, value, mask, scaling, softcap, sinks)
@@ -178,7 +183,7 @@ def _attend(
 
 
 def _pays_in_blocks(query: Tensor, key: Tensor) -> bool:
-    """Whether so many queries, on a CPU, rather attend a block at a time."""
+    """Whether this many queries on a CPU are faster in blocks."""
     _, heads, queries, _ = query.shape
     masked = heads // key.shape[1] * queries * key.shape[2]
     fits = BLOCK < queries <= MOST_IN_BLOCKS and masked <= _MOST_MASKED
@@ -188,9 +193,10 @@ def _pays_in_blocks(query: Tensor, key: Tensor) -> bool:
 def _in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Attention (1, Q, H, D) of a span, blocks of grouped queries each up to the last's own key.
+    """Attention (1, Q, H, D) of a span in blocks of grouped queries.
 
-    The kernel is quicker with many queries to a head, and half of a chunk's own keys lie behind.
+    Each block reads the keys up to its last query, which skips half of a chunk's own keys. The
+    kernel is also faster with many queries per head.
     """
     _, heads, _, width = query.shape
     groups, outs, begin = heads // key.shape[1], list[Tensor](), 0
@@ -212,9 +218,10 @@ def _grouped(
     scaling: float | None,
     totals: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention (B, Q, H, D), the queries of a group being those of one head.
+    """Attention (B, Q, H, D) with the queries of a group as queries of one head.
 
-    With `totals`, where they can be had, also (B, H, Q) logarithms of the sums of exponents.
+    With `totals`, also (B, H, Q) logarithms of the sums of exponents, or None where no kernel
+    returns them.
     """
     batch, heads, queries, width = query.shape
     groups = heads // key.shape[1]
@@ -230,16 +237,16 @@ def _grouped(
         sums = sums.reshape(batch, heads, queries)
     else:
         out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
-    if queries == 1:  # the same in fewer operations
+    if queries == 1:  # the same result in fewer operations
         return out.reshape(batch, 1, heads, -1), sums
     return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), sums
 
 
 def _repeated(mask: Tensor, groups: int, dtype: torch.dtype, most: int) -> Sequence[Tensor]:
-    """What is added to the scores of grouped queries, by block of q ≤ `most`, for all layers alike:
-    (B or 1, 1, G·q, S') each, S' being the keys up to that of the block's last query.
+    """Return what is added to the scores of grouped queries, in blocks of q ≤ `most` queries.
 
-    sdpa would make it of a bool mask in every layer, and a small layer's scores take no longer.
+    Each block is (B or 1, 1, G·q, S'), where S' counts the keys up to its last query. The result is
+    kept for all layers; given a bool mask, sdpa would convert it again in every layer.
     """
     queries, keys = mask.shape[2:]
     form = groups, dtype, -(-queries // most)
@@ -259,16 +266,16 @@ def _repeated(mask: Tensor, groups: int, dtype: torch.dtype, most: int) -> Seque
 _REPEATED: MutableMapping[Tensor, tuple[tuple[int, torch.dtype, int], Sequence[Tensor]]] = (
     WeakTensorKeyDictionary()
 )
-"""By the mask that all layers of a pass were given."""
+"""Results of `_repeated`, by the mask that all layers of a pass share."""
 
 
 def _tells_totals(query: Tensor, value: Tensor) -> bool:
-    """Whether sdpa would take the kernel that also tells the logarithms of the sums of exponents.
+    """Whether sdpa would use the kernel that also returns the logarithms of the sums of exponents.
 
-    Without them a single attention weight would need the scores of all keys once more.
+    Without them, one attention weight costs the scores of all keys again.
     """
     same_width = query.shape[3] == value.shape[3]
-    # The switch of that kernel counts on every device, in spite of its name.
+    # In spite of its name, this switch also disables the CPU kernel.
     on: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     return query.device.type == "cpu" and same_width and on
 
@@ -282,7 +289,7 @@ def _explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention written out, for what no fused kernel offers: capped scores and sinks."""
+    """Attention without a fused kernel, for capped scores and sinks."""
     batch, heads, queries, width = query.shape
     groups = heads // key.shape[1]
     grouped = query.reshape(batch, key.shape[1], groups * queries, width)
@@ -306,12 +313,12 @@ def _explicit(
 
 
 _watched: ContextVar[Mapping[torch.nn.Module, Look]] = ContextVar("watched", default={})  # noqa: B039  never written to
-"""Attention modules of the pass that this thread is running."""
+"""Callback of each attention module that is recorded in this thread's pass."""
 
 
 @contextmanager
 def watch(modules: Mapping[torch.nn.Module, int], look: Callable[..., None]) -> Iterator[None]:
-    """Tell `look(layer, seen, span)` what each of these modules attends with, for one pass."""
+    """Call `look(layer, seen, span=…)` for each attention of these modules during one pass."""
     token = _watched.set({module: partial(look, layer) for module, layer in modules.items()})
     try:
         yield

@@ -13,8 +13,11 @@ from draftsmith.errors import WriteError
 from draftsmith.storage import write_text, writing
 
 CacheKind = Literal["packed", "own", "replay", "none"]
-"""packed: ours, of many sequences; own: the model's, one each; replay: likewise, with a state that
-cannot be cut; none: no cache at all."""
+"""Where a model's past is kept.
+
+packed: our store for many rows. own: the model's cache, one per row. replay: the same, with a
+recurrent state that cannot be cut. none: no cache.
+"""
 
 _SHAPES = {
     "tree": "verifies draft trees in one pass",
@@ -22,15 +25,16 @@ _SHAPES = {
     "plain": "decodes one token per pass; drafts are not used",
 }
 _CACHES = {
-    "packed": "keeps keys and values in rows that rewind for free",
+    "packed": "keeps keys and values in rows that can be cut at no cost",
     "own": "keeps a cache of its own per sequence; rejected drafts are cut off",
-    "replay": "keeps a cache of its own per sequence; rejected drafts are undone by replaying",
+    "replay": "keeps a cache of its own per sequence; after a rejected draft, it replays the "
+    "accepted tokens",
     "none": "has no usable cache: every step computes the whole sequence again",
 }
 
 
 _REMEMBERED = ("shape", "attention", "cache", "reasons")
-"""Fields that the architecture decides."""
+"""Fields that depend on the architecture alone."""
 
 _BATCHES = (
     "A batch runs one sequence after the other.",
@@ -40,25 +44,27 @@ _BATCHES = (
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """How a model is run. Found by a self-test at load, never guessed from its name alone."""
+    """How a model is run. Found by a self-test at load, never derived from its name alone."""
 
     shape: Shape
-    """Drafts it can verify in one pass."""
+    """Drafts that it can verify in one pass."""
     attention: str
-    """draftsmith; for chain and plain targets the implementation it came with."""
+    """"draftsmith"; for chain and plain targets the implementation that the model came with."""
     cache: CacheKind
     reasons: tuple[str, ...] = ()
-    """Why not more, one sentence per refusal, in the order the self-test met them."""
+    """Why not more: one sentence per refusal, in the order of the self-test."""
     position_sizes: tuple[float, ...] = ()
-    """Keys and values of a position, layer by layer, in numbers of the model's dtype, which may
-    change; empty: its cache does not show them."""
+    """Numbers (of the model's dtype) per position in keys and values, by layer.
+
+    Empty if the model's cache does not show them.
+    """
     windows: bool = False
-    """Whether some layers see the latest tokens only."""
+    """Whether some layers see only the latest tokens."""
     searched: str = ""
-    """Why the self-test searched the whole model, not a small copy of it; empty: it did not."""
+    """Why the whole model was searched instead of a small copy; empty if it was not."""
 
     def remember(self, path: Path | None, key: object) -> None:
-        """Write them to a file, with what they hold for; if that fails, nothing is lost."""
+        """Write the capabilities and their key to a file; failures are ignored."""
         if path is None:
             return
         found = {name: getattr(self, name) for name in _REMEMBERED}
@@ -68,7 +74,7 @@ class Capabilities:
 
     @classmethod
     def recall(cls, path: Path | None, key: object) -> Capabilities | None:
-        """What `remember` wrote for the same key; None where the file says nothing of the kind."""
+        """Read what `remember` wrote for the same key; None if there is nothing valid."""
         if path is None:
             return None
         try:
@@ -83,7 +89,7 @@ class Capabilities:
 
     @property
     def consistent(self) -> bool:
-        """Whether every entry is of its type, and no two contradict each other."""
+        """Whether every entry has its type, and no two contradict each other."""
         return (
             self.shape in _SHAPES
             and self.cache in _CACHES
@@ -93,26 +99,25 @@ class Capabilities:
 
     @property
     def packed(self) -> bool:
-        """Whether several sequences share a pass, their tokens in one; else a batch runs row by
-        row."""
+        """Whether rows share passes; otherwise a batch runs row by row."""
         return self.cache == "packed"
 
     @property
     def rereads(self) -> str | None:
-        """Which prompts are read again although they begin like an earlier one; None: none."""
+        """Which prompts are computed again although they start like an earlier one; None: none."""
         if self.shape == "plain":
-            return "Every prompt is read whole: one that begins like an earlier one is read again."
+            return "Every prompt is computed again, even if it starts like an earlier one."
         if self.cache == "own" or (self.packed and not self.windows):
             return None
         kept = (
-            "Its state is kept where a prompt and where an answer ends"
+            "Its state is kept at the end of each prompt and answer"
             if self.cache == "replay"
-            else "Layers with a window keep the last part of an earlier prompt"
+            else "Layers with a window keep only the end of an earlier prompt"
         )
-        return f"{kept}: a prompt that parts from it before is read again."
+        return f"{kept}: a prompt that differs before that point is computed again."
 
     def explain(self) -> list[str]:
-        """The same in sentences for a person."""
+        """Return the capabilities as sentences for a person."""
         lines = [
             f"It {_SHAPES[self.shape]}.",
             f"It {_CACHES[self.cache]}.",

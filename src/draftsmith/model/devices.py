@@ -1,4 +1,4 @@
-"""Where models run: which device is taken, what it is called, and how much memory it has."""
+"""Devices: the default one, its name, and its memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 
 
 def usual() -> torch.device:
-    """Return the device for a model whose caller names none.
+    """Return the default device for models.
 
-    That is torch's default device if somebody set one, else the accelerator of this machine (CUDA,
-    ROCm, MPS, XPU, …), else the CPU.
+    It is torch's default device if one was set, else this machine's accelerator (CUDA, ROCm, MPS,
+    XPU, …), else the CPU.
     """
     default = torch.get_default_device()
     if default.type not in ("cpu", "meta"):
@@ -28,7 +28,7 @@ def name_of(device: torch.device) -> str:
 
 
 def own_memory(device: torch.device) -> tuple[int, int] | None:
-    """Return (free, total) bytes of a device that has memory of its own; None for others.
+    """Return (free, total) bytes of a device with its own memory; None for others.
 
     What torch's allocator keeps unused counts as free.
     """

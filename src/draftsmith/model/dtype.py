@@ -1,6 +1,6 @@
-"""The dtype of a model where none is asked for.
+"""The default dtype of a model.
 
-It is the checkpoint's, but float32 on a CPU that does not compute in the checkpoint's.
+It is the checkpoint's, or float32 on a CPU that does not compute in the checkpoint's.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ _ARITHMETIC = {
     torch.bfloat16: "_is_mkldnn_bf16_supported",
     torch.float16: "_is_mkldnn_fp16_supported",
 }
-"""Half precision → PyTorch's question to oneDNN, which multiplies its matrices on a CPU."""
+"""Half precision → PyTorch's query of oneDNN, which computes matrix products on a CPU."""
 
 
 def computes_in(dtype: torch.dtype) -> bool:
-    """Return whether this CPU has arithmetic of a type."""
+    """Return whether this CPU has arithmetic of a dtype."""
     if dtype not in _ARITHMETIC:
         return True
-    ask = getattr(torch.ops.mkldnn, _ARITHMETIC[dtype], None)  # some builds are without oneDNN
+    # Some builds of torch have no oneDNN.
+    ask = getattr(torch.ops.mkldnn, _ARITHMETIC[dtype], None)
     return ask is not None and bool(ask())
 
 
 def widen(model: Any) -> torch.dtype | None:
-    """Make the weights of a model on a CPU that does not compute in their half precision float32.
+    """Convert half-precision weights to float32 on a CPU that does not compute in their dtype.
 
-    Every number stays what it is. Returns the dtype that they had, None where they keep it: also
-    where float32 would take more than half of the memory that is free.
+    No value changes. Returns the previous dtype, or None if the weights were not converted, which
+    includes the case that float32 would take more than half of the free memory.
     """
     had: torch.dtype = model.dtype
     elsewhere = any(parameter.device.type != "cpu" for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""Tells models of one name apart, and states of one model, cheaply."""
+"""Distinguishes models of one name, and states of one model, at little cost."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.prepack import PackedLinear
 
 _SAMPLE = 4096
-"""Numbers of a weight that are looked at."""
+"""Numbers of a weight that are read."""
 _AS_FLOAT32 = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Types of weights that are compared as float32, all others by their bytes."""
+"""Dtypes of weights that are compared as float32; all others are compared by their bytes."""
 
 
 def fingerprint(model: LoadedModel) -> str:
-    """Number of parameters and a checksum of some of them, quantized and offloaded ones too."""
+    """Return the number of parameters and a checksum of some of them.
+
+    Quantized and offloaded weights are included.
+    """
     parameters = list(model.model.named_parameters())
     sums = 0
     for name, parameter in parameters[:: max(1, len(parameters) // 8)]:
@@ -36,10 +39,10 @@ def fingerprint(model: LoadedModel) -> str:
 
 
 def stored(tensor: Any) -> Iterator[Tensor]:
-    """The plain tensors that a tensor keeps: itself, or what a quantized tensor is made of.
+    """Yield the plain tensors that a tensor consists of: itself, or the parts of a quantized one.
 
-    Tensor subclasses such as torchao's implement few operations, and have no address; what they
-    are made of says `__tensor_flatten__`, torch's protocol for them.
+    Tensor subclasses such as torchao's implement few operations and have no address. Torch's
+    protocol `__tensor_flatten__` names their parts.
     """
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
@@ -51,7 +54,7 @@ def stored(tensor: Any) -> Iterator[Tensor]:
 
 
 def _here(layer: torch.nn.Module, parameter: Tensor) -> AbstractContextManager[Any]:
-    """Bring a layer's weights that accelerate keeps elsewhere to the CPU meanwhile."""
+    """Bring a layer's weights that accelerate offloaded to the CPU while the context is open."""
     if parameter.device.type != "meta":
         return nullcontext()
     from accelerate.utils import align_module_device
@@ -60,7 +63,7 @@ def _here(layer: torch.nn.Module, parameter: Tensor) -> AbstractContextManager[A
 
 
 def _bytes(part: Tensor) -> bytes:
-    """A sample of a plain tensor."""
+    """Bytes of the first numbers of a plain tensor."""
     sample = part.detach().flatten()[:_SAMPLE]
     if sample.dtype in _AS_FLOAT32:
         return sample.to("cpu", torch.float32).numpy().tobytes()
@@ -68,14 +71,15 @@ def _bytes(part: Tensor) -> bytes:
 
 
 def state(model: torch.nn.Module) -> tuple[int, ...]:
-    """Equal as long as no weight was written, replaced or moved, and no adapter switched.
+    """Return a key that is equal as long as no weight or adapter of the model changed.
 
-    Writes through `.data`, and to weights that count no versions, are not seen.
+    It notices weights that were written, replaced or moved, and adapters that were switched. It
+    does not notice writes through `.data`, nor to weights that count no versions.
     """
     found = [0, 0, 0]
     for parameter in model.parameters():
         for part in stored(parameter):
-            # What is laid out for a processor has no address.
+            # Weights laid out by oneDNN have no address.
             found[0] += id(parameter) if part.is_mkldnn else part.data_ptr()
             found[1] += 0 if part.is_inference() else part._version
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""The one place where the model's forward is called."""
+"""Calls the model's `forward`. No other module does."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from draftsmith.model.registered import configurations, our_attention
 from draftsmith.model.rope import forget, growing
 
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
-"""Names of a model's cache, in arguments and outputs: the first from transformers 5.24 on."""
+"""Names of a model's cache in arguments and outputs. "cache" is used from transformers 5.24 on."""
 
 
 class Recorder(Protocol):
-    """What records a pass: see `taps.PassTaps`."""
+    """Records a pass; see `taps.PassTaps`."""
 
     def recording(self) -> AbstractContextManager[None]:
-        """Listen for the length of the pass."""
+        """Record as long as the context is open."""
 
 
 class Forward:
-    """Calls a model with the arguments its architecture and version know.
+    """Calls a model with the arguments that its class and transformers' version accept.
 
-    `packs`: its passes may be packed, which takes our attention; else it runs with its own.
+    `packs`: passes may be packed, which requires our attention. Otherwise the model uses its own.
     """
 
     def __init__(self, model: Any, packs: bool = False) -> None:
         known = dict(inspect.signature(unwrapped(model).forward).parameters)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-            # Learned virtual tokens come before ours: only the adapter knows the positions.
+            # An adapter with virtual tokens before ours must compute the positions itself.
             known = {n: p for n, p in known.items() if n not in ("position_ids", "cache_position")}
         self._model = model
-        # Compiled blocks call no hooks: a pass that is looked into runs as it did before.
+        # Compiled blocks call no hooks, so recorded passes run the model uncompiled.
         self._recorded = _uncompiled(model)
         self._configs = configurations(model) if packs else []
         self._positions = "position_ids" in known
         self._cache_position = "cache_position" in known
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
         self.picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
-        """Whether it can be asked for the logits of any positions."""
+        """Whether the model can return the logits of any list of positions."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
         self._hooked = any(hasattr(one, "_hf_hook") for one in (model, unwrapped(model)))
@@ -61,11 +61,11 @@ class Forward:
         last: int | Sequence[int] | Tensor,
         taps: Recorder | None = None,
     ) -> Any:
-        """The model's output over tokens (B, Q); logits of at least the `last` positions.
+        """Return the output for tokens (B, Q), with logits of at least the `last` positions.
 
-        `last`: how many, or what `logits_of` said. `mask`: None lets the model make a causal one.
-        `cache`: None lets it make a cache of its own, False asks for none. `taps` records what
-        drafters need.
+        `last` is a number of positions, or a result of `logits_of`. Without a `mask` the model
+        makes a causal one. `cache=None` lets the model make its own cache, False asks for none.
+        `taps` records what drafters need.
         """
         if self._growing:
             forget(self._growing, 1 + max(map(max, positions)))
@@ -78,7 +78,7 @@ class Forward:
         if self._positions:
             options["position_ids"] = both[1]
         if self._cache_position and len(tokens) == 1:
-            # Transformers 4 scales some layers by it; its own guess counts slots, not positions.
+            # Transformers 4 scales some layers by it, and its default counts slots, not positions.
             options["cache_position"] = both[1, 0]
         if self._keep is not None:
             options[self._keep] = last
@@ -88,9 +88,9 @@ class Forward:
             return self._run(self._recorded, cache, options)
 
     def _run(self, model: Any, cache: Any, options: dict[str, Any]) -> Any:
-        """The output; of a packed pass, one in which every layer attended by our function.
+        """Return the output; in a packed pass, check that every layer called our attention.
 
-        Raises UnsupportedError where there is a layer that does not.
+        Raises UnsupportedError if a layer does not.
         """
         if not isinstance(cache, PassCache):
             return model(**options)
@@ -98,33 +98,33 @@ class Forward:
             output = model(**options)
         if cache.attended:
             return output
-        self._configs = configurations(self._model)  # blocks may have been exchanged
+        self._configs = configurations(self._model)  # the user may have replaced blocks
         cache.restart()
         with our_attention(self._configs):
             output = model(**options)
         if not cache.attended:
             raise UnsupportedError(
                 f"{type(unwrapped(model)).__name__} changes keys after they were cached, or never "
-                "asks for an attention function"
+                "calls an attention function"
             )
         return output
 
     def logits_of(self, positions: Sequence[int], width: int) -> int | Sequence[int] | Tensor:
-        """How to ask for the logits of these positions, ascending, of `width`, and few others.
+        """Return the argument that asks for the logits of ascending `positions` of `width`.
 
-        A number: those of the last positions are given, at least so many; else of just these.
+        A number n asks for at least the last n positions; any other value asks for exactly these.
         """
         last = width - positions[0]
         if len(positions) == last or not self.picks:
             return last
-        # Hooks of a device map would move a tensor to the first device, not to the head's; a
-        # compiler would compile anew for every list.
+        # Hooks of a device map would move a tensor to the first device instead of the head's, and a
+        # compiler would recompile for every list.
         return list(positions) if self._hooked else torch.tensor(positions, device="cpu")
 
     def prepared_cache(self, tokens: Sequence[int]) -> Any:
-        """The empty cache that the model's generate() would begin these tokens with.
+        """Return the empty cache with which the model's `generate` would start these tokens.
 
-        Raises UnsupportedError if it would begin with none.
+        Raises UnsupportedError if it would start without one.
         """
         ids = torch.tensor([list(tokens)], device=self.device)
         inputs = self._model.prepare_inputs_for_generation(
@@ -140,9 +140,9 @@ class Forward:
 
 
 def cache_name(forward: Callable[..., Any]) -> str:
-    """Name of the argument for the cache of a model's `forward`, by its signature.
+    """Return the name of the cache argument of a model's `forward`, from its signature.
 
-    A `forward` that names none takes it as transformers' own methods do.
+    A `forward` without such a name takes the cache as transformers' own methods do.
     """
     both = (forward, GenerationMixin.prepare_inputs_for_generation)
     signatures = [inspect.signature(function).parameters for function in both]
@@ -150,26 +150,26 @@ def cache_name(forward: Callable[..., Any]) -> str:
 
 
 def cache_of(output: Mapping[str, Any]) -> Any:
-    """The cache in a model's output, or in inputs prepared for it; None if there is none.
+    """Return the cache in a model's output or prepared inputs; None if there is none.
 
-    Looks at the names that are there: in some versions asking for an old name warns.
+    Only names that are present are read: in some versions, reading an old name warns.
     """
     return next((value for name, value in output.items() if name in _CACHE_NAMES), None)
 
 
 def _uncompiled(model: Any) -> Any:
-    """What torch.compile wrapped, or the model itself."""
+    """Return what torch.compile wrapped, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
 def unwrapped(model: Any) -> Any:
-    """The transformers model inside a PEFT or a compiled one, or the model itself."""
+    """Return the transformers model inside a PEFT or compiled one, or the model itself."""
     model = _uncompiled(model)
     return _uncompiled(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether a compiler has the model, or a part of it."""
+    """Whether the model or a part of it is compiled."""
     for module in model.modules():
         replaced = vars(module).get("forward")
         if hasattr(module, "_orig_mod") or hasattr(replaced, "_torchdynamo_orig_callable"):
@@ -180,7 +180,7 @@ def is_compiled(model: Any) -> bool:
 
 
 def input_device(model: Any) -> torch.device:
-    """Where a model takes its input ids, also when its weights are offloaded until needed."""
+    """Return the device for input ids, also of a model with offloaded weights."""
     embeddings = model.get_input_embeddings()
     device: torch.device = embeddings.weight.device
     if device.type != "meta":

@@ -1,4 +1,4 @@
-"""What a model's generation_config asks of every answer, beyond temperature and the like."""
+"""Settings of a model's generation_config that apply to every answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftsmith.core.sampling import Processor, forbid_end
 
 _INHERITED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens",
               "max_new_tokens", "stop_strings")  # fmt: skip
-"""Settings that give a call its options where the caller says nothing."""
+"""Settings that are the defaults of a call's options."""
 
 _NOT_APPLIED = (
     "typical_p",
@@ -34,16 +34,16 @@ _NOT_APPLIED = (
     "dola_layers",
     "max_time",
 )
-"""Settings that change what `generate` answers and that our own engine does not know."""
+"""Settings that change the result of `generate` and that our engine does not implement."""
 
 
 def given(config: Any) -> dict[str, Any]:
-    """What the model's author set; transformers' own defaults (top_k=50) are not the model's."""
+    """Return what the model's author set, without transformers' own defaults (top_k=50)."""
     return {} if config is None else dict(config.to_diff_dict())
 
 
 def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of SamplingParams; greedy unless the author asked for sampling."""
+    """Return fields of SamplingParams; greedy unless the author set do_sample."""
     found = {name: settings[name] for name in _INHERITED if settings.get(name) is not None}
     if "stop_strings" in found:
         found["stop"] = found.pop("stop_strings")
@@ -55,10 +55,10 @@ def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 def config_processors(
     settings: Mapping[str, Any], prompt_length: int, end_ids: Sequence[int], device: torch.device
 ) -> tuple[list[Processor], list[Processor]]:
-    """transformers' own processors, new for every sequence: before the penalties, and after.
+    """Make transformers' own processors for one sequence: before the penalties, and after them.
 
     The order is that of `GenerationMixin._get_logits_processor`. Those after the penalties only
-    forbid tokens, so that the order among them, and with our own, does not matter.
+    forbid tokens, so their order does not matter.
     """
     ends = list(end_ids)
     makers: dict[str, Callable[[Any], Processor]] = {
@@ -77,12 +77,12 @@ def config_processors(
 
 
 def banned(settings: Mapping[str, Any], vocab_size: int) -> list[int]:
-    """Ids that no answer may have (`suppress_tokens`), such as SDSAT's adaptive tokens."""
+    """Return ids that no answer may contain (`suppress_tokens`), e.g. SDSAT's adaptive tokens."""
     return [i for i in settings.get("suppress_tokens") or () if 0 <= i < vocab_size]
 
 
 def not_applied(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """One sentence per setting that plain `generate` would follow and the engine does not."""
+    """Return a sentence for each setting that plain `generate` follows and the engine does not."""
     return tuple(
         f"generation_config.{name}={settings[name]!r} is not applied; "
         "pass processors=…, or use accelerate(model)"

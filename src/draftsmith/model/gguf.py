@@ -1,7 +1,7 @@
-"""GGUF files: read by transformers, checked, and saved once as a folder like any other.
+"""GGUF files: read by transformers, checked, and saved once as an ordinary model folder.
 
 transformers dequantizes such a file in half a minute (`gguf_file=`). The result is kept as
-safetensors in a cache folder that is named after the file's SHA-256.
+safetensors in a cache folder named after the file's SHA-256.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from draftsmith.model.gguf_file import File, read_file
 from draftsmith.storage import cache_folder, reading, write_text
 
 _SEAL = "complete.json"
-"""Written last: a cache folder without it is not whole."""
+"""Written last. A cache folder without it is incomplete."""
 _CHECKED = "checked.json"
-"""Sizes and times of the weights when their sums were last found right."""
+"""Sizes and times of the weights when their checksums were last correct."""
 _NEW = ".new-"
 _ABANDONED_SECONDS = 86400.0
 
@@ -37,9 +37,9 @@ _ABANDONED_SECONDS = 86400.0
 def converted(path: Path) -> Path:
     """Return the folder with the dequantized weights and the tokenizer of a GGUF file.
 
-    The folder is made in `storage.cache_folder` if it is not there. Weights are in float32, exactly
-    as `gguf` dequantizes them. Raises LoadError for a file that is damaged or that transformers
-    cannot read as it is meant, WriteError where the folder cannot be written.
+    The folder is made in `storage.cache_folder` if it does not exist. Weights are float32, exactly
+    as `gguf` dequantizes them. Raises LoadError for a damaged file or one that transformers cannot
+    read correctly, WriteError if the folder cannot be written.
     """
     with reading(path):
         name = f"{path.stem}-{_sha256(path)[:32]}"
@@ -50,7 +50,7 @@ def converted(path: Path) -> Path:
 
 
 def _convert(file: File, folder: Path) -> None:
-    """Let transformers dequantize the file, into a folder that appears whole or not at all."""
+    """Let transformers dequantize the file to a folder that appears only when complete."""
     parent, needed = folder.parent, 4 * file.parameters
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -88,28 +88,30 @@ def _unwritable(folder: Path, error: Exception) -> WriteError:
 
 
 def _read(file: File) -> tuple[Any, Any, dict[str, Any]]:
-    """Model with weights in float32, tokenizer, and settings by the names of transformers 4."""
+    """Read the model in float32, the tokenizer, and settings under the names of transformers 4."""
     where, options = file.path.parent, {"gguf_file": file.path.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         if getattr(tokenizer, "add_bos_token", file.adds_bos) != file.adds_bos:
-            tokenizer.add_bos_token = file.adds_bos  # transformers 4 does not ask the file
+            tokenizer.add_bos_token = file.adds_bos  # transformers 4 ignores the file's value
         config, older = configured(AutoConfig.from_pretrained(where, **options), file)
-        if hasattr(transformers, "GgufConfig"):  # where it exists, blocks may stay quantized
+        if hasattr(transformers, "GgufConfig"):  # if it exists, blocks could stay quantized
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             where, config=config, dtype=torch.float32, output_loading_info=True, **options
         )
     except LoadError:
         raise
-    except Exception as error:  # every architecture has a reader of its own, which fails in its way
+    # Every architecture has its own reader, with errors of its own.
+    except Exception as error:
         raise LoadError(
             f"transformers {transformers.__version__} cannot read {file.path.name} (architecture "
             f"{file.architecture or 'not named'}): {first_line(error)}"
         ) from error
-    if lacking := sorted(told["missing_keys"]):  # transformers has filled them at random
+    # transformers initialized these at random.
+    if lacking := sorted(info["missing_keys"]):
         raise LoadError(
-            f"{file.path.name} lacks {len(lacking)} of the model's tensors, {lacking[0]} first; "
+            f"{file.path.name} lacks {len(lacking)} of the model's tensors ({lacking[0]} first); "
             "download it again, or merge its parts first"
         )
     return model, tokenizer, older
@@ -121,9 +123,9 @@ def _seal(folder: Path) -> None:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a folder has the weights that were written, by size and sum.
+    """Whether a folder has the weights that were written, by size and checksum.
 
-    Sums are computed again only where a file was written since they were found right.
+    Checksums are computed again only if a file was written since they were last correct.
     """
     try:
         files = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
@@ -133,7 +135,8 @@ def _whole(folder: Path) -> bool:
         stats = {name: file.stat() for name, file in present.items()}
         stamps = json.dumps([[name, s.st_size, s.st_mtime_ns] for name, s in stats.items()])
         note = folder / _CHECKED
-        with suppress(OSError, ValueError):  # a note that cannot be read costs sums, no more
+        # Without a readable note, checksums are computed again.
+        with suppress(OSError, ValueError):
             if note.read_text(encoding="utf-8") == stamps:
                 return True
         right = all(
@@ -149,7 +152,7 @@ def _whole(folder: Path) -> bool:
 
 
 def _publish(new: Path, folder: Path) -> None:
-    """Give the folder its name; another process that converts the same file may have been first."""
+    """Rename the folder to its final name, unless another process has made it meanwhile."""
     if _whole(folder):
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -161,9 +164,10 @@ def _publish(new: Path, folder: Path) -> None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Delete what a conversion that was killed has left."""
+    """Delete what killed conversions left."""
     for left in parent.glob(f"{_NEW}*"):
-        with suppress(OSError):  # one that is under way may get its name, and so be gone
+        # A running conversion may rename its folder meanwhile.
+        with suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
 

@@ -1,8 +1,7 @@
-"""The configuration of the model in a GGUF file, with everything that the file says of it.
+"""Builds the configuration of a GGUF file's model from all of the file's metadata.
 
-transformers reads some of a file's metadata and passes over the rest, and over tensors that its
-model has no place for. Here each value is put into the configuration; a value or a tensor without
-a place there is refused by its name.
+transformers ignores some metadata, and tensors for which its model has no place. Here every value
+is put into the configuration. A value or a tensor without a place is refused by name.
 
 Names of values: `gguf.Keys`. What they do: https://github.com/ggml-org/llama.cpp.
 """
@@ -44,36 +43,36 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
     "ssm.group_count": ("linear_num_key_heads",),
     "ssm.inner_size": ("intermediate_size",),
 }  # fmt: skip
-"""Value of a file → names of the setting; the first that a configuration has takes it."""
+"""Value of a file → names of the setting. The first name that a configuration has gets it."""
 
 _WITHOUT_EFFECT = (
     "context_length", "nextn_predict_layers", "pooling_type", "rope.scaling.finetuned",
     "tensor_data_layout",
 )  # fmt: skip
-"""Values that no logits depend on, if no setting takes them."""
+"""Values that do not affect logits, unless a setting takes them."""
 
 _NEUTRAL = {
     "attention.causal": True, "embedding_scale": 1, "expert_gating_func": 1,
     "expert_weights_scale": 1, "logit_scale": 1, "residual_scale": 1,
     "rope.scaling.yarn_ext_factor": 1,
 }  # fmt: skip
-"""Values that change nothing; of all others only 0 does."""
+"""Values without effect. For all other names, only 0 has no effect."""
 
 _OWN = dict.fromkeys(
     ("qwen3_5_text", "qwen3_5_moe_text"),
     ("block_count", "rope.dimension_count", "rope.dimension_sections", "rope.freq_base",
      "ssm.inner_size"),
 )  # fmt: skip
-"""Type of model → values that transformers computes several of its settings from."""
+"""Model type → values from which transformers computes several settings."""
 
 _WINDOWED = ("gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2")
-"""Types of models with a sliding window wherever `sliding_window` is set."""
+"""Model types that have a sliding window wherever `sliding_window` is set."""
 
 _BIASES = {
     "attention_bias": ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias"),
     "mlp_bias": ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"),
 }
-"""Setting that gives layers biases → ends of the names of their tensors."""
+"""Setting that gives layers biases → ends of their tensors' names."""
 
 _27B = {("gemma2", 46), ("gemma3_text", 62)}
 """Type and layers of the Gemmas that scale scores by `hidden_size / num_attention_heads`."""
@@ -82,14 +81,14 @@ _LONG, _SHORT, _FREQUENCIES = (
     "rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight",
 )  # fmt: skip
 _ROTARY = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
-"""Names of the rotary settings in transformers 4, which 5 reads as well."""
+"""Names of the rotary settings in transformers 4, which version 5 reads as well."""
 
 
 def configured(config: Any, file: File) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration with all that the file says, and its settings by older names.
+    """Return the configuration with all values of the file, and its settings under older names.
 
-    transformers 4 takes the default rotary base for a configuration without the older names.
-    Raises LoadError with the name of a value or a tensor that has no place.
+    Without the older names, transformers 4 uses the default rotary base. Raises LoadError with the
+    name of a value or a tensor that has no place.
     """
     prefix, settings = f"{file.architecture}.", config.to_dict()
     left = {
@@ -102,7 +101,7 @@ def configured(config: Any, file: File) -> tuple[Any, dict[str, Any]]:
     for name, targets in _SETTINGS.items():
         target = next((target for target in targets if hasattr(config, target)), None)
         value = 0 if target is None else left.pop(name, 0)
-        if value or value is False:  # 0 where the architecture has no such layers
+        if value or value is False:  # 0 if the architecture has no such layers
             settings[config.attribute_map.get(target, target)] = value
     if ends := file.end_ids:
         settings["eos_token_id"] = ends if len(ends) > 1 else ends[0]
@@ -114,7 +113,7 @@ def configured(config: Any, file: File) -> tuple[Any, dict[str, Any]]:
         if hasattr(config, name) and name in left:
             settings[name] = left.pop(name) or None
     if hasattr(config, "norm_topk_prob"):
-        usual = file.architecture != "qwen2moe"  # what llama.cpp does if a file does not say
+        usual = file.architecture != "qwen2moe"  # the default of llama.cpp
         settings["norm_topk_prob"] = left.pop("expert_weights_norm", usual)
     placed: set[str] = set()
     if getattr(config, "num_attention_heads", 0):
@@ -127,7 +126,7 @@ def configured(config: Any, file: File) -> tuple[Any, dict[str, Any]]:
         if not (neutral or name in _WITHOUT_EFFECT or value == _NEUTRAL.get(name)):
             raise _no_place(file, f"the value {prefix}{name} = {value!r}")
     older = {name: copy.deepcopy(settings[name]) for name in _ROTARY if name in settings}
-    made = type(config).from_dict(settings)  # adds to the dictionaries in it
+    made = type(config).from_dict(settings)  # changes dictionaries in `settings`
     _check_model(made, file, placed, older.get("rope_scaling") or {})
     return made, older
 
@@ -140,14 +139,14 @@ def _no_place(file: File, what: str) -> LoadError:
 
 
 def _of_all_layers(value: Any) -> Any:
-    """Return one number for a list of one for each layer, where all but zeros are the same."""
+    """Return one number for a per-layer list with equal non-zero entries."""
     if isinstance(value, list) and not any(isinstance(one, bool | str) for one in value):
         return max(value) if len({*value} - {0}) == 1 else value
     return value
 
 
 def _set_heads(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Set the size of a head, and the scale of attention scores where it is a setting."""
+    """Set the size of a head, and the scale of attention scores if there is a setting for it."""
     heads, width = config.num_attention_heads, config.hidden_size
     size = left.pop("attention.key_length", 0) or width // heads
     if "head_dim" in settings or size != width // heads:
@@ -155,7 +154,7 @@ def _set_heads(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> N
     if hasattr(config, "query_pre_attn_scalar"):
         large = (config.model_type, config.num_hidden_layers) in _27B
         settings["query_pre_attn_scalar"] = width // heads if large else size
-    # What architectures have that have no settings for it.
+    # Values of architectures without a setting for them.
     implied = {
         "attention.value_length": size,
         "attention.head_count_kv": heads,
@@ -172,7 +171,7 @@ def _set_window(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> 
     window = left.get("attention.sliding_window")
     if config.model_type in _WINDOWED:
         alternating = getattr(config, "layer_types", None) is not None
-        if window or not alternating:  # alternating ones have a usual window
+        if window or not alternating:  # alternating ones have a default window
             settings["sliding_window"] = window or None
         pattern = left.pop("attention.sliding_window_pattern", None)
         if alternating and pattern:
@@ -186,7 +185,7 @@ def _set_window(config: Any, left: dict[str, Any], settings: dict[str, Any]) -> 
 
 
 def _set_rotary(file: File, left: dict[str, Any], settings: dict[str, Any]) -> set[str]:
-    """Set the rotary settings; return the names of the tensors that they hold."""
+    """Set the rotary settings; return the names of the tensors that they replace."""
     rope = settings.pop("rope_parameters", None) or {}
     table = rope.get("full_attention", rope)
     theta = left.get("rope.freq_base") or table.get("rope_theta") or settings.get("rope_theta")
@@ -199,7 +198,7 @@ def _set_rotary(file: File, left: dict[str, Any], settings: dict[str, Any]) -> s
     if "partial_rotary_factor" in settings or "partial_rotary_factor" in table:
         settings["partial_rotary_factor"] = turned / size
     elif turned != size:
-        return set()  # the value is left, and refused
+        return set()  # the value stays in `left` and is refused
     left.pop("rope.dimension_count", None)
     local = rope.get("sliding_attention", {}).get("rope_theta")
     if local is not None or "rope_local_base_freq" in settings:
@@ -213,7 +212,7 @@ def _set_rotary(file: File, left: dict[str, Any], settings: dict[str, Any]) -> s
 def _scaling(
     file: File, left: dict[str, Any], settings: dict[str, Any], frequencies: int
 ) -> tuple[dict[str, Any] | None, set[str]]:
-    """Return `rope_scaling`, and the names of the tensors that it holds."""
+    """Return `rope_scaling`, and the names of the tensors that it replaces."""
     context = settings["max_position_embeddings"]
     older, factor = left.pop("rope.scale_linear", 0), left.pop("rope.scaling.factor", 0)
     factor = factor or older or 1
@@ -228,12 +227,12 @@ def _scaling(
         if kind in ("none", "linear") and given and not any(both):
             linear = factor if kind == "linear" else 1
             both, original = ([one * linear for one in given],) * 2, context
-            kind = "longrope"  # the one setting that takes a factor for each frequency
+            kind = "longrope"  # the only setting with a factor for each frequency
         if kind in ("none", "longrope") and all(both):
             left.pop("rope.scaling.type", None)
             return _longrope(both, original, left, settings), {n for n in factors if factors[n]}
     if kind not in ("none", "linear", "yarn"):
-        return None, set()  # the kind is left, and refused
+        return None, set()  # the kind stays in `left` and is refused
     left.pop("rope.scaling.type", None)
     if kind != "yarn" and left.get("rope.scaling.attn_factor") == 1:
         del left["rope.scaling.attn_factor"]
@@ -254,7 +253,7 @@ def _longrope(
     """Return `rope_scaling` with (short, long) factors for each frequency."""
     ratio = settings["max_position_embeddings"] / original
     usual = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
-    own = "original_max_position_embeddings" in settings  # Phi-3 has a setting of its own
+    own = "original_max_position_embeddings" in settings  # as in Phi-3
     scaling: dict[str, Any] = {"type" if own else "rope_type": "longrope"}
     scaling["short_factor"], scaling["long_factor"] = factors
     given = left.pop("rope.scaling.attn_factor", usual)
@@ -266,7 +265,7 @@ def _longrope(
 
 
 def _check_model(config: Any, file: File, placed: set[str], scaling: dict[str, Any]) -> None:
-    """Raise LoadError for a tensor, or a rotary scaling, that the model has no place for."""
+    """Raise LoadError for a tensor, or a rotary scaling, for which the model has no place."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     kind = scaling.get("rope_type", scaling.get("type"))
@@ -274,19 +273,20 @@ def _check_model(config: Any, file: File, placed: set[str], scaling: dict[str, A
     if kind and not any(kind in (u.values() if isinstance(u, dict) else (u,)) for u in used):
         raise _no_place(file, f"rotary scaling of the kind {kind}")
     own = model.state_dict(keep_vars=True)
-    room = sum(tensor.numel() for tensor in {id(t): t for t in own.values()}.values())  # tied: once
+    # Tied tensors count once.
+    room = sum(tensor.numel() for tensor in {id(t): t for t in own.values()}.values())
     blocks = config.num_hidden_layers
     further = int(file.values.get(f"{file.architecture}.nextn_predict_layers", 0))
     placed |= {
         name
         for name in file.tensors
         if any(name.startswith(f"blk.{blocks + i}.") for i in range(min(further, 8)))
-    }  # blocks that predict further tokens, from the output of the others
+    }  # blocks that predict further tokens from the output of the others
     given = {
         name: int(tensor.n_elements) for name, tensor in file.tensors.items() if name not in placed
     }
     if sum(given.values()) == room:
-        return  # none is left over, as none of the model's is missing when it is read
+        return  # no tensor is left over; missing ones were reported when it was read
     gguf = package()
     kinds = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[file.architecture], blocks)

@@ -1,4 +1,4 @@
-"""What a GGUF file announces: metadata and tensors, checked against the file before they are used.
+"""Header of a GGUF file: metadata and tensors, checked against the file's size before use.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3).
 """
@@ -17,7 +17,7 @@ from draftsmith.storage import reading
 _VERSIONS = (2, 3)
 _ARRAY = 9
 _LONGEST_ARRAY = 1 << 23
-"""Elements of a metadata array; real vocabularies have a few hundred thousand."""
+"""Most elements of a metadata array. Real vocabularies have a few hundred thousand."""
 
 _END_OF_TURN = (
     "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>",
@@ -49,7 +49,7 @@ class File:
     @property
     def adds_bos(self) -> bool:
         """Whether texts begin with the beginning-of-sequence token."""
-        # SentencePiece models do where the file does not say, as in llama.cpp.
+        # Default of llama.cpp for SentencePiece models.
         spm = self.values.get("tokenizer.ggml.model") == "llama"
         return bool(self.values.get("tokenizer.ggml.add_bos_token", spm))
 
@@ -75,7 +75,7 @@ class File:
 
 
 def package() -> Any:
-    """The `gguf` package; raises LoadError if it or what else is needed is not installed."""
+    """Return the `gguf` package; raises LoadError if it or a dependency is not installed."""
     try:
         import accelerate  # noqa: F401  transformers asks for it
         import gguf
@@ -91,14 +91,14 @@ def package() -> Any:
 def read_file(path: Path) -> File:
     """Read the header of a GGUF file.
 
-    Raises LoadError for a file that is damaged, cut off, one part of several, or that has a
-    quantization which cannot be dequantized.
+    Raises LoadError for a file that is damaged, cut off, one part of several, or in a quantization
+    that cannot be dequantized.
     """
     gguf = package()
     with reading(path), path.open("rb") as file:
         start = file.read(8)
     if start[:4] != b"GGUF":
-        raise LoadError(f"{path} is no GGUF file: it does not begin with 'GGUF'")
+        raise LoadError(f"{path} is not a GGUF file: it does not begin with 'GGUF'")
     version = int.from_bytes(start[4:], "little")
     if len(start) == 8 and version not in _VERSIONS:
         raise LoadError(
@@ -106,7 +106,7 @@ def read_file(path: Path) -> File:
         )
 
     class Bounded(gguf.GGUFReader):  # type: ignore[misc, name-defined]
-        """`GGUFReader` that reads nothing beyond the end of the file."""
+        """`GGUFReader` that reads nothing after the end of the file."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **by_name: Any) -> Any:
             end = int(offset) + int(count) * np.dtype(dtype).itemsize

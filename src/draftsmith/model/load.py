@@ -1,4 +1,4 @@
-"""From a hub id, a folder or a live model to a `LoadedModel`."""
+"""Loads a hub id, a folder or a live model as a `LoadedModel`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from draftsmith.values import known_options, shown
 
 _UNTESTED = Capabilities("plain", "eager", "none")
 
-_LIVE = "load the model with transformers, and give the model itself"
+_LIVE = "load the model with transformers, and pass the model itself"
 LOADING_HINTS = {
     "attn_implementation": f"{_LIVE}; ours is used where the self-test finds that it agrees",
     "cache_dir": "set the environment variable HF_HOME",
     "load_in_4bit": f"{_LIVE}: quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
     "load_in_8bit": f"{_LIVE}: quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
     "local_files_only": "set the environment variable HF_HUB_OFFLINE to 1",
-    "low_cpu_mem_usage": "leave it out: weights are read once, into place",
+    "low_cpu_mem_usage": "leave it out: weights are read directly to their device",
     "max_memory": _LIVE,
     "quantization_config": _LIVE,
     "subfolder": _LIVE,
@@ -45,7 +45,7 @@ LOADING_HINTS = {
     "torch_dtype": "use dtype",
     "use_auth_token": "run `hf auth login`, or set the environment variable HF_TOKEN",
 }
-"""Options of transformers for loading a model, and what to do here."""
+"""Loading options of transformers, and what to do here instead."""
 
 
 @known_options("load", LOADING_HINTS)
@@ -59,16 +59,19 @@ def load(
     revision: str | None = None,
     prepack: bool = False,
 ) -> LoadedModel:
-    """Load a causal language model and find out by a self-test how to run it.
+    """Load a causal language model and test how it can be run.
 
-    `model` is a hub id, a folder, a GGUF file (see `model.gguf`), a built-in model's name, or a
-    live model, which is used as it is (adapters, quantized modules, device map) and not changed.
-    `dtype` is the checkpoint's by default, or float32 on a CPU that does not compute in it
-    (`model.dtype`); "auto" is the checkpoint's anywhere. `device` defaults to `devices.usual`: the
-    accelerator of this machine if it has one. No weights are read but safetensors and GGUF. With
-    `prepack` a model that is read here has its linear layers laid out for this CPU
-    (`model.prepack`). Raises LoadError if something is missing, UnsupportedError if the model
-    cannot generate text left to right, OptionError for options that do not apply to a live model.
+    `model` is a hub id, a folder, a GGUF file (`model.gguf`), the name of a built-in model, or a
+    live model. A live model is used as it is (adapters, quantized modules, device map) and not
+    changed. Only safetensors and GGUF weights are read.
+
+    `dtype` defaults to the checkpoint's, or to float32 on a CPU that does not compute in the
+    checkpoint's dtype (`model.dtype`). "auto" is the checkpoint's on every machine. `device`
+    defaults to `devices.usual`, the machine's accelerator if it has one. `prepack` lays out the
+    linear layers of a model that is read here for this CPU (`model.prepack`).
+
+    Raises LoadError if something is missing, UnsupportedError if the model cannot generate text
+    left to right, OptionError for options that do not apply to a live model.
     """
     packed = widened = None
     if isinstance(model, str | Path) and device is None and device_map is None:
@@ -87,7 +90,7 @@ def load(
         unused = [option for option, value in given.items() if value is not None]
         if unused:
             raise OptionError(
-                f"{', '.join(unused)} cannot be applied to a live model: load it that way, or "
+                f"{', '.join(unused)} cannot be applied to a live model: load it with them, or "
                 "pass its folder or hub id"
             )
         live, name = model, type(model).__name__
@@ -104,9 +107,9 @@ def load(
 
 
 def folder_of(model: str) -> str:
-    """Where a built-in model or a converted GGUF file is; any other hub id or folder as it is.
+    """Return the folder of a built-in model or a converted GGUF file, else `model` as it is.
 
-    Raises LoadError for what can be none of these, and where the hub cannot be reached.
+    Raises LoadError if `model` is neither a folder nor a hub id, or if the hub cannot be reached.
     """
     source = builtin.resolve(model)
     if source.endswith(".gguf"):
@@ -117,17 +120,19 @@ def folder_of(model: str) -> str:
 
 
 def _ask_hub(source: str) -> None:
-    """Raise LoadError at once where the hub cannot be reached and a model is not in its cache.
+    """Raise LoadError early if a model is not cached and the hub cannot be reached.
 
-    The hub's library tries again and again, for half a minute.
+    The hub's library itself retries for half a minute.
     """
     try:
         offline = constants.HF_HUB_OFFLINE
         if not offline and try_to_load_from_cache(source, "config.json") is None:
             HfApi().model_info(source, timeout=10)
-    except (HfHubHTTPError, ValueError):  # it answers, or cannot be asked: transformers says more
+    # The hub answered, or the name is no hub id. transformers reports that with more detail.
+    except (HfHubHTTPError, ValueError):
         return
-    except Exception as error:  # of the library for HTTP, another one in each version of the hub's
+    # The errors of the HTTP library, which differs between versions of the hub's library.
+    except Exception as error:
         raise LoadError(_explain(source, "the configuration", error)) from error
 
 
@@ -165,13 +170,13 @@ def _check_config(config: Any, name: str) -> None:
     both_ways = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if both_ways and not getattr(config, "is_decoder", False):
         raise UnsupportedError(
-            f"{name} ({config.model_type}) is an encoder: it reads in both directions and cannot "
+            f"{name} ({config.model_type}) is an encoder: it attends in both directions and cannot "
             "continue a text"
         )
 
 
 def read_config(source: str, options: dict[str, Any]) -> Any:
-    """The configuration of a hub id or a folder; raises LoadError, UnsupportedError."""
+    """Read the configuration of a hub id or a folder; raises LoadError, UnsupportedError."""
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, **options)
@@ -188,9 +193,9 @@ def read_model(
     device: str | torch.device | None = None,
     device_map: Any | None = None,
 ) -> Any:
-    """The model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError.
+    """Read the model of a hub id or a folder; raises LoadError, OptionError, UnsupportedError.
 
-    Its weights go straight to `device`, the CPU by default; the host never holds all of them.
+    Weights are read directly to `device` (default: CPU); the host never holds all of them.
     """
     if device is not None and device_map is not None:
         raise OptionError("device and device_map were both given: choose one")
@@ -202,7 +207,7 @@ def read_model(
     if not on_cpu and device_map is None:
         device_map = {"": place}
     try:
-        # Without a map transformers loads to torch's default device.
+        # Without a map, transformers loads to torch's default device.
         with place if on_cpu else nullcontext():
             model = AutoModelForCausalLM.from_pretrained(
                 source,
@@ -214,27 +219,27 @@ def read_model(
             )
     except torch.OutOfMemoryError as error:
         raise LoadError(
-            f"{source} does not fit on {devices.name_of(place)} ({first_line(error)}); give "
+            f"{source} does not fit on {devices.name_of(place)} ({first_line(error)}); use "
             "device='cpu', a smaller dtype, or device_map='auto'"
         ) from None
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedError(
-                f"{source} ({config.model_type}) is no causal language model"
+                f"{source} ({config.model_type}) is not a causal language model"
             ) from None
         raise LoadError(_explain(source, "the weights", error)) from None
     return model.eval()
 
 
 def _check_device(device: str | torch.device | None) -> None:
-    """Fail now and in plain words rather than after loading with torch's."""
+    """Raise OptionError for a device that cannot be used, before anything is loaded."""
     if device is None:
         return
     try:
         torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         raise OptionError(
-            f"device={str(device)!r} cannot be used here ({first_line(error)}); cpu always can"
+            f"device={str(device)!r} cannot be used here ({first_line(error)}); use device='cpu'"
         ) from None
 
 
@@ -243,7 +248,7 @@ def _check_folder(source: str) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise LoadError(f"{source} is a file; give the folder that has config.json")
+        raise LoadError(f"{source} is a file; pass the folder that has config.json")
     if not (folder / "config.json").is_file():
         raise LoadError(f"{source} has no config.json; save a model with model.save_pretrained()")
     if not any(folder.glob("*.safetensors")):
@@ -256,7 +261,7 @@ def _check_folder(source: str) -> None:
 
 
 def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
-    """The tokenizer of a hub id, a folder or a built-in model; raises LoadError."""
+    """Read the tokenizer of a hub id, a folder or a built-in model; raises LoadError."""
     source = folder_of(source)
     try:
         try:
@@ -264,9 +269,10 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
         except ValueError as error:
             if "TokenizersBackend" not in str(error):
                 raise
-            # The name that transformers 5 saves for the class that 4 knows by another one.
+            # transformers 5 saves the class under a name that version 4 does not know.
             return PreTrainedTokenizerFast.from_pretrained(source, **options)
-    except Exception as error:  # Each tokenizer class fails in its own way.
+    # Each tokenizer class raises errors of its own.
+    except Exception as error:
         raise LoadError(
             f"{source} has no tokenizer that can be read ({first_line(error)}); pass "
             "tokenizer=<folder, hub id or tokenizer>"
@@ -277,7 +283,7 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     if dtype is None:
         return "auto"
     found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    # torch also has integer types by name: no weights are loaded as those.
+    # torch also has integer dtypes; weights are not loaded as those.
     real = isinstance(found, torch.dtype) and found.is_floating_point
     if dtype != "auto" and not real:
         raise OptionError(

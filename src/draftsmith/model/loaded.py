@@ -1,7 +1,8 @@
-"""A model ready to decode: the user's own object, untouched, and what we know about it."""
+"""A model ready to decode: the user's own object, unchanged, with what is known about it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
@@ -20,39 +21,40 @@ from draftsmith.text.grammar import Grammars
 from draftsmith.text.vocab import fingerprint
 
 _WITHOUT_KEYS = {"linear_attention", "mamba", "conv", "moe"}
-"""Layer types that keep no keys."""
+"""Layer types without keys."""
 
 
-def _number(config: Any, name: str) -> int:
-    """A setting that some models have for each layer: the largest; 0 where none can be read."""
+def number(config: Any, name: str, of: Callable[[Any], Any] = max) -> int:
+    """Return an integer setting: `of` the values if there is one per layer, 0 if unreadable."""
     try:
         given = getattr(config, name, 0)
-        return int((max(given) if isinstance(given, list | tuple) else given) or 0)
-    except Exception:  # what a configuration raises that wants to be asked layer by layer
+        return int((of(given) if isinstance(given, list | tuple) else given) or 0)
+    # Some configurations raise errors of their own for settings that differ by layer.
+    except Exception:
         return 0
 
 
 def last_part(name: str) -> str:
-    """What tables call a model: a path of this machine says nothing to a reader elsewhere."""
+    """Return the last part of a hub id or path, for tables that are read on other machines."""
     return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LoadedModel:
-    """What `load` returns. Several runners may share one; the model itself is never changed."""
+    """Result of `load`. Several runners may share one. The model itself is never changed."""
 
     model: Any
     """A `PreTrainedModel`, or a PEFT model around one."""
     tokenizer: Any | None
     capabilities: Capabilities
     name: str
-    """What the user called it: hub id, folder, or the class of a live model."""
+    """Hub id, folder, or class of a live model."""
     prepacked: Prepacked | None = None
-    """Which linear layers are laid out for this CPU; None where that was not asked for."""
+    """Linear layers that are laid out for this CPU; None unless requested."""
     widened: torch.dtype | None = None
-    """The checkpoint's dtype, where its weights are float32 instead (`model.dtype`)."""
+    """Dtype of the checkpoint, if the weights were widened to float32 (`model.dtype`)."""
     exact: Widths | None = None
-    """The widths of its passes, where rows shall come out alike to the bit; None: any will do."""
+    """Allowed pass widths of an `exact` model; rows are then bit-equal in every pass."""
 
     def __repr__(self) -> str:
         kind = type(self.model).__name__
@@ -60,33 +62,33 @@ class LoadedModel:
 
     @cached_property
     def forward(self) -> Forward:
-        """How the model is called; shared by all runners, which take turns."""
+        """Calls the model. Shared by all runners, which take turns."""
         return Forward(self.model, packs=self.capabilities.packed)
 
     @property
     def config(self) -> Any:
-        """The configuration of the text decoder."""
+        """Configuration of the text decoder."""
         return self.model.config.get_text_config(decoder=True)
 
     @property
     def device(self) -> torch.device:
-        """Where input ids go."""
+        """Device of the input ids."""
         return self.forward.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights that are not quantized."""
+        """Dtype of the weights that are not quantized."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
     @property
     def dtype_name(self) -> str:
-        """The same as people write it: float32."""
+        """Dtype as a short name: "float32"."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def dtype_explained(self) -> str:
-        """The same, and why it is not the checkpoint's."""
+        """Dtype, and the checkpoint's if it differs."""
         if self.widened is None:
             return self.dtype_name
         own = str(self.widened).removeprefix("torch.")
@@ -103,16 +105,16 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Positions the model was made for; None if its config names none."""
+        """Maximum number of positions; None if the configuration names none."""
         names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
         lengths = (getattr(self.config, name, None) for name in names)
         return next((n for n in lengths if isinstance(n, int) and n > 0), None)
 
     def row_bytes(self, positions: int, spare: int | None = None, *, windowed: bool = False) -> int:
-        """Of keys and values of so many positions, as the self-test found them.
+        """Bytes of keys and values of `positions` positions, as the self-test measured them.
 
-        `spare`: positions that a layer with a window may have beside it; None: it keeps them all.
-        `windowed`: only of the layers with a window.
+        `spare`: positions that a windowed layer may keep beyond its window; None: it keeps all.
+        `windowed`: count only windowed layers.
         """
         each = self.capabilities.position_sizes or self._configured_sizes
         windows = cycle(windows_by_layer(self.config))
@@ -127,10 +129,10 @@ class LoadedModel:
 
     @property
     def _configured_sizes(self) -> list[int]:
-        """The same as `position_sizes`, as most configurations tell them."""
+        """Estimate of `position_sizes` from the configuration."""
         config = self.config
         layers, heads, groups, size, width = (
-            _number(config, name)
+            number(config, name)
             for name in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads",
                          "hidden_size", "head_dim")
         )  # fmt: skip
@@ -140,13 +142,11 @@ class LoadedModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """What drafters may know of it."""
-        config = self.config
-        heads = getattr(config, "num_attention_heads", 0)
+        """What drafters may know about the model."""
         return ModelFacts(
-            layers=int(getattr(config, "num_hidden_layers", 0)),
-            # Where every layer has its own number, ask for heads that all layers have.
-            heads=min(heads) if isinstance(heads, list | tuple) else int(heads or 0),
+            layers=number(self.config, "num_hidden_layers"),
+            # If the number differs by layer, every layer has at least the smallest.
+            heads=number(self.config, "num_attention_heads", of=min),
             name=str(getattr(self.model.config, "_name_or_path", "") or ""),
             vocabulary=lambda: self.vocabulary,
             tokenizer=self.tokenizer,
@@ -157,19 +157,20 @@ class LoadedModel:
 
     @cached_property
     def vocabulary(self) -> str | None:
-        """Fingerprint of what its tokenizer's ids mean; None without a tokenizer."""
+        """Fingerprint of the tokenizer's vocabulary; None without a tokenizer."""
         return None if self.tokenizer is None else fingerprint(self.tokenizer)
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Grammars that answers were asked to follow, compiled for its tokenizer."""
+        """Grammars compiled for the tokenizer."""
         return Grammars(self.tokenizer, self.vocab_size)
 
     @cached_property
     def blocks(self) -> torch.nn.ModuleList | None:
-        """The decoder blocks in order: of the module lists with one entry per layer, the outermost.
+        """Decoder blocks in order; None if no module list has one entry per layer.
 
-        A vision tower may have as many blocks, so the list nearest the word embeddings wins.
+        A vision tower may have as many blocks, so the list nearest to the word embeddings wins, and
+        then the outermost.
         """
         layers, words = self.facts.layers, self.model.get_input_embeddings()
         home: list[str] = []
@@ -187,5 +188,5 @@ class LoadedModel:
 
     @property
     def generation_config(self) -> Any:
-        """The defaults its authors recommend for `generate`."""
+        """The authors' defaults for `generate`."""
         return self.model.generation_config

@@ -1,4 +1,4 @@
-"""What each position of a pass may look at: prefix, its own ancestors, inside its layer's window.
+"""Attention masks of a pass: cached prefix, own ancestors, within the layer's window.
 
 Shapes: `Q` positions of a row in the pass, `S` slots that are read. A row's slots are its cached
 positions, then those of the pass: `p` pending tokens (a chain), then the draft's nodes.
@@ -15,7 +15,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.windows import Window
 
 EVERYTHING = torch.ones((1, 1, 1, 1), dtype=torch.bool, device="cpu")
-"""The mask that a packed pass hands to the model: attention goes by the masks of its spans."""
+"""Mask that a packed pass gives to the model. Attention uses the masks of its spans instead."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Span:
     pending: int
     draft: Draft = EMPTY
     width: int = field(init=False)
-    """Positions this row spends."""
+    """Positions of this row in the pass."""
     positions: list[int] = field(init=False)
     """(width,) position ids."""
 
@@ -41,10 +41,10 @@ class Span:
 
 
 def visible(span: Span, first: int, window: Window | None = None) -> Tensor:
-    """(1, 1, Q, S) bool: prefix and ancestors inside the window; slot 0 has the position `first`.
+    """Return the mask (1, 1, Q, S) as bool: prefix and ancestors inside the window.
 
-    Written as bytes, one line per query: a torch call per node would cost more than the pass of a
-    small model.
+    Slot 0 has the position `first`. The mask is written as bytes, one string per query, because a
+    torch call per node would take longer than the pass of a small model.
     """
     width, cached = span.width, span.cached - first
     if window is None and span.draft.is_chain:

@@ -1,7 +1,7 @@
-"""What this machine is, and what a pass costs on it by its width.
+"""Describes this machine, and times passes by their width.
 
-What a running engine learns from its own passes is `core/cost.py:CostCurve`; tables of costs are
-made by `lab/bench/cost.py`.
+A running engine learns from its own passes (`core/cost.py:CostCurve`). `lab/bench/cost.py` makes
+tables of costs.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Tokens of the passes that make a curve."""
+"""Widths of the passes of a curve, in tokens."""
 DTYPES = {"float32": 4, "bfloat16": 2}
-"""Those that are compared: bytes per parameter."""
+"""Dtypes that are compared, with their bytes per parameter."""
 _MEMORY_SHARE = 0.5
-"""Loading in another dtype is only tried where it leaves half of the memory free."""
+"""A model is loaded in another dtype only if that takes at most this share of the memory."""
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that figures depend on."""
+    """Return the versions of the packages that figures depend on."""
     return {name: version(name) for name in ("draftsmith", "torch", "transformers", "tokenizers")}
 
 
 def processor() -> str:
-    """The CPU's name, as far as the system tells it."""
+    """Return the CPU's name, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
@@ -60,14 +60,14 @@ class Grid:
     """What is measured."""
 
     positions: abc.Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
-    """Widths of a pass; 11 is the root and a draft of ten, the papers' block."""
+    """Widths of a pass; 11 is the root and a draft of ten, as in the papers."""
     contexts: abc.Sequence[int] = (128, 512, 2048)
     batches: abc.Sequence[int] = (1, 4)
     repeats: int = 9
 
     def longest(self, loaded: LoadedModel) -> int:
-        """The longest context after which all of it fits the model; below 1: none."""
-        # Every step adds a token, and the widest pass must still have room behind the last one.
+        """Longest context after which all passes fit into the model's; below 1 if none does."""
+        # Every step adds a token, and the widest pass must still fit after the last one.
         spare = max(self.positions) + len(self.positions) * (self.repeats + 1) + 1
         return (loaded.context_length or max(self.contexts) + spare) - spare
 
@@ -78,10 +78,10 @@ def pass_cost(
     context: int = 256,
     repeats: int = 7,
 ) -> dict[int, float]:
-    """Median seconds of a decoding step, by the positions of its pass, after `context` tokens.
+    """Median seconds of a decoding step after `context` tokens, by the width of its pass.
 
-    A plain target has one width, 1. Where the model's context is too short, it is shortened, and
-    what is still too wide is left out.
+    A plain target has one width, 1. If the model's context is too short, `context` is shortened and
+    widths that still do not fit are left out.
     """
     widths = sorted(widths)
     while (longest := Grid(widths, (context,), (1,), repeats).longest(loaded)) < 1 < len(widths):
@@ -97,7 +97,7 @@ def compare_dtypes(
 ) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
     """Time passes of a model in its own dtype, and as `load_in` loads it in the other `DTYPES`.
 
-    Returns dtype → tokens of a pass → seconds, and for those that were left out the reason.
+    Returns dtype → width of a pass → seconds, and the reason for each dtype that was left out.
     """
     seconds, left_out = {own.dtype_name: pass_cost(own)}, {}
     for other in DTYPES:
@@ -115,7 +115,7 @@ def compare_dtypes(
 
 
 def _too_much(own: LoadedModel, dtype: str) -> str | None:
-    """Why a model is not to be loaded in another dtype."""
+    """Reason against loading a model in another dtype; None if there is none."""
     needed, memory = parameters_of(own) * DTYPES[dtype], memory_bytes(own.device)
     if getattr(own.model, "is_quantized", False):
         return "the model is quantized"
@@ -125,12 +125,12 @@ def _too_much(own: LoadedModel, dtype: str) -> str | None:
 
 
 def parameters_of(loaded: LoadedModel) -> int:
-    """How many numbers its weights are."""
+    """Number of parameters."""
     return sum(p.numel() for p in loaded.model.parameters())
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """All the memory there is where a model runs; None where nobody tells."""
+    """Total bytes of memory where a model runs; None if the system does not report it."""
     if (own := devices.own_memory(device)) is not None:
         return own[1]
     if hasattr(os, "sysconf"):  # not on Windows
@@ -139,15 +139,15 @@ def memory_bytes(device: torch.device) -> int | None:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that is free where a model runs, within a container's limit; None: nobody tells."""
+    """Free bytes where a model runs, within a container's limit; None if not reported."""
     if (own := devices.own_memory(device)) is not None:
         return own[0]
-    available = _told("/proc/meminfo", "MemAvailable:")
+    available = _read_number("/proc/meminfo", "MemAvailable:")
     if not available:
         total = memory_bytes(device)
-        return None if total is None else total // 2  # a guess: elsewhere than on Linux
+        return None if total is None else total // 2  # an estimate, on systems other than Linux
     free = 1024 * available
-    for line in _lines("/proc/self/cgroup"):
+    for line in _read_lines("/proc/self/cgroup"):
         number, kinds, path = line.split(":", 2)
         if number == "0":
             root, limit, usage, cache = "/sys/fs/cgroup", "max", "current", "file"
@@ -156,27 +156,27 @@ def free_bytes(device: torch.device) -> int | None:
             cache = "total_cache"
         else:
             continue
-        # Each parent has a limit of its own; in a container the path may be the host's.
+        # Each parent has its own limit. In a container, the path may be the host's.
         names = [name for name in path.split("/") if name]
         for depth in range(len(names) + 1):
             group = "/".join([root, *names[:depth], "memory."])
-            if most := _told(group + limit):
-                used = _told(group + usage) - _told(group + "stat", cache)
+            if most := _read_number(group + limit):
+                used = _read_number(group + usage) - _read_number(group + "stat", cache)
                 free = max(0, min(free, most - used))
     return free
 
 
-def _lines(path: str) -> list[str]:
-    """Of one of the kernel's files; none where it is not."""
+def _read_lines(path: str) -> list[str]:
+    """Lines of one of the kernel's files; none if it does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
 
 
-def _told(path: str, name: str = "") -> int:
-    """The number behind a name in one of the kernel's files; 0 where there is none."""
-    lines = [line.split() for line in _lines(path)]
+def _read_number(path: str, name: str = "") -> int:
+    """Number after a name in one of the kernel's files; 0 if there is none."""
+    lines = [line.split() for line in _read_lines(path)]
     numbers = [words[-1] if not name else words[1] for words in lines if name in ("", words[0])]
     return int(numbers[0]) if numbers and numbers[0].isdecimal() else 0
 
@@ -184,10 +184,10 @@ def _told(path: str, name: str = "") -> int:
 def timed_steps(
     loaded: LoadedModel, context: int, batch: int, grid: Grid
 ) -> tuple[float, dict[int, list[float]]]:
-    """Seconds of computing the prompt, and of every step by positions.
+    """Return the seconds of the prompt, and those of every step by its width.
 
-    Steps go through the loop with drafts of every width in turn, so the loop's own work is in the
-    times and a slow moment hits all widths.
+    Steps run through the loop, so the times include its work. Widths alternate, so a slow moment of
+    the machine affects all of them.
     """
     runner = Runner(loaded)
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
@@ -221,7 +221,7 @@ def timed_steps(
                 begin = perf_counter()
                 step(sequences, runner)
                 runner.wait()
-                if turn:  # The first turn may allocate.
+                if turn:  # the first turn may allocate
                     seconds[width].append(perf_counter() - begin)
     finally:
         for sequence in sequences:
@@ -232,7 +232,7 @@ def timed_steps(
 
 @dataclass(frozen=True, repr=False)
 class _Filler(Drafter):
-    """Drafts as many tokens as it may; which ones does not matter to their cost."""
+    """Drafts as many tokens as allowed. Their cost does not depend on which they are."""
 
     name: ClassVar[str] = "filler"
 

@@ -1,9 +1,8 @@
-"""Sequences in the model's own kind of cache, one each: chains, and one row per pass.
+"""Stores that use the model's own cache: one per row, chains only, one row per pass.
 
-Keys and values of rejected tokens are cut off. A recurrent state cannot be cut: it looks fine and
-is silently wrong. It is copied before a draft is verified and put back when the draft was not
-accepted whole; the accepted tokens then wait as pending ones and are computed again with the next
-pass.
+Keys and values of rejected tokens are cut off. A recurrent state cannot be cut: the result would be
+silently wrong. It is copied before a draft is verified, and restored unless the whole draft is
+accepted. The accepted tokens then stay pending and are computed again in the next pass.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from draftsmith.model.rows import KVStore, SequenceRow, finite
 from draftsmith.model.taps import PassTaps, Place, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
-"""Attributes of transformers 5's cache layers that a pass overwrites; the rest it replaces."""
+"""Attributes of transformers 5's cache layers that a pass overwrites. It replaces all others."""
 
 Snapshot = list[dict[str, Any]]
 """The attributes of every layer of a cache."""
 
 
 def recurrent_cache(config: Any) -> Any | None:
-    """A new cache of transformers 5 for a recurrent or hybrid model; None for all other models."""
+    """Make transformers 5's cache of a recurrent or hybrid model; None for all other models."""
     try:
         cache = DynamicCache(config=config)
     except (TypeError, ValueError, KeyError, AttributeError):
@@ -40,9 +39,9 @@ def recurrent_cache(config: Any) -> Any | None:
 
 
 def first_recurrent_state(cache: Any) -> Tensor | None:
-    """A copy of the state of the first layer that has one; None where no layer of ours has.
+    """Copy the state of the first recurrent layer; None if there is none.
 
-    It depends on the embeddings alone, so that no other layer's rounding is in it.
+    It depends on the embeddings alone, so it contains no rounding of other layers.
     """
     for layer in getattr(cache, "layers", ()):
         for state in getattr(layer, "recurrent_states", {}).values():
@@ -52,7 +51,7 @@ def first_recurrent_state(cache: Any) -> Tensor | None:
 
 
 class OwnCacheStore(KVStore):
-    """One cache per sequence, of transformers' own classes."""
+    """One cache of transformers' own classes per row."""
 
     def __init__(
         self, forward: Forward, config: Any, kind: CacheKind, shape: Shape, blocks: Any = None
@@ -65,18 +64,18 @@ class OwnCacheStore(KVStore):
         self._prepared = False
 
     def open(self, row: SequenceRow) -> None:
-        """Make an empty cache, unless the model makes its own with the first pass."""
+        """Make an empty cache, unless the model makes its own in the first pass."""
         row.state = self._empty()
 
     def close(self, row: SequenceRow) -> None:
         row.state = row.unfinished = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass per row; a snapshot first, where a state may have to be put back."""
+        """Run one pass per row, after a snapshot of recurrent states."""
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             self._undo(row)
-            # A plain step is expected to be kept: no copy is made for it.
+            # A plain step is expected to be committed, so it is not copied.
             saved = snapshot(row.state) if draft and self._restores else None
             row.unfinished = saved, len(draft)
             last = 1 + len(draft)
@@ -88,7 +87,7 @@ class OwnCacheStore(KVStore):
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """Keep a pass accepted whole, cut one accepted in part, or undo it."""
+        """Keep a pass accepted completely, cut one accepted in part, or undo it."""
         kept = super().keep(row, path)
         if len(path) == row.unfinished[1] or self._cut(row, row.cached + kept):
             row.unfinished = None
@@ -97,7 +96,7 @@ class OwnCacheStore(KVStore):
         return 0
 
     def mark(self, row: SequenceRow) -> None:
-        """A copy of the state, where states can be put back."""
+        """Copy the state, if states can be restored."""
         self._undo(row)
         row.mark = (row.cached, snapshot(row.state)) if self._restores else None
 
@@ -110,7 +109,7 @@ class OwnCacheStore(KVStore):
         return row.mark[0] if row.mark is not None and row.mark[0] <= length else 0
 
     def truncate(self, row: SequenceRow, length: int) -> int:
-        """Cut; a state knows no shorter past: keep all of it, what was marked, or nothing."""
+        """Cut keys and values. A state is kept completely, restored from the mark, or dropped."""
         self._undo(row)
         if length == row.cached or self._cut(row, length):
             return length
@@ -121,13 +120,13 @@ class OwnCacheStore(KVStore):
         return kept
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
-        """A pass makes new keys and values; the old ones stay for the case that it is undone."""
+        """A pass makes new keys and values while the old ones are kept, in case it is undone."""
         return 2 * sum(rows) + sum(kept)
 
     def _cut(self, row: SequenceRow, length: int) -> bool:
-        """Forget keys and values behind so many positions; False where the cache has states.
+        """Drop keys and values after `length` positions; False for caches with recurrent states.
 
-        `Cache.crop` has meant "keep n" and "drop n" in different versions.
+        Not by `Cache.crop(n)`, which has meant "keep n" and "drop n" in different versions.
         """
         if self._rewinds:
             for layer in row.state.layers:
@@ -137,7 +136,7 @@ class OwnCacheStore(KVStore):
         return self._rewinds
 
     def _undo(self, row: SequenceRow) -> None:
-        """Forget a pass that was not committed, or was interrupted."""
+        """Undo a pass that was not committed, or was interrupted."""
         if row.unfinished is None:
             return
         (saved, _), row.unfinished = row.unfinished, None
@@ -166,7 +165,7 @@ class OwnCacheStore(KVStore):
         if row.state is None:
             row.state = cache_of(output)
         if row.state is None:
-            # Some models of transformers 4 fill a cache but leave making it to generate().
+            # Some models of transformers 4 fill a cache that only `generate` makes.
             self._prepared = True
             return self._pass(row, tokens, last, start, taps)
         logits: Tensor = output.logits
@@ -174,18 +173,18 @@ class OwnCacheStore(KVStore):
 
     def _empty(self) -> Any | None:
         if self._rewinds:
-            return DynamicCache()  # all of its layers keep everything: masks limit windows
+            return DynamicCache()  # its layers keep all positions; masks limit windows
         return recurrent_cache(self._config) if self._restores else None
 
 
 class NoStore(KVStore):
-    """No cache at all: every step computes the whole sequence again."""
+    """No cache: every pass computes the whole sequence again."""
 
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """The whole sequence of each row, and a chain behind it."""
+        """Compute each whole row, followed by a chain."""
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             tokens = [*row.ids, *row.pending, *draft.tokens]
@@ -196,19 +195,19 @@ class NoStore(KVStore):
 
 
 def snapshot(cache: Any) -> Snapshot:
-    """What a pass will overwrite: recurrent states are copied, keys and values only referred to."""
+    """Copy the recurrent states; refer to keys and values, which a pass does not overwrite."""
     return [_copy(vars(layer)) for layer in cache.layers]
 
 
 def restore(cache: Any, before: Snapshot) -> None:
-    """Put a cache back to its snapshot, which is used up."""
+    """Restore a snapshot, which must not be used again."""
     for layer, saved in zip(cache.layers, before, strict=True):
         vars(layer).clear()
         vars(layer).update(saved)
 
 
 def _bytes(attributes: dict[str, Any]) -> int:
-    """Of the tensors of a layer's snapshot."""
+    """Bytes of the tensors in a layer's snapshot."""
     nested = (value.values() for value in attributes.values() if isinstance(value, dict))
     return sum(
         value.nbytes for value in chain(attributes.values(), *nested) if isinstance(value, Tensor)

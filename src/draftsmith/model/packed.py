@@ -1,10 +1,10 @@
-"""Sequences with keys and values of their own, the tokens of all of them in one sequence per pass.
+"""Key/value store that packs the tokens of all rows into one sequence per pass.
 
-Linear layers then compute exactly the tokens there are; attention (`attention.py`) goes through the
-spans. Nothing beyond a row's end is ever read, so what was rejected needs no undoing.
+Linear layers then compute no padding. Attention (`attention.py`) runs span by span, each over the
+keys of its own row. Nothing after a row's end is ever read, so rejected nodes need no undoing.
 
-Shapes: `n` layers that are alike, `K` key heads, `C` slots allocated, `D` and `W` widths of keys
-and values; `Q` positions of a pass, all rows together.
+Shapes: `n` layers of one kind, `K` key heads, `C` allocated slots, `D` and `W` widths of keys and
+values; `Q` positions of a pass, all rows together.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from draftsmith.model.taps import PassTaps, Place, record
 from draftsmith.model.windows import Window
 
 _SPARE = 8
-"""Slots that a row is given beyond those it needs, besides a tenth of them."""
-_ABREAST = 8
-"""Rows at most that share a buffer, which is freed when the last of them has left it."""
+"""Spare slots of a new buffer, in addition to a tenth of the slots needed."""
+_MAX_SHARED_ROWS = 8
+"""Maximum number of rows that share a buffer. It is freed when the last of them has left it."""
 
 
 @dataclass(slots=True, eq=False)
 class Slots:
-    """What one row has of `n` layers that are alike; slot s holds position s + `dropped`."""
+    """Keys and values of one row in `n` layers of one kind; slot s holds position s + `dropped`."""
 
     window: Window | None
     layers: tuple[int, ...]
     keys: Tensor
-    """(R, n, K, C, D): of R rows that became alike in the same pass."""
+    """(R, n, K, C, D): R rows that were moved to this buffer in the same pass."""
     values: Tensor
     """(R, n, K, C, W)"""
     place: int = 0
-    """This row's among the R."""
+    """Index of this row among the R."""
     dropped: int = 0
-    """Positions that are gone."""
+    """Positions at the beginning that are no longer stored."""
     settled: bool = True
-    """Whether all layers that are alike are in one place."""
+    """Whether this buffer holds all layers of its kind. False after a row's first pass."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -58,13 +58,13 @@ class Slots:
         return self.window, self.dropped, *both
 
     def fits(self, length: int) -> bool:
-        """Whether there are slots for so many positions."""
+        """Whether there are slots for `length` positions."""
         return self.settled and length - self.dropped <= self.keys.shape[3]
 
     def parts(self, start: int, end: int, rows: int = 1) -> tuple[Sequence[Tensor], ...]:
-        """Keys (rows, K, end - start, D) and values of these positions, by layer; views.
+        """Return keys (rows, K, end - start, D) and values of these positions, by layer, as views.
 
-        `rows`: of so many that lie abreast, this one first.
+        `rows` counts adjacent rows of the buffer, this one first.
         """
         first, count = start - self.dropped, end - start
         keys, values = self.keys.narrow(3, first, count), self.values.narrow(3, first, count)
@@ -73,37 +73,38 @@ class Slots:
         return keys.unbind(1), values.unbind(1)
 
     def move(self, sources: Sequence[int], start: int) -> None:
-        """Copy the positions `sources` to `start` and after."""
+        """Copy the positions `sources` to `start` and the following slots."""
         index = torch.tensor(sources, device=self.keys.device) - self.dropped
         for buffer in (self.keys[self.place], self.values[self.place]):
             to = buffer.narrow(2, start - self.dropped, len(sources))
             to.copy_(buffer.index_select(2, index))
 
-    def abreast(self, other: Slots) -> bool:
-        """Whether the other row's are the next to these."""
+    def adjacent(self, other: Slots) -> bool:
+        """Whether `other` is the next row of the same buffer."""
         return other.keys is self.keys and other.place == self.place + 1
 
 
-def emptied(like: Tensor, shape: Sequence[int], columns: bool) -> Tensor:
-    """Room of a shape (…, C, D); `columns`: a slot's numbers lie C apart, not in a row."""
+def allocate(like: Tensor, shape: Sequence[int], columns: bool) -> Tensor:
+    """Allocate a buffer (…, C, D), with `columns` transposed in memory: (…, D, C)."""
     if columns:
         return like.new_empty((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
     return like.new_empty(shape)
 
 
-def grown(
+def regroup(
     rows: Sequence[Sequence[Slots]], length: int, dropped: int, slots: int, columns: bool
 ) -> list[Slots]:
-    """The alike layers of each of these rows in one place with so many slots, the rows abreast.
+    """Move all layers of one kind of several rows to one new buffer, as adjacent rows.
 
-    Positions from `dropped` up to `length` are kept. `columns`: how keys lie (`emptied`).
+    `length` is the number of cached positions; those from `dropped` on are kept. `slots` is C of
+    the new buffer. `columns` is the layout of keys (see `allocate`).
     """
     one, kept = rows[0][0], length - dropped
     layers = tuple(layer for part in rows[0] for layer in part.layers)
 
     def copied(old: Tensor, buffers: Sequence[Sequence[Tensor]], columns: bool = False) -> Tensor:
         shape = len(rows), len(layers), old.shape[2], slots, old.shape[4]
-        new = emptied(old, shape, columns)
+        new = allocate(old, shape, columns)
         for own, parts in zip(new.narrow(3, 0, kept), buffers, strict=True):
             torch.cat([part.narrow(2, dropped - one.dropped, kept) for part in parts], out=own)
         return new
@@ -114,28 +115,32 @@ def grown(
 
 
 class PackedPass(PassCache):
-    """The cache of one pass: every row's new keys go behind its own, in its own slots.
+    """Cache of one pass. Writes the new keys of every row after its cached ones, in its slots.
 
-    Rows that lie abreast, are equally long and add one position each make one span.
+    Adjacent rows of one buffer with equal lengths and one new position each form one span.
     """
 
     columns: ClassVar[bool] = False
-    """How keys lie in their slots: see `emptied`."""
+    """Memory layout of keys: see `allocate`."""
     merges: ClassVar[bool] = True
-    """Whether rows may make one span."""
+    """Whether rows may be merged into one span."""
 
     def __init__(
         self,
         rows: Sequence[SequenceRow],
         parts: Sequence[Span],
         windows: Sequence[Window | None],
-        looked: bool,
+        recorded: bool,
     ) -> None:
-        """`windows`: one for all layers, or one per layer. `looked`: into each row's own span."""
+        """Prepare a pass.
+
+        `windows`: one for all layers, or one per layer. `recorded`: taps record attention row by
+        row, so no rows are merged.
+        """
         super().__init__()
         self.longest = max(part.cached for part in parts)
         self._windows = windows
-        runs = _runs(rows, parts, merge=self.merges and not looked)
+        runs = _runs(rows, parts, merge=self.merges and not recorded)
         spans = self._spans = [parts[first] for first, _ in runs]
         self._firsts = {
             window: [0 if window is None else window.first(span.cached) for span in spans]
@@ -143,9 +148,9 @@ class PackedPass(PassCache):
         }
         self._masks: dict[Any, list[Tensor | None]] = {}
         self._widths = [span.width * count for span, (_, count) in zip(spans, runs, strict=True)]
-        self._several = [i for i, (_, count) in enumerate(runs) if count > 1]
+        self._merged = [i for i, (_, count) in enumerate(runs) if count > 1]
         self._new = {i: rows[first] for i, (first, _) in enumerate(runs) if not spans[i].cached}
-        """Spans of rows without slots: which layers there are shows in their first pass."""
+        """Rows without slots, by span. Their first pass shows which layers there are."""
         views, layers = [], ()
         for i, (span, (first, count)) in enumerate(zip(spans, runs, strict=True)):
             if i not in self._new:
@@ -157,19 +162,19 @@ class PackedPass(PassCache):
                     for slots in state
                 ]
                 views.append([tuple(chain(*kind)) for kind in zip(*own, strict=True)])
-        # By layer: where keys and values go, and the keys and values that are read, by span.
+        # By layer: where keys and values are written, and which keys and values are read, by span.
         by_kind = [zip(*kind, strict=True) for kind in zip(*views, strict=True)]
         self._views: dict[int, Any] = dict(zip(layers, zip(*by_kind, strict=True), strict=True))
 
     def first(self, layer_idx: int, span: int) -> int:
-        """The position of the first key that a span sees in a layer."""
+        """Position of the first key that a span reads in a layer."""
         return self._firsts[self._window(layer_idx)][span]
 
     def _window(self, layer_idx: int) -> Window | None:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
 
     def _masks_of(self, window: Window | None, device: torch.device) -> list[Tensor | None]:
-        """By span; made once for all layers of a window, and of a device if they lie on several."""
+        """Masks by span, made once per window and device."""
         if (window, device) not in self._masks:
             both = zip(self._spans, self._firsts[window], strict=True)
             self._masks[window, device] = [
@@ -180,7 +185,10 @@ class PackedPass(PassCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys (1, K, Q, D) and values behind each row's; returns both, with all to read."""
+        """Write keys (1, K, Q, D) and values after those of each row.
+
+        Returns both arguments. `key_states.packed` has the keys and values that attention reads.
+        """
         window = self._window(layer_idx)
         both = key_states, value_states
         alone = len(self._widths) == 1 and self._widths[0] == key_states.shape[2]
@@ -191,13 +199,13 @@ class PackedPass(PassCache):
             for i, row in self._new.items():
                 kept = (self.columns, False)
                 keys, values = (
-                    emptied(t[i], (1, *t[i].shape), c) for t, c in zip(new, kept, strict=True)
+                    allocate(t[i], (1, *t[i].shape), c) for t, c in zip(new, kept, strict=True)
                 )
                 row.state.append(Slots(window, (layer_idx,), keys, values, settled=False))
                 for kind, own in zip(views, (keys, values) * 2, strict=True):
                     kind.insert(i, own[0])
         for states in new:
-            for i in self._several:  # one position of each row
+            for i in self._merged:  # one position of each merged row
                 states[i] = states[i].transpose(0, 2)
         torch._foreach_copy_([*views[0], *views[1]], [*new[0], *new[1]])
         masks = self._masks_of(window, key_states.device)
@@ -211,21 +219,21 @@ class PackedPass(PassCache):
             row.state = []
 
     def _split(self, states: Tensor) -> list[Tensor]:
-        """By span, of (1, K, Q, D); nobody keeps what follows the last."""
+        """Split (1, K, Q, D) by span; drops positions after the last span (`PackedStore._fill`)."""
         return list(states.narrow(2, 0, sum(self._widths)).split_with_sizes(self._widths, 2))
 
     def _attend(self, _layer: int) -> Any:
-        """Another way to attend in a layer, as `Packed.attend`; None: ours."""
+        """Replacement for our attention in a layer (`Packed.attend`); None for ours."""
         return None
 
 
 def _reaches(state: Sequence[Slots], length: int) -> bool:
-    """Whether a row can go on behind so many positions with these slots."""
+    """Whether these slots have all keys that the position `length` sees."""
     return all(s.dropped <= (s.window.first(length) if s.window else 0) for s in state)
 
 
 def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> list[tuple[int, int]]:
-    """(first, count) of neighbours that make one span."""
+    """Group neighbouring rows that form one span; returns (first, count) of each group."""
     runs: list[tuple[int, int]] = []
     for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
         before = place - 1
@@ -235,7 +243,7 @@ def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> li
             and part.cached
             and part.width == parts[before].width == 1
             and part.cached == parts[before].cached
-            and all(map(Slots.abreast, rows[before].state, row.state))
+            and all(map(Slots.adjacent, rows[before].state, row.state))
         ):
             runs[-1] = runs[-1][0], runs[-1][1] + 1
         else:
@@ -244,20 +252,21 @@ def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> li
 
 
 def _mask(span: Span, first: int, window: Window | None, device: torch.device) -> Tensor | None:
-    """(1, 1, q, S) for a span that reads from position `first` on; None where none is needed."""
+    """Mask (1, 1, q, S) of a span that reads from position `first`; None if none is needed."""
     if span.width == 1:
-        return None  # what it reads begins where its only query looks
+        return None  # the keys it reads begin at its window
     if window is not None and max(span.positions) < window.size:
         window = None
     alike = not span.cached and window is None and span.draft.is_chain
     if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
-        return None  # the causal kernels need none; blocks do
-    # Blocking: MPS may read the source of any other copy after it was freed.
+        # Causal kernels need no mask; `attention._in_blocks` does.
+        return None
+    # A blocking copy: with a non-blocking one, MPS may read the source after it was freed.
     return visible(span, first, window).to(device)
 
 
 class PackedStore(KVStore):
-    """Rows that share passes and nothing else."""
+    """Rows that share passes and, while they grow alike, buffers."""
 
     copies = True
     passes: ClassVar[type[PackedPass]] = PackedPass
@@ -271,7 +280,7 @@ class PackedStore(KVStore):
         blocks: Any,
         context: int | None,
     ) -> None:
-        """`kinds`: layer types that the model asks masks for."""
+        """`kinds`: layer types for which the model makes masks."""
         self._forward = forward
         everything = EVERYTHING.to(forward.device)
         self._mask = everything if len(kinds) == 1 else dict.fromkeys(kinds, everything)
@@ -286,12 +295,12 @@ class PackedStore(KVStore):
         self._rows.add(row)
 
     def close(self, row: SequenceRow) -> None:
-        """Free what it has; no other row moves. A second time changes nothing."""
+        """Free the row's keys and values. Closing twice is allowed."""
         self._rows.discard(row)
         row.state = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass for all rows whose rotary angles agree."""
+        """Run one pass for each group of rows with equal rotary angles."""
         if self._boundary is None:
             return self._pass(rows, drafts)
         found: dict[int, RowOutput] = {}
@@ -301,7 +310,7 @@ class PackedStore(KVStore):
         return [found[i] for i in range(len(rows))]
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
-        """Gather the path behind the taken tokens; what is in place already costs nothing."""
+        """Move the accepted path directly after the taken tokens; free if it is there already."""
         start = row.cached + row.taken
         moved = next((i for i, node in enumerate(path) if node != i), len(path))
         if moved < len(path):
@@ -310,7 +319,7 @@ class PackedStore(KVStore):
         return super().keep(row, path)
 
     def mark(self, row: SequenceRow) -> None:
-        """The slots of layers with windows: what the row drops later stays in these buffers."""
+        """Keep the slots of windowed layers, so that what the row drops later stays readable."""
         drops = [] if row.rewinds else row.state
         windowed = [slots for slots in drops if slots.window is not None]
         row.mark = (row.cached, windowed) if windowed else None
@@ -323,15 +332,15 @@ class PackedStore(KVStore):
         return self._slots(row, length)[0]
 
     def truncate(self, row: SequenceRow, length: int) -> int:
-        """A shorter length is all it takes, unless keys it needs were dropped and not marked."""
+        """Shorten the row; keeps less if it needs keys that were dropped and not marked."""
         kept, slots = self._slots(row, length)
         if row.mark is not None and (slots is not row.state or kept < row.mark[0]):
-            row.mark = None  # its buffers are written again from here on
+            row.mark = None  # the row will overwrite the marked buffers
         row.state = slots
         return kept
 
     def _slots(self, row: SequenceRow, length: int) -> tuple[int, list[Slots]]:
-        """How many of the first positions can be kept, and the slots that have them."""
+        """How many of the first `length` positions can be kept, and the slots that hold them."""
         if _reaches(row.state, length):
             return length, row.state
         if row.mark is not None:
@@ -350,9 +359,9 @@ class PackedStore(KVStore):
         return True
 
     def _alone(self, slots: Slots, length: int) -> Slots:
-        """A copy of them up to a length, in a buffer of its own."""
+        """Copy the first `length` positions of `slots` to a buffer of their own."""
         room, columns = length - slots.dropped, self.passes.columns
-        return grown([[slots]], length, slots.dropped, room, columns)[0]
+        return regroup([[slots]], length, slots.dropped, room, columns)[0]
 
     def part(self, row: SequenceRow) -> None:
         if any(len(slots.keys) > 1 for slots in row.state):
@@ -362,7 +371,7 @@ class PackedStore(KVStore):
             row.mark = length, [self._alone(s, length) for s in slots]
 
     def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
+        """Keys and values (K, n, D) of the row's last n positions, one pair per layer."""
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for slots in row.state:
             keys, values = slots.parts(slots.dropped, row.cached)
@@ -371,8 +380,11 @@ class PackedStore(KVStore):
         return [found[layer] for layer in sorted(found)]
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
-        """A row that grows has its old buffer beside the new one, which is a tenth too large; and a
-        buffer of several rows is there until the last of them has left it."""
+        """Return an upper bound of the peak bytes.
+
+        A growing row briefly has two buffers, the new one a tenth too large. A shared buffer stays
+        until the last of its rows has left it.
+        """
         return 2 * sum(rows) + (sum(rows) + sum(kept)) // 10 + sum(kept)
 
     def held(self) -> int:
@@ -382,7 +394,7 @@ class PackedStore(KVStore):
         return sum(storage.nbytes() for storage in storages.values())
 
     def _groups(self, rows: Sequence[SequenceRow], boundary: RopeBoundary) -> list[list[int]]:
-        """Rows that may share a pass: one pass has one set of rotary angles."""
+        """Group rows that may share a pass: one pass has one set of rotary angles."""
         groups: dict[tuple[bool, int], list[int]] = {}
         for place, row in enumerate(rows):
             beyond = boundary.beyond(row.root)
@@ -395,15 +407,15 @@ class PackedStore(KVStore):
             Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
         ]
         self._reserve(rows, spans)
-        looked = any(row.taps is not None for row in rows)  # then into each row's own span
-        cache = self.passes(rows, spans, self._windows, looked)
+        recorded = any(row.taps is not None for row in rows)
+        cache = self.passes(rows, spans, self._windows, recorded)
         tokens, positions, needed = [], [], []
         for row, span in zip(rows, spans, strict=True):
             tokens += [*row.pending[: row.taken], *span.draft.tokens]
             positions += span.positions
             own = 0 if row.is_chunk else 1 + len(span.draft)
             needed.append(range(len(tokens) - own, len(tokens)))
-        taps = self._record(rows, spans, cache) if looked else None
+        taps = self._record(rows, spans, cache) if recorded else None
         wanted = [i for one in needed for i in one] or [len(tokens) - 1]
         self._fill(tokens, positions, wanted)
         last = self._forward.logits_of(wanted, len(tokens))
@@ -411,7 +423,8 @@ class PackedStore(KVStore):
         sound = finite(logits[:, None]) if any(drafts) else [True] * len(logits)
         outputs, picked = [], 0
         for draft, one in zip(drafts, needed, strict=True):
-            begin = len(logits) - len(tokens) + one.start  # of those asked for and maybe others
+            # The pass may return more logits than `wanted`.
+            begin = len(logits) - len(tokens) + one.start
             if not isinstance(last, int):
                 begin, picked = picked, picked + len(one)
             end = begin + len(one)
@@ -419,7 +432,7 @@ class PackedStore(KVStore):
         return outputs
 
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
-        """Add what a pass needs beyond that which its rows ask for; here nothing."""
+        """Add tokens and positions that no row asked for. Here none; see `ExactStore`."""
 
     def _record(
         self, rows: Sequence[SequenceRow], spans: Sequence[Span], cache: PackedPass
@@ -430,7 +443,7 @@ class PackedStore(KVStore):
         return record([row.taps for row in rows], self._blocks, places, chunks, cache.first)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
-        """Make room for the pass; rows that come out alike are put abreast."""
+        """Make room for the new positions; rows that grow alike share a new buffer."""
         wanted: dict[Any, list[tuple[SequenceRow, list[Slots]]]] = {}
         for row, span in zip(rows, spans, strict=True):
             if not row.cached:
@@ -448,12 +461,13 @@ class PackedStore(KVStore):
         for (length, end, dropped, _), group in wanted.items():
             slots = end - dropped
             spare = slots // 10 + _SPARE
-            if self._context is not None and end <= self._context:  # a good last size
+            # A row never grows beyond the context length.
+            if self._context is not None and end <= self._context:
                 spare = min(spare, self._context - end)
-            for i in range(0, len(group), _ABREAST):
-                some = group[i : i + _ABREAST]
+            for i in range(0, len(group), _MAX_SHARED_ROWS):
+                some = group[i : i + _MAX_SHARED_ROWS]
                 alikes, room = [alike for _, alike in some], slots + spare
-                wider = grown(alikes, length, dropped, room, self.passes.columns)
+                wider = regroup(alikes, length, dropped, room, self.passes.columns)
                 for (row, alike), one in zip(some, wider, strict=True):
                     others = (s for s in row.state if s not in alike)
                     row.state = sorted([*others, one], key=lambda s: s.layers)

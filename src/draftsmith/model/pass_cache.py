@@ -1,4 +1,4 @@
-"""What transformers asks a cache about, of one that holds what a single pass needs."""
+"""Answers transformers' questions about a cache, for one that serves a single pass."""
 
 from __future__ import annotations
 
@@ -11,70 +11,44 @@ from draftsmith.model.attention import Packed
 
 
 class PassCache(Cache):  # type: ignore[misc]
-    """A cache of one pass: its layers show, and answer, nothing else."""
+    """A cache of one pass. It has no layer objects: only `Packed` inputs of our attention."""
 
     longest = 0
-    """Positions before this pass, of the longest row in it."""
+    """Number of positions before this pass in its longest row."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.given: dict[int, Packed] = {}
-        """By layer, what it attends to."""
+        """Inputs of each layer's attention."""
 
     @property
     def attended(self) -> bool:
-        """Whether all layers attended by our function to what they were given."""
+        """Whether every layer called our attention with the inputs it got."""
         return all(packed.attended for packed in self.given.values())
 
     def restart(self) -> None:
-        """Be as before the pass."""
+        """Return to the state before the pass."""
         self.given.clear()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions before this pass, of the longest row in it."""
+        """Number of positions before this pass in its longest row."""
         del layer_idx
         return self.longest
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Same as `get_seq_length` (asked by transformers 5)."""
-        return self.get_seq_length(layer_idx)
-
     def get_mask_sizes(self, query: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """Keys in this pass and their offset; `query`: Q, or in transformers 4 its positions."""
+        """Number of keys in this pass, and their offset.
+
+        `query` is Q, or in transformers 4 the positions (Q,).
+        """
         del layer_idx
         width = query if isinstance(query, int) else query.shape[0]
         return self.longest + width, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """No maximum (transformers 5's name)."""
+        """No maximum. `Cache` itself cannot answer without layers."""
         del layer_idx
         return -1
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """No maximum (transformers 4's name)."""
-        del layer_idx
-        return -1
-
-    @property
-    def is_compileable(self) -> bool:
-        """Its views change shape every step."""
-        return False
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        """No layer slides."""
-        return [False] * len(self.layers)
-
-    @property
-    def is_linear(self) -> list[bool]:
-        """No layer is recurrent."""
-        return [False] * len(self.layers)
-
-    @property
-    def is_dummy(self) -> list[bool]:
-        """No layer borrows its keys from another one's place."""
-        return [False] * len(self.layers)
 
     def crop(self, *_: Any, **__: Any) -> None:
-        """Refused: it has meant "keep n" and "drop n" in different versions."""
+        """Always fails: `crop(n)` has meant "keep n" and "drop n" in different versions."""
         raise UnsupportedError("this cache is rewound by its runner, not by crop()")

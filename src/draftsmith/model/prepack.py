@@ -1,9 +1,9 @@
-"""A CPU model's linear layers with their weights laid out once, as oneDNN computes with them.
+"""Linear layers of a CPU model with their weights laid out once, as oneDNN reads them.
 
 Two thirds of a pass over a few tokens is matrix products at half the memory's bandwidth, because
-every call lays the weight out anew. torch has the two halves as operations of their own: laying
-out, and multiplying with what was laid out. They are private, so they are held against the layer
-they replace, in every shape, and a layer is left alone where anything is amiss.
+every call lays out the weight again. torch has private operations for both halves: layout, and
+multiplication with the result. Because they are private, they are compared with the layer they
+replace, in every shape. A layer is left unchanged if results differ.
 
 Shapes: `O` output and `I` input features, `M` rows.
 """
@@ -23,28 +23,28 @@ from torch.nn.functional import linear
 from draftsmith.errors import UnsupportedError, first_line
 
 _ROWS = 16
-"""Rows that the layout is made for; it suits every width from 1 to 32."""
+"""Rows for which the layout is made; it is good for every width from 1 to 32."""
 _TRIED_ROWS = (1, 2, _ROWS)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WAITING = "_draftsmith_product_{}_{}"
-"""Attribute of an input at which a product of a group waits for the layer it belongs to."""
+"""Attribute of an input that holds a layer's part of a shared product until it is read."""
 _NUMBERS = count()
-"""Of the products: no two ever take each other's parts."""
+"""Product numbers, which make the attribute names unique."""
 _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Neighbours that read the same tensor in transformers' models: one wide product is cheaper."""
+"""Layers that read the same input in transformers' models: one wide product is faster."""
 _GIVEN_UP = (
-    "the plain weights of this layer were given up when it was laid out for the CPU, so it takes "
-    "no others: load the model with prepack=False"
+    "the plain weight of this layer was dropped when it was laid out for the CPU, so it cannot be "
+    "replaced: load the model with prepack=False"
 )
 _PART = 4096
-"""Rows of a weight that are raised to float64 at a time."""
+"""Rows of a weight that are converted to float64 at a time."""
 
 
 class PackedLinear(nn.Module):
-    """`y = x Wᵀ + b` with a W that is laid out; does what the layer it was made of did."""
+    """`y = x Wᵀ + b` with W laid out for oneDNN. Replaces an `nn.Linear`."""
 
     def __init__(self, product: _Product, place: int) -> None:
-        """`place`: which of the product's layers this one is."""
+        """`place`: index of this layer in its product."""
         super().__init__()
         self.in_features, self.out_features = product.features, product.sizes[place]
         self.weight, self.bias = product.parameter(place), product.biases[place]
@@ -55,7 +55,8 @@ class PackedLinear(nn.Module):
         """(…, I) → (…, O)."""
         product = self._product
         waiting = vars(x).pop(self._own, None)
-        if waiting is not None:  # so nobody wrote to x since its neighbour read it
+        # The part is still there, so nothing wrote to x after the first layer of the product.
+        if waiting is not None:
             found: Tensor = waiting
             return found
         if x.dtype != product.dtype or torch.is_autocast_enabled("cpu"):
@@ -63,7 +64,7 @@ class PackedLinear(nn.Module):
         return product(x) if len(product.sizes) == 1 else product.share(x, self._own)
 
     def dense(self) -> Tensor:
-        """(O, I) the plain weight."""
+        """Plain weight (O, I)."""
         return self._product.dense(self._place)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -72,8 +73,8 @@ class PackedLinear(nn.Module):
             raise UnsupportedError(_GIVEN_UP)
         if made and name == "bias" and (value is None) != (self.bias is None):
             raise UnsupportedError(
-                "a layer that is laid out for the CPU keeps its bias, or goes without one: give it "
-                "its own linear layer back first (restore, or prepack=False)"
+                "a layer that is laid out for the CPU can neither get a bias nor lose it: load the "
+                "model with prepack=False"
             )
         super().__setattr__(name, value)
 
@@ -81,7 +82,7 @@ class PackedLinear(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        # What stands for a weight that was given up would be written to, unheeded.
+        # The placeholder of a dropped weight would be overwritten without effect.
         if not self._product.keeps and f"{prefix}weight" in state_dict:
             error_msgs.append(f"{prefix}weight: {_GIVEN_UP}")
             return
@@ -104,18 +105,18 @@ class PackedLinear(nn.Module):
 
 
 class _Product:
-    """One product with the weights of all layers that read the same input, below one another."""
+    """One product of an input with the concatenated weights of all layers that read it."""
 
     def __init__(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], keep: bool
     ) -> None:
-        """`keep`: the plain weights stay in memory beside what is laid out."""
+        """`keep`: keep the plain weights in memory, too."""
         self.biases = list(biases)
         number = next(_NUMBERS)
         self.names = [_WAITING.format(number, place) for place in range(len(weights))]
-        """Attributes of an input at which the layers' parts wait, each to be taken once."""
+        """Attributes of an input that hold the layers' parts; each part is read once."""
         self.tables: list[dict[str, Any]] = [{} for _ in weights]
-        """The layers' own parameters, which others may have assigned."""
+        """The layers' own parameter tables, which users may assign to."""
         self._kept = list(weights) if keep else []
         self._lay_out(weights)
 
@@ -140,7 +141,7 @@ class _Product:
         return _multiply(x, self._packed, self._bias)
 
     def _changed(self) -> bool:
-        """Whether what the layers have was assigned, trained or merged since it was laid out."""
+        """Whether a layer's parameters were assigned, trained or merged since the layout."""
         tables = self.tables
         for (place, name, tensor), state in zip(self._watched, self._states, strict=True):
             if tables[place].get(name, tensor) is not tensor or _state(tensor) != state:
@@ -148,13 +149,13 @@ class _Product:
         return False
 
     def _take(self) -> None:
-        """Go on with what the layers have by now."""
+        """Take over the layers' current parameters."""
         for place, name, tensor in self._watched:
-            mine: list[Any] = self._kept if name == "weight" else self.biases
-            mine[place] = self.tables[place].get(name, tensor)
+            stored: list[Any] = self._kept if name == "weight" else self.biases
+            stored[place] = self.tables[place].get(name, tensor)
 
     def share(self, x: Tensor, name: str) -> Tensor:
-        """One layer's part (…, O); the others' wait at `x`."""
+        """Return one layer's part (…, O); keep the others' parts as attributes of `x`."""
         waiting = vars(x)
         waiting |= zip(self.names, self(x).split_with_sizes(self.sizes, -1), strict=True)
         part: Tensor = waiting.pop(name)
@@ -162,14 +163,14 @@ class _Product:
 
     @property
     def keeps(self) -> bool:
-        """Whether the plain weights are there."""
+        """Whether the plain weights are in memory."""
         return bool(self._kept)
 
     def parameter(self, place: int) -> nn.Parameter:
-        """What stands for a layer's weight in the model."""
+        """Make the parameter that represents a layer's weight in the model."""
         if self._kept:
             kept = self._kept[place]
-            # A copy's may be an embedding's, too: those stay one.
+            # An embedding may share the weight, so the parameter object stays the same.
             return kept if isinstance(kept, nn.Parameter) else nn.Parameter(kept, False)
         if len(self.sizes) == 1:
             return nn.Parameter(self._packed, requires_grad=False)
@@ -177,14 +178,14 @@ class _Product:
         return nn.Parameter(torch.empty(shape, dtype=self.dtype, device="meta"), False)
 
     def dense(self, place: int) -> Tensor:
-        """(O, I) one layer's plain weight."""
+        """Plain weight (O, I) of one layer."""
         if self._kept:
             kept: Tensor = self.tables[place].get("weight", self._kept[place])
             return kept
         return torch.split(self._packed.to_dense(), self.sizes)[place]
 
     def __getstate__(self) -> dict[str, Any]:
-        """The plain weights: what is laid out can neither be copied nor pickled."""
+        """Return the plain weights; the layout can neither be copied nor pickled."""
         self._take()
         weights = [self.dense(place) for place in range(len(self.sizes))]
         return {"weights": weights, "biases": self.biases, "keep": self.keeps}
@@ -198,12 +199,12 @@ class Prepacked:
     """What `prepack` did to a model."""
 
     replaced: tuple[tuple[nn.Module, str, nn.Linear | None], ...] = ()
-    """(parent, name, the layer as it was, None where it was not kept)."""
+    """(parent, name, original layer), None for a layer that was not kept."""
     left_alone: Counter[str] = field(default_factory=Counter)
-    """Reason → how many linear layers it holds for."""
+    """Reason → number of linear layers that were left unchanged for it."""
 
     def undo(self) -> None:
-        """Put the layers back that were kept, with what was assigned since."""
+        """Restore the kept layers, with parameters that were assigned since."""
         for parent, name, layer in self.replaced:
             packed = getattr(parent, name, None)
             if layer is not None and isinstance(packed, PackedLinear):
@@ -212,19 +213,19 @@ class Prepacked:
                 setattr(parent, name, layer)
 
     def explain(self) -> str:
-        """The same in a sentence for a person."""
+        """Return the result as a sentence for a person."""
         done = len(self.replaced)
-        said = f"{done} of {done + self.left_alone.total()} linear layers are laid out for oneDNN"
+        text = f"{done} of {done + self.left_alone.total()} linear layers are laid out for oneDNN"
         why = "; ".join(f"{count} are not: {reason}" for reason, count in self.left_alone.items())
-        return f"{said}. {why}" if why else said
+        return f"{text}. {why}" if why else text
 
 
 def prepack(model: nn.Module, keep: bool) -> Prepacked:
-    """Replace a model's linear layers by packed ones, where these prove to compute the same.
+    """Replace a model's linear layers by packed ones, if these compute the same.
 
-    With `keep` the plain weights stay, and `Prepacked.undo` puts the layers back. Without it they
-    are given up, so that the model needs no more memory than before; but for weights that other
-    modules have, too, as embeddings do.
+    With `keep` the plain weights stay in memory, and `Prepacked.undo` restores the layers.
+    Otherwise they are dropped, so the model needs no more memory than before. Weights that other
+    modules share, such as embeddings, are always kept.
     """
     verdicts: dict[tuple[Any, ...], str | None] = {}
     replaced: list[tuple[nn.Module, str, nn.Linear | None]] = []
@@ -249,7 +250,7 @@ def prepack(model: nn.Module, keep: bool) -> Prepacked:
 
 
 def _groups(model: nn.Module, left: Counter[str]) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
-    """Linear layers that can be replaced, by the module they are in; `left`: why others cannot."""
+    """Yield linear layers that can be replaced, by parent; counts the others' reasons in `left`."""
     for parent in model.modules():
         alone: dict[str, nn.Linear] = {}
         for name, child in parent.named_children():
@@ -269,31 +270,31 @@ def _groups(model: nn.Module, left: Counter[str]) -> Iterator[tuple[nn.Module, t
 
 
 def _kind(layer: nn.Linear) -> tuple[int, torch.dtype, bool]:
-    """What layers of one product have in common."""
+    """What the layers of one product have in common."""
     return layer.in_features, layer.weight.dtype, layer.bias is None
 
 
 def _unlike(layer: nn.Linear) -> str | None:
-    """Why a layer is not the plain one that can be replaced."""
+    """Reason why a layer cannot be replaced; None if it can."""
     if type(layer) is not nn.Linear or "forward" in vars(layer):
-        return f"{type(layer).__name__} computes in a way of its own"
+        return f"{type(layer).__name__} is not a plain linear layer"
     if layer._forward_hooks or layer._forward_pre_hooks:
-        return "hooks watch them"
+        return "they have hooks"
     weight = layer.weight
     if type(weight) is not nn.Parameter or weight.device.type != "cpu":
         return f"their weights are on {weight.device} as {type(weight).__name__}"
     if any(tensor.is_inference() for tensor in layer.parameters()):
         return "their weights were made in inference mode"
     if weight.dtype not in _DTYPES:
-        return f"{str(weight.dtype).removeprefix('torch.')} has no such layout"
+        return f"{str(weight.dtype).removeprefix('torch.')} has no packed layout"
     return None
 
 
 def _disagreement(weight: Tensor, bias: Tensor | None) -> str | None:
-    """Why the packed operation cannot stand for these layers; None if it only rounds differently.
+    """Reason why the packed operation cannot replace these layers; None if it can.
 
-    Sums of I products in float32 may be off by some √I of its eps times Σ|x||w|, and the result is
-    rounded to the layer's own type.
+    Sums of I products in float32 may differ by about √I of its eps times Σ|x||w|, and the result is
+    rounded to the layer's dtype.
     """
     features, generator = weight.shape[1], torch.Generator().manual_seed(0)
     x = torch.randn((_ROWS, features), generator=generator, device="cpu").to(weight.dtype)
@@ -304,18 +305,18 @@ def _disagreement(weight: Tensor, bias: Tensor | None) -> str | None:
             exact, summed = _exactly(x, weight)
             exact += 0 if bias is None else bias.double()
     except (RuntimeError, AttributeError, NotImplementedError) as error:
-        return f"this torch refuses ({first_line(error)})"
+        return f"torch cannot pack them ({first_line(error)})"
     summing = 4 * torch.finfo(torch.float32).eps * features**0.5 * summed
     allowed = summing + torch.finfo(weight.dtype).eps * exact.abs()
     for rows, found in tried.items():
         off = (found - exact[:rows]).abs()
         if not bool((off <= allowed[:rows]).all()):
-            return f"results would be off by up to {off.max():.2g}"
+            return f"results would differ by up to {off.max():.2g}"
     return None
 
 
 def _exactly(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, O) x Wᵀ and Σ|x||w| in float64, of which a large weight would not fit at once."""
+    """(M, O) x Wᵀ and Σ|x||w| in float64, in parts, because a large weight would not fit."""
     wide, exact, summed = x.double(), [], []
     for rows in torch.split(weight, _PART):
         part = rows.double()
@@ -325,18 +326,18 @@ def _exactly(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _together(tensors: Sequence[Tensor]) -> Tensor:
-    """Weights or biases of one product, below one another."""
+    """Concatenate weights or biases of one product."""
     return tensors[0].detach() if len(tensors) == 1 else torch.cat([t.detach() for t in tensors])
 
 
 def _bias(biases: Sequence[Tensor | None]) -> Tensor | None:
-    """All layers of a product have one, or none has."""
+    """Concatenate biases. Either all layers of a product have one, or none has."""
     found = [bias for bias in biases if bias is not None]
     return _together(found) if found else None
 
 
 def _state(tensor: Tensor) -> tuple[int, int]:
-    """What changes when somebody writes to a tensor, but through `.data`."""
+    """Return a key that changes when a tensor is written to, except through `.data`."""
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 

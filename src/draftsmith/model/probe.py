@@ -1,10 +1,10 @@
-"""The self-test at load: what this very model, with these weights, can verify exactly.
+"""The self-test at load: finds which drafts this model, with these weights, verifies exactly.
 
-What the architecture decides is found once, on a small copy of the model, and remembered
-(`of_architecture`). Four passes of the model itself then tell what it decides: the first computes
-the reference, and three of our own (`_confirm`) must agree with it. So they must where weights are
-quantized, modules replaced, adapters or hooks added: what such a model cannot do shows there. Only
-a model that disagrees, or that cannot be copied, is searched itself.
+What depends on the architecture is tested once, on a small copy of the model, and stored
+(`of_architecture`). Four passes of the model itself then test what depends on its weights and
+modules (`_confirmed`): the first computes a reference, and three of our own passes must agree with
+it. This also covers quantized weights, replaced modules, adapters and hooks. Only a model that
+disagrees, or that has no small copy, is searched completely.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from draftsmith.model.windows import windows_by_layer
 from draftsmith.storage import cache_folder, digest
 
 ACCEPTED = LEAVES[1][:-1]
-"""Nodes that are kept before a plain step: not the first ones in memory."""
-DEPENDENT = "rows change each other"
+"""Nodes accepted before a plain step. They are not the first ones in memory."""
+DEPENDENT = "rows of a pass change each other"
 
 _KNOWN: dict[str, Capabilities] = {}
-"""What was found on small copies in this process, by what tells these apart."""
+"""Findings on small copies in this process, by digest of `identity`."""
 
 
 def probe(loaded: LoadedModel) -> Capabilities:
-    """Find the capabilities of a model (whatever `loaded.capabilities` says meanwhile).
+    """Find the capabilities of a model; `loaded.capabilities` is ignored.
 
-    Raises UnsupportedError if its logits depend on later tokens: it cannot generate at all.
+    Raises UnsupportedError if its logits depend on later tokens, since it cannot generate then.
     """
     with torch.inference_mode():
         try:
@@ -59,9 +59,9 @@ def probe(loaded: LoadedModel) -> Capabilities:
 
 
 def of_architecture(loaded: LoadedModel) -> Capabilities:
-    """What a small copy of the model can do; remembered in the process and in the cache folder.
+    """Find what a small copy of the model can do. Stored in the process and in the cache folder.
 
-    Raises UnsupportedError with the reason where no copy can be made and run.
+    Raises UnsupportedError with the reason if no copy can be made and run.
     """
     config = small_config(loaded)
     key = identity(loaded, config)
@@ -76,17 +76,17 @@ def of_architecture(loaded: LoadedModel) -> Capabilities:
         try:
             found = replace(search(copy), position_sizes=())
         except Exception as error:
-            raise UnsupportedError(f"a small copy of it fails ({first_line(error)})") from error
+            raise UnsupportedError(f"its small copy fails ({first_line(error)})") from error
         found.remember(path, key)
     _KNOWN[name] = found
     return found
 
 
 def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
-    """The capabilities of the copy, if the model has them, too; plain decoding if its rows depend
-    on each other. Four passes at most.
+    """Check the capabilities of the copy on the model itself, in at most four passes.
 
-    Raises UnsupportedError with the reason for any other disagreement.
+    Returns plain decoding if rows of a pass change each other. Raises UnsupportedError with the
+    reason for any other disagreement.
     """
     try:
         reference = Reference.of(loaded, at_once=True)
@@ -94,19 +94,21 @@ def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
         raise
     except Exception as error:
         raise UnsupportedError(
-            f"it cannot read four texts at once ({first_line(error)})"
+            f"it fails with four texts in one pass ({first_line(error)})"
         ) from error
     claim = replace(claim, position_sizes=reference.sizes)
-    if claim.shape == "plain":  # the model's own passes with its own cache: nothing to confirm
+    # Such a model runs with its own cache, so nothing needs confirmation.
+    if claim.shape == "plain":
         return claim
     if reference.disturbed > NOT_CAUSAL:
-        raise UnsupportedError("its logits depend on tokens that come later")
-    change, *findings = ask(_together if claim.packed else _alone, loaded, claim, reference)
+        raise UnsupportedError("its logits depend on later tokens")
+    check = _confirm_packed if claim.packed else _confirm_chain
+    change, *findings = ask(check, loaded, claim, reference)
     if change.what == DEPENDENT and change.excess > 1 and reference.cached:
-        # In the model's own passes, too? A packed one asks more of it than a batch.
+        # Packed passes require more independence than batches, so test the model's own batches.
         by_others = reference.change_by_others(loaded)
         if by_others <= independence(loaded):
-            raise UnsupportedError(f"it does not do what a small copy of it does: {change}")
+            raise UnsupportedError(f"it disagrees with its small copy: {change}")
         return Capabilities(
             "plain",
             own_attention(loaded),
@@ -116,20 +118,20 @@ def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
         )
     wrong = problem(loaded, [change, *findings])
     if wrong is not None:
-        raise UnsupportedError(f"it does not do what a small copy of it does: {wrong}")
+        raise UnsupportedError(f"it disagrees with its small copy: {wrong}")
     return claim
 
 
-def _together(runner: Runner, ref: Reference) -> list[Finding]:
-    """A chain, then a tree of one row, each beside a row that stays as it is; then a plain step.
+def _confirm_packed(runner: Runner, ref: Reference) -> list[Finding]:
+    """Verify a chain, then a tree, each beside a row that does not change; then a plain step.
 
-    Both passes are equally large, so what the other row gets from them tells whether rows of a
-    pass depend on each other. That is the first finding.
+    Both passes have the same width, so the other row shows whether rows of a pass change each
+    other. That is the first finding.
     """
     row, other = runner.open(ref.prompt[:1]), runner.open(ref.prompt[:3])
     chain = ref.reading(1, len(ref.draft) + 2)
     line, before = runner.forward([row, other], [chain, EMPTY])
-    # So much is accepted that two tokens of the prompt are left, for a pass as wide as this one.
+    # Accept so much that two prompt tokens are left, and the next pass has the same width.
     runner.commit([row], [range(PROMPT - 3)], [ref.prompt[1:]])
     tree, after = runner.forward([row, other], [ref.draft, EMPTY])
     change = _change(runner, before.logits, after.logits)
@@ -141,15 +143,15 @@ def _together(runner: Runner, ref: Reference) -> list[Finding]:
     return [change, *found, *_step(runner, ref, row, ACCEPTED)]
 
 
-def _alone(runner: Runner, ref: Reference) -> list[Finding]:
-    """Two drafts of one row, alike in shape and in the first token only; then a plain step.
+def _confirm_chain(runner: Runner, ref: Reference) -> list[Finding]:
+    """Verify two drafts of one row that share their shape and first token; then a plain step.
 
-    Whether their other tokens change what is before them is the first finding.
+    The first finding is whether their other tokens change the logits before them.
     """
     draft = ref.chain(ACCEPTED)
     other = replace(draft, tokens=(draft.tokens[0], *ref.others[: len(draft) - 1]))
     row = runner.open(ref.prompt)
-    # The first pass is not committed, so that the second one begins where it did.
+    # The first pass is not committed, so the second one begins at the same position.
     before, after = (runner.forward([row], [one])[0].logits for one in (other, draft))
     change = _change(runner, before[:2], after[:2])
     if change.excess > 1:
@@ -161,7 +163,7 @@ def _alone(runner: Runner, ref: Reference) -> list[Finding]:
 
 
 def _step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) -> list[Finding]:
-    """A pass over one token behind an accepted path, which is not the first in memory."""
+    """Run a pass over one token after an accepted path that is not the first in memory."""
     tokens = [ref.nodes[node] for node in LEAVES[1]]
     runner.commit([row], [path], [tokens])
     step = ref.at(runner.forward([row], [EMPTY])[0].logits[0], LEAVES[1][-1])
@@ -173,6 +175,6 @@ def _step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int])
 
 
 def _change(runner: Runner, before: Tensor, after: Tensor) -> Finding:
-    """How much rows (n, V) of two passes that are alike differ."""
+    """Compare rows (n, V) of two passes that should be equal."""
     change = max(distance(a, b) for a, b in zip(before, after, strict=True))
     return Finding(change, independence(runner.loaded), DEPENDENT, sole=True)

@@ -1,10 +1,10 @@
-"""What the self-test expects: the logits of two texts, computed by the model as it came.
+"""What the self-test expects: logits of two texts, computed by the model as it was loaded.
 
-The texts begin alike and part, so that they are the two branches of a small draft tree. To agree
-with them means to differ by no more than rounding. How much that is depends on the position: there
-are texts after which the last bit of an embedding decides about the logits. So both texts are
-computed once more with every embedding and every block's output off by its last bit, and each
-position is judged by what that changed there.
+The texts share their beginning, so they are the two branches of a small draft tree. Our passes
+agree if they differ by no more than rounding. How much that is depends on the position: after some
+texts, the last bit of an embedding decides the logits. So both texts are computed again with every
+embedding and block output changed in its last bit. What that changes at a position is its
+tolerance.
 
 Shapes: `N` texts of a pass, `T` tokens of each, `V` vocabulary.
 """
@@ -28,23 +28,23 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state
 
 PROMPT = 8
-"""Tokens that both texts begin with, besides the first node."""
+"""Tokens that both texts share, without the first node."""
 PARENTS = (-1, 0, 1, 2, 3, 4, 0, 6, 7, 8, 9)
 LEAVES = ((0, 1, 2, 3, 4, 5), (0, 6, 7, 8, 9, 10))
 """Root-to-leaf paths of the test tree, which part after one node."""
 _SHARED = PROMPT + 1
 _LENGTH = PROMPT + len(LEAVES[0])
 _ROWS = 4
-"""Rows of a pass over both texts: each as it is, and with other roundings."""
+"""Rows of a pass over both texts: each unchanged, and with changed last bits."""
 
 TRIALS = 3
-"""Times that rounding is tried out where each text has passes of its own."""
+"""Number of trials with changed last bits if each text has passes of its own."""
 _MARGIN = 4
-"""Times what rounding changed in one trial is still rounding."""
+"""Factor on the change of one trial that still counts as rounding."""
 _MOST_NOISE = 0.05
-"""Tolerances exceed this only as far as a trial did: above it, the next token is often another."""
-_KNIFE_EDGE = 10
-"""A position so many times more sensitive than the median one is judged without that limit."""
+"""Tolerances exceed this only up to a trial's change: above, the next token often differs."""
+_SENSITIVE = 10
+"""A position this many times more sensitive than the median has no such limit."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Finding:
-    """How far (relatively) something was from what was expected, and how far it may be."""
+    """Relative difference from what was expected, and its tolerance."""
 
     error: float
     tolerance: float
@@ -67,12 +67,12 @@ class Finding:
 
     @classmethod
     def failure(cls, error: Exception) -> Finding:
-        """What a check raised instead of finding something."""
+        """Make a finding of what a check raised."""
         return cls(math.inf, 0.0, f"{type(error).__name__}: {first_line(error)}", sole=True)
 
     @property
     def excess(self) -> float:
-        """Ratio of error and tolerance, infinite for NaN; up to 1 it is rounding."""
+        """Ratio of error and tolerance, infinite for NaN. Up to 1 it is rounding."""
         return self.error / self.tolerance if self.error < math.inf else math.inf
 
     def __str__(self) -> str:
@@ -83,12 +83,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Reference:
-    """The tree computed branch by branch: what to expect along each leaf path, prompt included."""
+    """Expected logits along each leaf path of the test tree, prompt included."""
 
     prompt: list[int]
     nodes: list[int]
     others: list[int]
-    """As many other ids, for drafts that part from the tree."""
+    """As many other ids, for drafts that differ from the tree."""
     expected: list[list[Expected]]
     disturbed: float
     """How much the tokens in which the texts differ change the logits before them."""
@@ -97,13 +97,13 @@ class Reference:
     cached: bool
     """Whether the model returned a cache."""
     state: Tensor | None
-    """The first recurrent state after the second text, if there is one."""
+    """First recurrent state after the second text; None if there is none."""
 
     @classmethod
     def of(cls, loaded: LoadedModel, *, at_once: bool) -> Reference:
-        """Compute it: in one pass over four rows, or in four passes over one."""
+        """Compute the reference in one pass over four rows, or in passes over one row."""
         vocab = loaded.vocab_size
-        # Ordinary ids, all different where the vocabulary allows: the lowest are often special.
+        # The lowest ids are often special, so use others, all different if the vocabulary allows.
         low, count = min(10, vocab // 4), len(PARENTS)
         ids = [low + (37 * i + 11) % min(vocab - low, 997) for i in range(PROMPT + 2 * count)]
         prompt, nodes, others = ids[:PROMPT], ids[PROMPT:-count], ids[-count:]
@@ -133,7 +133,7 @@ class Reference:
         )
 
     def change_by_others(self, loaded: LoadedModel) -> float:
-        """How much other texts beside the first one change its logits; computed in one pass."""
+        """How much other texts in the same pass change the logits of the first one."""
         texts = [self.text(0), *([token] * _LENGTH for token in self.others[: _ROWS - 1])]
         found, _ = _whole(Forward(loaded.model), texts)
         wanted = (one.logits for one in self.expected[0])
@@ -141,50 +141,51 @@ class Reference:
 
     @property
     def draft(self) -> Draft:
-        """The tree."""
+        """The test tree."""
         return Draft(tuple(self.nodes), PARENTS, ("self-test",) * len(self.nodes))
 
     def chain(self, nodes: Sequence[int]) -> Draft:
-        """Nodes of the tree that follow one another, as a draft."""
+        """Return a path of nodes of the tree as a draft."""
         return Draft.chain([self.nodes[node] for node in nodes], "self-test")
 
     def text(self, leaf: int) -> list[int]:
-        """The prompt and a leaf path."""
+        """Return the prompt and a leaf path."""
         return self.prompt + [self.nodes[node] for node in LEAVES[leaf]]
 
     def reading(self, start: int, end: int) -> Draft:
-        """A part of the first text as a draft."""
+        """Return a part of the first text as a draft."""
         return Draft.chain(self.text(0)[start:end], "self-test")
 
     def at(self, got: Tensor, node: int) -> Finding:
-        """Judge the logits (V,) after a node, -1 for the root."""
+        """Compare the logits (V,) after a node; -1 is the root."""
         if node == -1:
             return self.along(got, 0, PROMPT - 1)
         leaf = next(i for i, path in enumerate(LEAVES) if node in path)
         return self.along(got, leaf, PROMPT + LEAVES[leaf].index(node))
 
     def along(self, got: Tensor, leaf: int, position: int) -> Finding:
-        """Judge the logits (V,) after a position of a leaf path."""
+        """Compare the logits (V,) after a position of a leaf path."""
         wanted = self.expected[leaf][position]
         return Finding(distance(got, wanted.logits), wanted.tolerance)
 
-    def loosely(self, tolerance: float) -> Reference:
-        """The same, to be met within one tolerance everywhere."""
+    def with_tolerance(self, tolerance: float) -> Reference:
+        """Copy the reference with one tolerance for all positions."""
         paths = [[replace(one, tolerance=tolerance) for one in path] for path in self.expected]
         return replace(self, expected=paths)
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:
-    """Relative distance of two logits rows (V,), whose common offset does not matter."""
+    """Relative distance of two logits rows (V,), after subtracting their means."""
     a, b = got.float(), wanted.float().to(got.device)
     b = b - b.mean()
     return float((a - a.mean() - b).norm() / b.norm().clamp_min(1e-30))
 
 
 def floor(loaded: LoadedModel) -> float:
-    """A difference that is rounding in any model, by its type and its width.
+    """Difference that is rounding in any model with this dtype and hidden size.
 
-    Results are rounded to the type; sums of `width` products, in any order, as float32 is.
+    Results are rounded to the dtype. Sums of `width` products, in any order, are rounded to
+    float32.
     """
     sums = torch.finfo(torch.promote_types(loaded.dtype, torch.float32)).eps
     width = int(getattr(loaded.config, "hidden_size", 0) or 1)
@@ -198,13 +199,14 @@ def _expected(
         [max(distance(other[i], row) for other in others) for i, row in enumerate(one)]
         for one, *others in zip(logits, *trials, strict=True)
     ]
-    for path in noise:  # more trials of what the texts share
+    # The texts share these positions, so each adds trials for the other.
+    for path in noise:
         path[:_SHARED] = map(max, *(one[:_SHARED] for one in noise))
     usual = statistics.median(change for path in noise for change in path)
     least = floor(loaded)
 
     def tolerance(change: float) -> float:
-        most = math.inf if change > _KNIFE_EDGE * usual else max(_MOST_NOISE, change / _MARGIN)
+        most = math.inf if change > _SENSITIVE * usual else max(_MOST_NOISE, change / _MARGIN)
         return min(max(least, change), most)
 
     return [
@@ -215,10 +217,10 @@ def _expected(
 
 @contextmanager
 def _rounded(loaded: LoadedModel, rows: int, exact: int) -> Iterator[None]:
-    """Every embedding and every block's output off by a last bit, up or down at random.
+    """Change every embedding and block output by a last bit, up or down at random.
 
-    The first `exact` of the `rows` stay as they are. Of a compiled model all do: its compiler would
-    take this in for good.
+    The first `exact` of the `rows` stay unchanged. So do all rows of a compiled model: its
+    compiler would compile the hooks in permanently.
     """
     share = _MARGIN * torch.finfo(loaded.dtype).eps
     generator = torch.Generator("cpu").manual_seed(0)
@@ -247,10 +249,10 @@ def _rounded(loaded: LoadedModel, rows: int, exact: int) -> Iterator[None]:
 
 
 def _whole(forward: Forward, texts: Sequence[list[int]]) -> tuple[Tensor, Any]:
-    """(N, T, V) logits of texts computed at once, and the cache of the model's own that it filled.
+    """Return (N, T, V) logits of texts computed together, and the model's own cache.
 
-    With a cache although nothing follows: some models share keys between layers only then. None
-    where the model fails with one.
+    A cache is requested although no pass follows, because some models share keys between layers
+    only then. The cache is None if the model fails with one.
     """
     positions = [list(range(len(texts[0])))] * len(texts)
     try:
@@ -261,9 +263,9 @@ def _whole(forward: Forward, texts: Sequence[list[int]]) -> tuple[Tensor, Any]:
 
 
 def _sizes(cache: Any, rows: int, itemsize: int) -> tuple[float, ...]:
-    """`Capabilities.position_sizes`, read from a cache of the model's own.
+    """Read `Capabilities.position_sizes` from a cache of the model's own.
 
-    Configurations tell it in too many ways: shared heads, latent attention, sizes by layer.
+    Configurations describe them in too many ways: shared heads, latent attention, sizes by layer.
     """
     found = []
     for layer in getattr(cache, "layers", ()):

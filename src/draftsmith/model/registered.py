@@ -1,8 +1,8 @@
-"""Our attention under the one name by which transformers' modules find it.
+"""Registers our attention with transformers under one name.
 
-During a pass of ours the model's configurations name it. Keys that come from a cache of ours tell
-that pass from other calls of the model meanwhile, by other threads: these get the function and the
-mask that the configuration names otherwise.
+During one of our passes, the model's configurations contain that name. Other threads may call the
+model at the same time. Their keys do not come from our cache, so they get the function and the mask
+that the configuration names otherwise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from draftsmith.model.attention import packed_attention
 
 NAME = "draftsmith"
-"""What configurations name while one of our passes runs."""
+"""Name of our attention in configurations during our passes."""
 
 _SETTING = "_attn_implementation_internal"
-"""Where a configuration keeps its attention; the property around it checks names and recurses."""
+"""Attribute with the name. The public property would check it and change sub-configurations."""
 
 
 @dataclass(slots=True)
 class _Borrowed:
-    """A configuration that names our attention, and what it names otherwise."""
+    """A configuration that names our attention, and the name that it has otherwise."""
 
     config: PretrainedConfig
     own: str | None
@@ -40,12 +40,12 @@ class _Borrowed:
 
 
 _borrowed: dict[int, _Borrowed] = {}
-"""By the id of the configuration, which is kept as long as its entry."""
+"""By the id of the configuration, which the entry keeps alive."""
 _lock = threading.Lock()
 
 
 def configurations(model: Module) -> list[PretrainedConfig]:
-    """All that the modules of a model may ask for their attention."""
+    """Return all configurations from which the modules of a model may read their attention."""
     found: dict[int, PretrainedConfig] = {}
     waiting = [value for module in model.modules() for value in vars(module).values()]
     while waiting:
@@ -58,7 +58,7 @@ def configurations(model: Module) -> list[PretrainedConfig]:
 
 @contextmanager
 def our_attention(configs: Sequence[PretrainedConfig]) -> Iterator[None]:
-    """Let modules with these configurations find our function."""
+    """Make modules with these configurations call our function while the context is open."""
     taken: list[_Borrowed] = []
     try:
         with _lock:
@@ -81,20 +81,20 @@ def our_attention(configs: Sequence[PretrainedConfig]) -> Iterator[None]:
 
 
 def own_name(config: Any) -> str | None:
-    """What a configuration names, but for our passes; "eager" for a copy made during one."""
+    """Return the name outside of our passes; "eager" for a copy made during one."""
     one = _borrowed.get(id(config))
     name: str | None = vars(config).get(_SETTING) if one is None else one.own
     return "eager" if name == NAME else name
 
 
 def _attention(module: Module, query: Tensor, key: Tensor, *args: Any, **options: Any) -> Any:
-    """Ours for keys of our caches, for others what the user's configuration names."""
+    """Call our function for keys of our caches, else the one the user's configuration names."""
     function = packed_attention if hasattr(key, "packed") else _own_function(module)
     return function(module, query, key, *args, **options)
 
 
 def _own_function(module: Module) -> Callable[..., Any]:
-    """The attention function that transformers would call for a module."""
+    """Return the attention function that transformers would call for a module."""
     name = own_name(module.config)
     if name in ALL_ATTENTION_FUNCTIONS:
         function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name]
@@ -107,7 +107,7 @@ def _own_function(module: Module) -> Callable[..., Any]:
 
 
 def _mask(*args: Any, config: Any, **options: Any) -> Any:
-    """The mask that goes with `_own_function`; our passes bring theirs."""
+    """Return the mask for `_own_function`; our passes do not use it."""
     name = own_name(config)
     known = name in ALL_MASK_ATTENTION_FUNCTIONS
     function = ALL_MASK_ATTENTION_FUNCTIONS[name] if known else sdpa_mask

@@ -1,7 +1,7 @@
-"""Positions that depend on more than the token itself, and what that forbids.
+"""Rotary embeddings with angles that depend on the length of the pass, and the limits that follow.
 
-With longrope and dynamic NTK the angles of *every* position in a pass follow from its last one. A
-draft reaching over the boundary would change the logits of the root before it.
+With longrope and dynamic NTK, the last position of a pass determines the angles of *all* its
+positions. A draft across the boundary would change the logits of the root before it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RopeBoundary:
-    """`position` is the first one computed with other angles; `grows`: they change ever after."""
+    """The first position computed with other angles.
+
+    `grows`: every later position changes the angles of the whole pass again.
+    """
 
     position: int
     grows: bool
 
     def room(self, root: int) -> int | None:
-        """Positions a pass with this root may add without changing its angles; None: any."""
+        """Positions after `root` that a pass may add without changing its angles; None: any."""
         if root < self.position:
             return self.position - 1 - root
         return 0 if self.grows else None
@@ -28,17 +31,17 @@ class RopeBoundary:
         return root >= self.position
 
     def stale(self, cached: int, root: int) -> bool:
-        """Whether `cached` positions carry short angles while the root wants the long ones.
+        """Whether the cache has short-text angles while the root needs the long-text ones.
 
-        Growing angles never match their past: a model's own decoding lives with that, except that
-        a prompt is computed in one pass. So they are stale only before the first pass.
+        With growing angles (dynamic NTK) no cached key matches later ones, and the model's own
+        decoding accepts that. Only a prompt must be computed in one pass.
         """
         return self.beyond(root) and not self.grows and cached <= self.position
 
     def keeps(self, length: int, cached: int, root: int) -> bool:
-        """Whether the first `length` of `cached` positions serve a sequence with this new root.
+        """Whether the first `length` of `cached` positions can serve a sequence with this new root.
 
-        Those that `stale` would forget do not: a pass is counted before it takes them in again.
+        False for positions that `stale` would drop in the next pass.
         """
         short = cached <= self.position
         if self.grows or not self.beyond(root):
@@ -47,9 +50,9 @@ class RopeBoundary:
 
 
 def rope_boundary(config: Any) -> RopeBoundary | None:
-    """The boundary of a config whose rotary angles depend on the pass, None for all others."""
+    """Boundary of a config with rotary angles that depend on the pass; None for all others."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # Models with several layer types keep one such table per type.
+    # Models with several layer types have one such table per type.
     tables = [rope, *(t for t in rope.values() if isinstance(t, dict))]
     for table in tables:
         kind = str(table.get("rope_type", table.get("type", "default")))
@@ -63,7 +66,7 @@ def rope_boundary(config: Any) -> RopeBoundary | None:
 
 
 def growing(model: Any) -> list[tuple[Any, str]]:
-    """Modules whose angles grow, each with its attribute for the longest pass it has seen."""
+    """Return modules with growing angles, each with its attribute for the longest pass."""
     found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -78,21 +81,11 @@ def growing(model: Any) -> list[tuple[Any, str]]:
 
 
 def forget(rotary: list[tuple[Any, str]], length: int) -> None:
-    """Let a pass up to `length` positions have its own angles, whatever was computed before it.
+    """Make the modules compute new angles for a pass up to `length` positions.
 
-    The module keeps those of its longest pass until one is shorter than the original length, and
-    computes new ones for a pass that is longer than the longest so far. Which it believes to be a
-    longer or a shorter one than it was, so that it does either.
+    A module keeps the angles of its longest pass. It computes new ones only if a pass is longer
+    than that, or shorter than the original length. Setting the attribute makes either true.
     """
     for module, longest in rotary:
         original = module.original_max_seq_len
         setattr(module, longest, original - 1 if length >= original else original + 1)
-
-
-def scaled_by_slot(config: Any) -> bool:
-    """Whether attention takes a temperature from a token's slot.
-
-    Llama 4 scales the queries of some layers so, and a tree's slots run ahead of its positions.
-    """
-    tuned = getattr(config, "attn_temperature_tuning", False)
-    return config.model_type == "llama4_text" and bool(tuned)

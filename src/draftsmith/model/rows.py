@@ -1,4 +1,4 @@
-"""A sequence inside a runner, and what every way of remembering it must offer."""
+"""A sequence inside a runner, and the interface of the stores that keep its past."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from draftsmith.model.taps import RowTaps
 
 @dataclass(eq=False, slots=True)
 class SequenceRow:
-    """One sequence: `ids` are in the cache, `pending` are committed but not in the cache yet."""
+    """One sequence: `ids` are cached, `pending` are committed but not cached yet."""
 
     pending: list[int]
     ids: list[int] = field(default_factory=list)
     taken: int = 0
-    """Pending tokens that the last pass took."""
+    """Pending tokens that the last pass computed."""
     state: Any = None
-    """What it alone owns: keys and values, or a cache of the model's own."""
+    """What the row alone owns: `Slots` of keys and values, or a cache of the model's own."""
     rewinds: bool = True
-    """Whether `extend` may cut it back: else layers with a sliding window forget what lies behind
-    it, and a row that is cut back further is computed again."""
+    """Whether `extend` may shorten the row.
+
+    If false, layers with a sliding window drop positions outside it. A row that is shortened
+    further than that is computed again.
+    """
     unfinished: Any = None
-    """What undoes a pass over `state` that was not committed; None if there is none."""
+    """Restores `state` after a pass that was not committed; None if nothing is to restore."""
     taps: RowTaps | None = None
-    """What drafters asked to record; None if nothing."""
+    """Recordings for drafters; None if none were requested."""
     mark: tuple[int, Any] | None = None
-    """A number of positions, and what it takes to go on behind them when the row is longer; None
-    where the memory needs nothing for that, or was not asked to keep it."""
+    """(positions, state) from which the row can continue after it has grown.
+
+    None if the store needs nothing for that, or if nothing was marked.
+    """
 
     @property
     def cached(self) -> int:
@@ -47,15 +52,15 @@ class SequenceRow:
 
     @property
     def is_chunk(self) -> bool:
-        """Whether the pass leaves pending tokens, and so gives no logits."""
+        """Whether the pass leaves pending tokens, and so returns no logits."""
         return self.taken < len(self.pending)
 
 
 def finite(logits: Tensor) -> list[bool]:
-    """Whether all positions of each row (B, Q, V) were computed without overflow.
+    """Return (B,) flags: whether all positions of a row (B, Q, V) were computed without overflow.
 
-    A state that is not finite leaves no logit finite, so few columns tell; single ones may well be
-    infinite, those of masked ids say.
+    A state that is not finite makes every logit of its position NaN or infinite, so a sample of
+    columns suffices. Single logits may be infinite (masked ids).
     """
     sample = logits[..., :: max(1, logits.shape[-1] // 64)]
     found: list[bool] = sample.isfinite().any(-1).all(-1).tolist()
@@ -63,50 +68,52 @@ def finite(logits: Tensor) -> list[bool]:
 
 
 class KVStore(ABC):
-    """How a model's past is kept between passes; here, that there is nothing to keep.
+    """Keeps a model's past between passes. The default methods suit a store that keeps nothing.
 
-    Rows change `ids` only through the runner.
+    Only the runner changes `SequenceRow.ids`.
     """
 
     copies = False
-    """Whether `copy` can be asked."""
+    """Whether `copy` is supported."""
 
     def open(self, row: SequenceRow) -> None:  # noqa: B027  optional by design
-        """Make place for a sequence."""
+        """Allocate what a new row needs."""
 
     def close(self, row: SequenceRow) -> None:  # noqa: B027
-        """Give its place back."""
+        """Free what the row holds."""
 
     @abstractmethod
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """One pass over the taken tokens and the drafts; what root, nodes and probes gave."""
+        """Run one pass over the taken tokens and the drafts; return logits of roots, nodes and
+        probes.
+        """
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:
         """After `verify`: keep the taken tokens and the nodes of `path`.
 
-        Returns how many of these positions are now in the cache, 0 if the pass was undone.
+        Returns how many of these positions are cached now; 0 if the pass was undone.
         """
         return row.taken + len(path)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:  # noqa: ARG002
-        """Most bytes that rows of so many bytes each take, the moments in which they grow included.
+        """Return the peak bytes of rows with these sizes in bytes, while they grow.
 
-        `kept`: rows that grow no more.
+        `kept` are the sizes of rows that do not grow any more.
         """
         return 0
 
     def copy(self, _source: SequenceRow, _row: SequenceRow, _length: int) -> bool:
-        """Give a row without a past the first positions of another; False where they are gone."""
+        """Copy the first `length` positions to a row that has none; False if they are gone."""
         return False
 
     def part(self, _row: SequenceRow) -> None:  # noqa: B027
-        """Let it share no buffer with others: it will stay when they are gone."""
+        """Copy what the row shares with others, because it will outlive them."""
 
     def mark(self, row: SequenceRow) -> None:  # noqa: B027
-        """Keep what `truncate` needs to come back to where the row ends now."""
+        """Keep what `truncate` needs to return to the current end of the row."""
 
     def mark_bytes(self, _row: SequenceRow) -> int:
-        """Bytes that the mark of a row holds besides the row."""
+        """Bytes that the mark of a row holds in addition to the row."""
         return 0
 
     def reach(self, _row: SequenceRow, length: int) -> int:
@@ -114,5 +121,5 @@ class KVStore(ABC):
         return length
 
     def truncate(self, _row: SequenceRow, length: int) -> int:
-        """Forget what lies behind `length` positions; returns how many could be kept."""
+        """Drop the positions from `length` on; return how many positions could be kept."""
         return length

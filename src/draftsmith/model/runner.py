@@ -1,7 +1,7 @@
 """`core.target.Target` over a Hugging Face model.
 
-A runner counts: which tokens are computed, which are pending, how far a draft may reach. What the
-past is kept in (`KVStore`) and how the model is called (`Forward`) are its two parts.
+A runner keeps count of the computed and pending tokens of each row and of the room for drafts. A
+`KVStore` holds keys and values; `Forward` calls the model.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
-"""A replaying row with more pending tokens than this takes a step without drafts to absorb them."""
+"""A replaying row with more pending tokens than this absorbs them in a pass without a draft."""
 
 
 class Runner:
-    """A `Target` that runs one model over many sequences; cheap to make, shares nothing."""
+    """A `Target` that runs one model over many sequences. Cheap to make; runners share no state."""
 
     def __init__(
         self,
@@ -37,32 +37,33 @@ class Runner:
         chunk: int | None = None,
         rewinds: bool = True,
     ) -> None:
-        """`chunk`: most positions per prefill pass (512 on a CPU, 2048 elsewhere).
+        """Make a runner without rows.
 
-        `rewinds`: what a new row's `rewinds` is.
+        `chunk` is the maximum number of positions per prefill pass (512 on a CPU, 2048 elsewhere).
+        `rewinds` is the value of `SequenceRow.rewinds` for new rows.
         """
         self.loaded = loaded
-        self._abilities = loaded.capabilities
+        self._capabilities = loaded.capabilities
         self._context = loaded.context_length
         self._boundary = rope_boundary(loaded.config)
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._rewinds = rewinds
         self._windows: tuple[Window | None, ...] = (None,)
-        """By layer; a model that masks by itself sees all slots."""
+        """Window of each layer, or one entry for all. `(None,)` if the model masks by itself."""
         self._memory = self._make_memory()
         self._vocab_size = loaded.vocab_size
         kind = torch.accelerator.current_accelerator()
         devices = {loaded.device, *(weight.device for weight in loaded.model.parameters())}
         self._accelerators = [device for device in devices if kind and device.type == kind.type]
-        """Where its layers are computed, but for a CPU."""
+        """Devices that compute layers, except CPUs."""
 
     def _make_memory(self) -> KVStore:
-        loaded, abilities, forward = self.loaded, self._abilities, self.loaded.forward
-        if abilities.cache == "none":
+        loaded, capabilities, forward = self.loaded, self._capabilities, self.loaded.forward
+        if capabilities.cache == "none":
             return NoStore(forward)
-        if abilities.cache != "packed":
-            options = abilities.cache, abilities.shape, loaded.blocks
+        if capabilities.cache != "packed":
+            options = capabilities.cache, capabilities.shape, loaded.blocks
             return OwnCacheStore(forward, loaded.config, *options)
         self._windows = windows_by_layer(loaded.config)
         kinds = tuple(layer_windows(loaded.config))
@@ -77,7 +78,7 @@ class Runner:
 
     @property
     def shape(self) -> Shape:
-        return self._abilities.shape
+        return self._capabilities.shape
 
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> SequenceRow:
         """Add a sequence; nothing is computed yet.
@@ -93,14 +94,15 @@ class Runner:
         return row
 
     def _new_taps(self, needs: Needs) -> RowTaps | None:
-        if not needs.taps or self.shape == "plain":  # which drafts nothing anyway
+        # A plain target drafts nothing, so nothing reads taps.
+        if not needs.taps or self.shape == "plain":
             return None
         check(needs, self.loaded, "a drafter")
         return RowTaps(needs)
 
     @torch.inference_mode()
     def taps(self, row: SequenceRow) -> Taps:
-        """What was recorded of this row; nothing before its prompt was computed."""
+        """Return what was recorded of this row: `NO_TAPS` before its prompt was computed."""
         return NO_TAPS if row.taps is None else row.taps.show(row.root)
 
     @torch.inference_mode()
@@ -108,12 +110,15 @@ class Runner:
         self._memory.close(row)
 
     def splits(self, row: SequenceRow) -> bool:
-        """Not where rotary angles depend on the length of the pass, nor for plain targets."""
+        """Whether the pending tokens may be split over several passes.
+
+        False for plain targets, and where rotary angles depend on the length of the pass.
+        """
         other_angles = self._boundary is not None and self._boundary.beyond(row.root)
         return self.shape != "plain" and not other_angles
 
     def prefill(self, row: SequenceRow, rest: int = 1) -> None:
-        """Leaves to `forward` what must share one pass with its root."""
+        """Compute all pending tokens that need not share a pass with the root, in chunks."""
         while left := ahead(self, row, row.taps is not None, rest):
             self.forward([row], [EMPTY], [min(self.chunk, left)])
             self.commit([row], [()], [()])
@@ -121,7 +126,7 @@ class Runner:
     def room(self, row: SequenceRow) -> int:
         if self.shape == "plain":
             return 0
-        if self._abilities.cache == "replay" and len(row.pending) > _MOST_PENDING:
+        if self._capabilities.cache == "replay" and len(row.pending) > _MOST_PENDING:
             return 0
         room = (self._context or 1 << 30) - 1 - row.root
         if self._boundary is not None:
@@ -136,16 +141,17 @@ class Runner:
         drafts: Sequence[Draft],
         take: Sequence[int] | None = None,
     ) -> list[RowOutput]:
-        """Raises DrafterError for a draft of a shape that this target cannot verify.
+        """Run one pass, as `Target.forward`.
 
-        Raises OptionError for a chunk that has a draft, or of a row that does not split;
-        UnsupportedError where blocks were removed whose windows differed.
+        Raises DrafterError for a draft of a shape that this target cannot verify, OptionError for a
+        chunk with a draft or of a row that does not split, and UnsupportedError if decoder blocks
+        with different windows were removed.
         """
         blocks, layers = self.loaded.blocks, len(self._windows)
         if layers > 1 and blocks is not None and len(blocks) != layers:
             raise UnsupportedError(
-                f"decoder blocks: {len(blocks)} now, {layers} when the model was loaded; how far "
-                "each looks back goes by its place, so load the model again"
+                f"decoder blocks: {len(blocks)} now, {layers} when the model was loaded; attention "
+                "windows depend on a block's index, so load the model again"
             )
         if self.shape == "plain" and any(drafts):
             raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
@@ -156,7 +162,7 @@ class Runner:
             if rest and (drafts[place] or not self.splits(row)):
                 raise OptionError(
                     f"take={len(row.pending) - rest}, but all {len(row.pending)} pending tokens "
-                    "must share one pass: with a draft, and where splits(row) is false"
+                    "must share one pass if there is a draft, or if splits(row) is false"
                 )
             self._refresh(row)
             row.taken = len(row.pending) - rest
@@ -174,7 +180,7 @@ class Runner:
         tokens: Sequence[Sequence[int]],
     ) -> None:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
-            if row.taps is not None:  # while the keys of the pass are still in their places
+            if row.taps is not None:  # before `keep` moves the keys of the pass
                 row.taps.keep(row.cached, row.taken, path)
             kept = self._memory.keep(row, path)
             row.pending.extend(emitted)
@@ -182,7 +188,11 @@ class Runner:
 
     @torch.inference_mode()
     def extend(self, row: SequenceRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
-        """At least the last token stays pending, even where the cache has it. Raises as `open`."""
+        """Make `ids` the row's committed tokens and return how many cached positions were kept.
+
+        At least the last token stays pending, even if the cache has it. Raises the errors of
+        `open`.
+        """
         if not ids:
             raise PromptError("a sequence cannot become empty; close it instead")
         new, root = ids if isinstance(ids, list) else list(ids), len(ids) - 1
@@ -192,55 +202,61 @@ class Runner:
         if row.taps is not None:
             common = row.taps.reusable(common, root)
         if self.shape == "plain" and root != common:
-            common = 0  # A plain target computes a prompt in one pass or not at all.
+            # A plain target computes a prompt in one pass or not at all.
+            common = 0
         if self._boundary is not None and not self._boundary.keeps(common, row.cached, root):
             common = 0
         kept = self._memory.truncate(row, common)
         if row.taps is not None:
             row.taps.truncate(kept)
-        del row.ids[kept:]  # not a copy: this is asked for every draft of a model
+        # In place, without a copy: draft models call this once per draft.
+        del row.ids[kept:]
         row.pending = new[kept:]
         return kept
 
     def row_bytes(self, positions: int, rewinds: bool = True) -> int:
-        """Bytes of keys and values of so many positions of a row; `rewinds` as of the row."""
-        forgets = self._abilities.packed and not rewinds
+        """Bytes of keys and values of `positions` positions of a row with this `rewinds`."""
+        forgets = self._capabilities.packed and not rewinds
         return self.loaded.row_bytes(positions, self.chunk if forgets else None)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
-        """As `KVStore.bytes_for`."""
+        """Return `KVStore.bytes_for` of the store."""
         return self._memory.bytes_for(rows, kept)
 
     @torch.inference_mode()
     def mark(self, row: SequenceRow) -> None:
-        """Let other texts go on from where a row is now, also when it has become longer."""
+        """Keep what `copy` needs to copy the row's current positions after the row has grown."""
         self._memory.mark(row)
 
     def mark_bytes(self, row: SequenceRow) -> int:
-        """Bytes that a mark takes."""
+        """Bytes that the row's mark holds in addition to the row."""
         return self._memory.mark_bytes(row)
 
     def most_mark_bytes(self, positions: int, rewinds: bool) -> int:
-        """The most that a mark behind so many positions may take, states aside."""
-        if self._abilities.cache == "replay":
+        """Upper bound of `mark_bytes` of a row with `positions` positions, recurrent states
+        excluded.
+        """
+        if self._capabilities.cache == "replay":
             return self.loaded.row_bytes(positions) if self.shape == "chain" else 0
-        if rewinds or not self._abilities.packed:
+        if rewinds or not self._capabilities.packed:
             return 0
         return self.loaded.row_bytes(positions, self.chunk, windowed=True)
 
     def reach(self, row: SequenceRow, length: int) -> int:
-        """How many of a row's first `length` positions another text can go on from."""
+        """How many of a row's first `length` positions `copy` could copy."""
         return self._memory.reach(row, length)
 
     @property
     def copies(self) -> bool:
-        """Whether `copy` can give a row what another one has computed."""
+        """Whether the store can copy positions from one row to another."""
         return self._memory.copies
 
     @torch.inference_mode()
     def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> None:
-        """Let a new row have the first `length` positions of another, if they are still there and
-        its own pass would give them the same rotary angles."""
+        """Copy the first `length` positions of `source` to a new row.
+
+        Does nothing if they are gone, or if the row's own pass would give them other rotary angles.
+        """
         boundary = self._boundary
         if boundary is not None and not boundary.keeps(length, source.cached, row.root):
             return
@@ -249,17 +265,17 @@ class Runner:
 
     @torch.inference_mode()
     def part(self, row: SequenceRow) -> None:
-        """Let a row that stays idle keep no other one's memory."""
+        """Copy what an idle row shares with other rows, so that it keeps none of their memory."""
         self._memory.part(row)
 
     def _refresh(self, row: SequenceRow) -> None:
-        """Forget a cache whose rotary angles no longer fit, as the model's own generate does."""
+        """Drop a cache if its rotary angles no longer fit, as the model's own `generate` does."""
         if row.cached and self._boundary is not None and self._boundary.stale(row.cached, row.root):
             self._memory.truncate(row, 0)
             row.ids, row.pending = [], row.ids + row.pending
 
 
 def _count(row: SequenceRow, computed: int) -> None:
-    """Count pending tokens as cached."""
+    """Move the first `computed` pending tokens to the cached ones."""
     row.ids.extend(row.pending[:computed])
     del row.pending[:computed]

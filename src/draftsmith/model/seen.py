@@ -1,4 +1,4 @@
-"""Attention weights after the fact: of one query, by chosen heads, at chosen positions.
+"""Attention weights computed later: of one query, for chosen heads and positions.
 
 Shapes: `H` query heads, `K` key heads, `Q` queries, `S` keys, `D` width of a row's span.
 """
@@ -18,35 +18,35 @@ Heads = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one layer's attention was computed from: enough for any of its weights, later."""
+    """Inputs of one layer's attention, sufficient to compute any of its weights later."""
 
     query: Tensor
     """(1, H, Q, D), after rotary embedding."""
     key: Tensor
-    """(1, K, S, D), likewise; usually a view of the cache."""
+    """(1, K, S, D), after rotary embedding; usually a view of the cache."""
     mask: Tensor | None
-    """(1, 1, Q, S) bool; None: everything before a query."""
+    """(1, 1, Q, S) bool; None: causal."""
     scaling: float | None
     softcap: float | None
     sinks: Tensor | None
     """(H,)"""
     totals: Tensor | None = None
-    """(1, H, Q) logarithms of the sums of each query's exponents, where the kernel told them."""
+    """(1, H, Q) logarithms of the sums of exponents, if the kernel returned them."""
     first: int = 0
-    """The position of the first key: what lies before it gets no weight."""
+    """Position of the first key. Earlier positions have no weight."""
 
     def last(self) -> Seen:
-        """The last query alone, without the memory of the others."""
+        """Copy the last query alone, to free the others."""
         mask = None if self.mask is None else self.mask[:, :, -1:].clone()
         return replace(self, query=self.query[:, :, -1:].clone(), mask=mask, totals=None)
 
     def at(self, query: int) -> int:
-        """Where that query is; the only one there is is the last."""
+        """Index of a query; the last one if only that was kept."""
         return min(query, self.query.shape[2] - 1)
 
     @property
     def kind(self) -> Hashable:
-        """Equal for layers whose weights may be computed in one go."""
+        """Equal for layers with weights that can be computed together."""
         shape = self.query.shape[3], self.scale, self.softcap
         return *shape, id(self.mask), self.first, self.query.shape[2], self.key.device
 
@@ -57,11 +57,11 @@ class Seen:
 
     @property
     def scale(self) -> float:
-        """What products are multiplied by."""
+        """Factor of the scores."""
         return self.query.shape[3] ** -0.5 if self.scaling is None else self.scaling
 
     def bias(self, query: int, slots: slice | Tensor) -> Tensor | float:
-        """(slots,) what the mask adds to the scores of one query: 0, or -inf where it is blind."""
+        """(slots,) what the mask adds to the scores of one query: 0 or -inf."""
         if self.mask is None:
             return 0.0
         line = self.mask[0, 0, self.at(query)]
@@ -72,9 +72,9 @@ class Seen:
 def attention_at(
     seen: Mapping[int, Seen], heads: Heads, query: int, slots: Tensor, end: int
 ) -> Tensor:
-    """(heads, |slots|) float32 weights of one query among the first `end` slots.
+    """Return (heads, |slots|) float32 weights of one query over the first `end` slots.
 
-    Only the keys in `slots` are read where the sums of exponents are known; else all of them.
+    Reads only the keys in `slots` if the sums of exponents are known, else all keys.
     """
     if all(seen[layer].totals is not None for layer, _ in heads):
         return (_scores(seen, heads, query, slots) - _totals(seen, heads, query)).exp_()
@@ -90,7 +90,7 @@ def attention_at(
 
 
 def _totals(seen: Mapping[int, Seen], heads: Heads, query: int) -> Tensor:
-    """(heads, 1) the logarithm of the sum of one query's exponents, by head."""
+    """(heads, 1) logarithm of the sum of one query's exponents, by head."""
     lines, first, begins = [], 0, {}
     for layer in dict.fromkeys(layer for layer, _ in heads):
         one = seen[layer]
@@ -106,7 +106,7 @@ def _scores(seen: Mapping[int, Seen], heads: Heads, query: int, slots: slice | T
     for place, (layer, _) in enumerate(heads):
         places.setdefault(layer, []).append(place)
     alike: dict[Hashable, list[int]] = {}
-    for layer in places:  # nearly always all of them, or two kinds
+    for layer in places:  # usually one kind, or two
         alike.setdefault(seen[layer].kind, []).append(layer)
     found = []
     for layers in alike.values():
@@ -131,7 +131,7 @@ def _scores(seen: Mapping[int, Seen], heads: Heads, query: int, slots: slice | T
 
 
 def _behind(slots: slice | Tensor, first: int) -> slice | Tensor:
-    """Where positions are among keys that begin with the position `first`."""
+    """Convert positions to indices of keys that begin at the position `first`."""
     if not first:
         return slots
     return slice(slots.stop - first) if isinstance(slots, slice) else (slots - first).clamp_min(0)
@@ -140,8 +140,9 @@ def _behind(slots: slice | Tensor, first: int) -> slice | Tensor:
 def _products(
     chosen: Sequence[tuple[Seen, list[int]]], query: int, slots: slice | Tensor
 ) -> Tensor:
-    """(heads, slots) products of one query and these keys, by heads of several layers alike."""
-    if isinstance(slots, slice):  # head by head, because taking several would copy the cache
+    """(heads, slots) products of one query with keys, by heads of several layers of one kind."""
+    # Head by head: indexing several heads would copy the cache.
+    if isinstance(slots, slice):
         return torch.stack([
             one.key[0, head // one.groups, slots] @ one.query[0, head, one.at(query)]
             for one, heads in chosen

@@ -1,7 +1,8 @@
-"""A small random model of the same architecture: what it can do, weights do not decide.
+"""Makes a small random model of the same architecture, for tests that do not depend on weights.
 
-It has few layers, but one of each kind, few heads of the same width, narrow feed-forward layers and
-few token ids. All else is as configured: windows, scaling, caps, sinks, experts, positions.
+It has few layers (but one of each kind), few heads of the same width, narrow feed-forward layers
+and few token ids. Everything else is as configured: windows, scaling, caps, sinks, experts,
+positions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import inspect
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 import draftsmith
 from draftsmith.errors import UnsupportedError, first_line
 from draftsmith.model.forward import unwrapped
-from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.loaded import LoadedModel, number
 from draftsmith.model.registered import own_name
 
 LAYERS = 2
-"""Fewest decoder blocks; there are more where that is too few for one of each kind."""
+"""Fewest decoder blocks. There are more if that is needed for one of each kind."""
 HEADS = 2
-"""Most key heads, and most query heads that share one."""
+"""Most key heads, and most query heads per key head."""
 HIDDEN = 128
-"""Most hidden size where it does not follow from the heads."""
+"""Largest hidden size, if it does not follow from the heads."""
 INNER = 32
 """Width of feed-forward layers."""
 VOCABULARY = 256
@@ -41,43 +43,46 @@ MOST_PARAMETERS = 60_000_000
 _WITH_HIDDEN = ("hidden_size", "mamba_n_heads", "mamba_num_heads", "mamba_d_ssm",
                 "word_embed_proj_dim")  # fmt: skip
 """Widths that keep their ratio to the number of heads."""
+_number = partial(number, of=lambda _: 0)
+"""A setting of all layers; 0 if it differs by layer."""
 _SHARING = "num_kv_shared_layers"
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
 _NOTES = ("_name_or_path", "_commit_hash", "architectures", "torch_dtype", "id2label",
           "label2id", "quantization_config", "transformers_version")  # fmt: skip
-"""Entries of a configuration that change nothing for a copy."""
+"""Configuration entries that do not affect a copy."""
 
 
 def small_config(loaded: LoadedModel) -> Any:
-    """The configuration of a model's copy.
+    """Return the configuration of a model's copy.
 
-    Raises UnsupportedError for a model whose class is not one of transformers', and so cannot be
-    known from what it is called.
+    Raises UnsupportedError if the model's class is not one of transformers', so that its name does
+    not identify its code.
     """
     own = unwrapped(loaded.model)
     if not _is_known(type(own)):
-        raise UnsupportedError(f"{type(own).__name__} is no class of transformers")
+        raise UnsupportedError(f"{type(own).__name__} is not a class of transformers")
     config = copy.deepcopy(own.config)
     layers = _layers_needed(loaded)
     try:
         for part in _parts(config):
             for name in _NOTES:
                 vars(part).pop(name, None)
-            vars(part)["dtype"] = None  # transformers 4 looks for it
+            vars(part)["dtype"] = None  # transformers 4 reads it
             _narrow(part)
         _shorten(config.get_text_config(decoder=True), layers)
-    except Exception as error:  # configurations refuse values in many ways
+    # Configurations reject values with errors of many types.
+    except Exception as error:
         raise UnsupportedError(f"no small copy of it can be made ({_what(error)})") from error
     return config
 
 
 def small_copy(loaded: LoadedModel, config: Any) -> LoadedModel:
-    """The copy, in float32 on the same device, with the attention that the model came with.
+    """Make the copy in float32, on the same device, with the model's own attention.
 
-    Raises UnsupportedError with the reason where none can be made.
+    Raises UnsupportedError with the reason if none can be made.
     """
     own = unwrapped(loaded.model)
-    # What modules draw at random when they are made must not move the user's generator.
+    # Modules draw random numbers when they are made, which must not advance the user's generator.
     with torch.random.fork_rng(devices=()), torch.inference_mode(mode=False):
         try:
             with torch.device("meta"):
@@ -89,7 +94,7 @@ def small_copy(loaded: LoadedModel, config: Any) -> LoadedModel:
         except Exception as error:
             raise UnsupportedError(f"no small copy of it can be made ({_what(error)})") from error
     if type(made) is not type(own):
-        raise UnsupportedError(f"its configuration is that of a {type(made).__name__}")
+        raise UnsupportedError(f"its configuration makes a {type(made).__name__}")
     generator = torch.Generator("cpu").manual_seed(0)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -101,7 +106,7 @@ def small_copy(loaded: LoadedModel, config: Any) -> LoadedModel:
 
 
 def identity(loaded: LoadedModel, config: Any) -> dict[str, Any]:
-    """What findings on a copy with this configuration hold for, as JSON gives it back."""
+    """Return the JSON-compatible key of findings on a copy with this configuration."""
     own = unwrapped(loaded.model)
     found = {
         "class": f"{type(own).__module__}.{type(own).__qualname__}",
@@ -117,7 +122,7 @@ def identity(loaded: LoadedModel, config: Any) -> dict[str, Any]:
 
 
 def _code(own: Any) -> str:
-    """A checksum of the code that runs: versions do not tell of edits, nor of replaced methods."""
+    """Checksum of the code that runs. Versions do not show edits or replaced methods."""
     kinds = {type(module) for module in own.modules() if _is_known(type(module))}
     forwards = [(repr(kind), _bytecode(kind.forward)) for kind in sorted(kinds, key=repr)]
     modeling = Path(inspect.getsourcefile(type(own)) or "")
@@ -150,7 +155,7 @@ def _made(config: Any, own: Any) -> Any:
 
 
 def _parts(config: Any) -> Iterator[Any]:
-    """A configuration and those within it."""
+    """Yield a configuration and its sub-configurations."""
     yield config
     for value in list(vars(config).values()):
         if isinstance(value, PretrainedConfig):
@@ -158,7 +163,7 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def _narrow(config: Any) -> None:
-    """Leave few and narrow weights; the width and the kind of heads stay."""
+    """Make weights few and narrow. The width and the kind of heads stay."""
     attends = _number(config, "num_attention_heads") > 0
     name = "num_attention_heads" if attends else "num_heads"
     heads, hidden = _number(config, name), _number(config, "hidden_size")
@@ -191,22 +196,14 @@ def _narrow(config: Any) -> None:
 
 
 def _known_ids(ids: Any) -> Any:
-    """Token ids, those that a small vocabulary lacks as 0."""
+    """Replace token ids that a small vocabulary lacks by 0."""
     if isinstance(ids, list):
         return [_known_ids(one) for one in ids]
     return 0 if isinstance(ids, int) and ids >= VOCABULARY else ids
 
 
-def _number(config: Any, name: str) -> int:
-    try:
-        value = getattr(config, name, None)
-    except Exception:  # what a configuration raises that wants to be asked layer by layer
-        return 0
-    return value if type(value) is int else 0
-
-
 def _shorten(config: Any, layers: list[int]) -> None:
-    """Leave these layers, also of what is configured layer by layer."""
+    """Keep only these layers, also in lists with an entry per layer."""
     for name in _by_layer(config):
         old = getattr(config, name)
         setattr(config, name, [old[layer] for layer in layers])
@@ -226,9 +223,9 @@ def _by_layer(config: Any) -> list[str]:
 
 
 def _layers_needed(loaded: LoadedModel) -> list[int]:
-    """The first layers, so many that each kind is among them; all where kinds are unknown.
+    """Return the first layers, enough to have each kind; all layers if kinds are unknown.
 
-    Where the last ones use keys of earlier ones, as many of these besides.
+    If the last layers share keys of earlier ones, as many of them are added.
     """
     config, blocks = loaded.config, loaded.blocks
     layers, sharing = _number(config, "num_hidden_layers"), _number(config, _SHARING)

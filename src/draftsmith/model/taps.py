@@ -1,8 +1,8 @@
-"""What drafters may see beside logits: one layer's hidden states, chosen heads' attention.
+"""Recordings for drafters: hidden states of one layer, attention of chosen heads.
 
-A pass only keeps references: the output of one block, and the queries and keys that our attention
-function was called with. On commit each row copies the states of its accepted positions, so that
-nothing is rolled back; attention weights are computed when a drafter asks for them.
+A pass only keeps references: the output of one block, and the queries and keys of our attention
+function. On commit each row copies the states of its accepted positions, so nothing has to be
+rolled back. Attention weights are computed when a drafter reads them.
 
 Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key heads, `D` width.
 """
@@ -32,10 +32,10 @@ _FIRST_ROWS = 256
 
 
 def needs_of(drafter: Drafter, loaded: LoadedModel) -> Needs:
-    """What `drafter` asks of this model, checked; nothing where nothing would be drafted anyway.
+    """Return what `drafter` needs of this model, checked; `NO_NEEDS` if it cannot verify drafts.
 
-    Raises OptionError for a layer or a head that the model has not, UnsupportedError for what
-    cannot be recorded with the way this model is run.
+    Raises OptionError for a layer or a head that the model does not have, UnsupportedError for what
+    cannot be recorded with its attention.
     """
     if loaded.capabilities.shape == "plain":
         return NO_NEEDS
@@ -45,7 +45,7 @@ def needs_of(drafter: Drafter, loaded: LoadedModel) -> Needs:
 
 
 def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
-    """Raise OptionError or UnsupportedError unless this model can give what `who` needs."""
+    """Raise OptionError or UnsupportedError unless this model can record what `who` needs."""
     facts, layer = loaded.facts, needs.hidden_layer
     if layer is not None and not 1 <= layer <= facts.layers:
         raise OptionError(f"{who}: layer={layer}, but {loaded.name} has layers 1…{facts.layers}")
@@ -55,32 +55,32 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
                 f"{who}: head {(block, head)} does not exist; {loaded.name} has layers 0…"
                 f"{facts.layers - 1} with heads 0…{facts.heads - 1}"
             )
-    abilities = loaded.capabilities
-    if needs.attention_heads and abilities.attention != "draftsmith":
-        reason = next((f" ({r})" for r in abilities.reasons if r.startswith("trees")), "")
+    capabilities = loaded.capabilities
+    if needs.attention_heads and capabilities.attention != "draftsmith":
+        reason = next((f" ({r})" for r in capabilities.reasons if r.startswith("trees")), "")
         raise UnsupportedError(
-            f"{who} wants attention rows, which only our own attention function records, and "
-            f"{loaded.name} runs with {abilities.attention!r}{reason}; "
+            f"{who} needs attention rows, which only draftsmith's attention function records, but "
+            f"{loaded.name} runs with {capabilities.attention!r}{reason}; "
             "rank by hidden states instead"
         )
     if needs.taps and loaded.blocks is None:
         raise UnsupportedError(
-            f"{who} wants to look into {loaded.name}, but none of its module lists has as many "
-            f"blocks as the model has layers ({facts.layers})"
+            f"{who} needs the outputs of {loaded.name}'s decoder blocks, but none of its module "
+            f"lists has an entry for each of its {facts.layers} layers"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row is in a pass over one sequence."""
+    """Where a row is in a packed pass."""
 
     span: int = 0
     queries: slice = field(default_factory=lambda: slice(None))
-    """Of the Q positions, its own."""
+    """Its own of the Q positions."""
 
 
 class PassTaps:
-    """Records, during one pass, what any of its rows asks for."""
+    """Records, during one pass, what any of its rows needs."""
 
     def __init__(
         self,
@@ -89,14 +89,15 @@ class PassTaps:
         chunks: Container[int] = (),
         first: Callable[[int, int], int] | None = None,
     ) -> None:
-        """`chunks`: spans whose attention is wanted of the last position alone.
+        """Make a recorder.
 
-        `first`: layer, span → the position of the first key that it sees; None: 0.
+        `chunks`: spans of which only the last position's attention is needed. `first`: (layer,
+        span) → position of the span's first key; None: 0.
         """
         self.hidden: dict[int, Tensor] = {}
         """Layer, from 1 → (B, Q, D)."""
         self.seen: dict[int, dict[int, Seen]] = {}
-        """Span → layer, from 0 → what its attention was computed from."""
+        """Span → layer, from 0 → inputs of its attention."""
         self._blocks = blocks
         self._chunks = chunks
         self._first = first
@@ -105,7 +106,7 @@ class PassTaps:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Listen to the model's blocks for the length of a pass."""
+        """Record as long as the context is open."""
         with ExitStack() as stack:
             for layer in self._hidden_layers:
                 hook = self._blocks[layer - 1].register_forward_hook(self._hook(layer))
@@ -121,12 +122,12 @@ class PassTaps:
         block = type(self._blocks[0]).__name__
         if missing := self._attention_layers - self.seen.get(0, {}).keys():
             raise UnsupportedError(
-                f"layer {min(missing)} of {block} never asks for an attention function, so its "
+                f"layer {min(missing)} of {block} never calls an attention function, so its "
                 "attention cannot be recorded; rank by hidden states instead"
             )
         if missing := self._hidden_layers - self.hidden.keys():
             raise UnsupportedError(
-                f"layer {min(missing)} of {block} runs without calling its hooks, as compiled "
+                f"layer {min(missing)} of {block} does not call its hooks, as compiled "
                 "parts of a model do, so nothing can be recorded; pass the model uncompiled"
             )
 
@@ -134,11 +135,12 @@ class PassTaps:
         thread = threading.get_ident()
 
         def keep(block: Module, _inputs: Any, output: Any) -> None:
-            # Another thread may run the same model meanwhile.
+            # Another thread may run the same model at the same time.
             if threading.get_ident() != thread:
                 return
             states = output if isinstance(output, Tensor) else output[0]
-            if states.dim() == 4:  # Gemma 3n hands on several streams, of which it computes one
+            # Gemma 3n passes on several streams, of which the block computes one.
+            if states.dim() == 4:
                 states = states[block.config.altup_active_idx]  # type: ignore[union-attr, index]
             self.hidden[layer] = states
 
@@ -153,15 +155,15 @@ class PassTaps:
 
 @dataclass(slots=True)
 class RowTaps:
-    """What is kept for one row: hidden states of its positions, attention of the last of them."""
+    """Recordings of one row: hidden states of its positions, attention of the last one."""
 
     needs: Needs
     length: int = 0
-    """Positions that have been recorded."""
+    """Recorded positions."""
     _rows: Tensor | None = None
     """(C, D), C ≥ length; grows with the context in use."""
     _attention: Weights | None = field(default=None, repr=False)
-    """Computes weights when it is asked: while drafting pauses, nobody asks."""
+    """Computes weights on demand: while drafting pauses, none are needed."""
     _attended: int = 0
     """Positions that the attention row covers."""
     pass_taps: tuple[PassTaps, Place] | None = field(default=None, repr=False)
@@ -169,11 +171,11 @@ class RowTaps:
 
     @property
     def bytes(self) -> int:
-        """Of the states; keys that an attention row looks at are the row's."""
+        """Bytes of the states. Keys that attention reads belong to the row."""
         return 0 if self._rows is None else self._rows.untyped_storage().nbytes()
 
     def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
-        """Of the last pass, which began at position `start`, keep `pending` tokens and a path."""
+        """Keep `pending` tokens and a path of the last pass, which began at position `start`."""
         if self.pass_taps is None:
             return
         (taps, place), self.pass_taps = self.pass_taps, None
@@ -186,12 +188,13 @@ class RowTaps:
             self._attend(taps.seen[place.span], start, picked)
 
     def _attend(self, seen: dict[int, Seen], start: int, picked: list[int]) -> None:
-        """Be ready to tell the weights of the last picked position."""
+        """Prepare the attention weights of the last picked position."""
         self._attended = start + len(picked)
         query, heads = picked[-1], self.needs.attention_heads
         weights = partial(attention_at, seen, heads, query, end=start + query + 1)
         self._attention = weights
-        if not _in_place(picked):  # the keys are about to close up
+        # The store is about to move these keys, so compute all weights now.
+        if not _in_place(picked):
             slots = [*range(start), *(start + node for node in picked)]
             self._attention = partial(_columns, weights(torch.tensor(slots, device="cpu")))
 
@@ -206,18 +209,18 @@ class RowTaps:
         self._rows[start:end] = chosen
 
     def reusable(self, common: int, root: int) -> int:
-        """Of `common` cached positions, those whose taps are there for a sequence up to `root`."""
+        """How many of `common` cached positions have recordings for a sequence with this root."""
         known = min(common, self.length) if self.needs.hidden_layer is not None else common
-        # One position must be computed again where its attention row is asked for and gone.
+        # A missing attention row needs one position to be computed again.
         lost = bool(self.needs.attention_heads) and self._attended != root
         return known - (lost and known == root > 0)
 
     def truncate(self, length: int) -> None:
-        """Forget the positions at and beyond `length`."""
+        """Drop the recordings from position `length` on."""
         self.length, self.pass_taps = min(self.length, length), None
 
     def show(self, states: int) -> Taps:
-        """What there is for a sequence with so many states; nothing if some are missing."""
+        """Return what was recorded for `states` computed positions; nothing if one is missing."""
         if self.length != states or not states:
             return NO_TAPS
         return Taps(
@@ -227,13 +230,13 @@ class RowTaps:
 
 
 def recorded(needs: Needs, positions: int, width: int) -> int:
-    """Numbers kept of a row that grows to so many positions, D = `width`."""
+    """Upper bound of the numbers recorded for a row of `positions` positions, D = `width`."""
     states = 0 if needs.hidden_layer is None else _rows_for(positions) * 3 // 2 * width
     return states + len(needs.attention_heads) * positions
 
 
 def _rows_for(positions: int) -> int:
-    """How many are allocated."""
+    """Rows of the allocated buffer."""
     return max(_FIRST_ROWS, 1 << (positions - 1).bit_length())
 
 
@@ -244,7 +247,7 @@ def record(
     chunks: Container[int],
     first: Callable[[int, int], int] | None = None,
 ) -> PassTaps | None:
-    """The recorder of a pass over these rows; None if none of them asks for anything."""
+    """Return the recorder of a pass over these rows; None if none of them has needs."""
     asking = [(row, place) for row, place in zip(rows, places, strict=True) if row is not None]
     if not asking:
         return None
@@ -255,8 +258,9 @@ def record(
 
 
 def _attentions(block: Module) -> tuple[Module, ...]:
-    """The parts of a block that may ask for an attention function."""
-    if block not in _ATTENTIONS:  # looking for them takes longer than a small layer
+    """Submodules of a block that may call an attention function."""
+    # Cached, because the search takes longer than a small layer.
+    if block not in _ATTENTIONS:
         found = (module for module in block.modules() if hasattr(module, "layer_idx"))
         _ATTENTIONS[block] = tuple(found)
     return _ATTENTIONS[block]
@@ -266,7 +270,7 @@ _ATTENTIONS: WeakKeyDictionary[Module, tuple[Module, ...]] = WeakKeyDictionary()
 
 
 def _columns(row: Tensor, positions: Tensor) -> Tensor:
-    """(heads, n) of a row (heads, T) that is there."""
+    """Select columns (heads, n) of an attention row (heads, T)."""
     return row[:, positions.to(row.device)]
 
 

@@ -1,4 +1,4 @@
-"""How far back each layer looks, and so which slots of a row a pass reads."""
+"""Attention windows of layers: how far back each layer looks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a layer type limits the view: `size` positions back, or its own chunk of `size`."""
+    """Limit of a layer type: the last `size` positions, or the own chunk of `size` positions."""
 
     size: int
     chunked: bool
 
     def first(self, position: int) -> int:
-        """The lowest position that the query at `position` may see."""
+        """Lowest position that the query at `position` may see."""
         if self.chunked:
             return position - position % self.size
         return max(0, position - self.size + 1)
 
 
 def layer_windows(config: Any) -> dict[str, Window | None]:
-    """Layer type → window (None: the whole prefix), as `config` describes its attention layers."""
+    """Return the window of each attention layer type of a config; None: the whole prefix."""
     size = getattr(config, "sliding_window", None)
     chunk = getattr(config, "attention_chunk_size", None)
     known: dict[str, Window | None] = {}
@@ -40,17 +40,8 @@ def layer_windows(config: Any) -> dict[str, Window | None]:
 
 
 def windows_by_layer(config: Any) -> tuple[Window | None, ...]:
-    """The window of every layer; a single one if all layers have the same."""
+    """Return the window of every layer, or a single one if all layers have the same."""
     found = layer_windows(config)
     if len(found) == 1:
         return tuple(found.values())
     return tuple(found[kind] for kind in config.layer_types)
-
-
-def windows_by_slot(config: Any) -> bool:
-    """Whether the model limits some layers to a window by a mask of its own, slot by slot.
-
-    GPT-Neo does: trees and padding have slots that are no positions, which shows only in a pass
-    that reaches beyond the window.
-    """
-    return "local" in (getattr(config, "attention_layers", None) or ())

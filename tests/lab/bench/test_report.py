@@ -282,7 +282,7 @@ def test_two_files_beside_each_other() -> None:
     [
         ("", "is empty"),
         ("{oops\n", "line 2: not JSON"),
-        ('{"messages": []}\n', "line 2: no result of `draftsmith bench run`"),
+        ('{"messages": []}\n', "line 2: not a result of `draftsmith bench run`"),
         ('{"arm": "a", "output_ids": [], "format": 9}\n', "line 2: written in format 9, not 1"),
         ('{"arm": "a", "output_ids": [], "format": 1}\n', "line 2: incomplete, it has no 'id'"),
     ],
@@ -300,7 +300,7 @@ def test_a_torn_end_is_left_out_and_told(tmp_path: Path) -> None:
     path.write_text(whole + line(rows()[0])[:70])
     done = CliRunner().invoke(app, ["bench", "report", str(path)])
     assert done.exit_code == 0, done.output
-    assert "r.jsonl, which is not whole" in done.stderr
+    assert "r.jsonl, which is incomplete" in done.stderr
     assert "--resume" in done.stderr
     assert "5 of 5" in done.stdout
     assert path.read_text() == whole + line(rows()[0])[:70]

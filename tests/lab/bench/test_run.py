@@ -406,7 +406,7 @@ def test_arms_by_name() -> None:
 
 
 def test_no_arm_twice(model: LoadedModel) -> None:
-    with pytest.raises(OptionError, match="the arm none is there twice"):
+    with pytest.raises(OptionError, match="the arm none was given twice"):
         plan_of(model, "none", "none")
 
 
@@ -425,7 +425,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert section["rows"][2]["identical"] == 3
     assert len(generations.read(out).entries) == 9
     again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
-    assert (again.exit_code, "exists; go on with --resume" in again.stderr) == (2, True)
+    assert (again.exit_code, "exists; resume it with --resume" in again.stderr) == (2, True)
     cost = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--cost", "0.5"])
     assert (cost.exit_code, "cost: None there, 1.0, 1.5, 2.0" in cost.stderr) == (2, True)
     more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
@@ -544,7 +544,7 @@ def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -
     asked[1] = replace(asked[1], output_ids=(1, 2))
     wrong = measure(plan_of(model, records=asked, dictate=True, warmup=0), file)
     assert wrong[0].startswith("t/0: the record has no answer")
-    assert wrong[1].startswith("t/2: token id 1000000 of the answer is none")
+    assert wrong[1].startswith("t/2: token id 1000000 of the answer is not in")
     assert {row.id for row in file.rows} == {"t/1"}
 
 
@@ -559,7 +559,7 @@ def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
     asked = replace(records()[0], prompt_ids=(7, 8, 9), output_ids=(5, 6))
     plan = plan_of(model, "none", records=[asked], dictate=True)
     assert [row.output_ids for row in go(plan)] == [[5, 6]]
-    with pytest.raises(UnsupportedError, match="does not tell this model positions"):
+    with pytest.raises(UnsupportedError, match="passes no position_ids to this model"):
         go(plan_of(model, "hf:generate", records=[asked], dictate=True))
 
 

@@ -87,7 +87,7 @@ def test_query_shows_what_followed(built: Path) -> None:
     assert found["continuations"] == [{"text": " a test", "begin": 1, "whole": 1}]
     nothing = call("query", built, "}{")
     assert nothing.exit_code == 0
-    assert "nothing in the corpus ends like this" in nothing.stdout
+    assert "does not occur in the corpus" in nothing.stdout
 
 
 def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Path) -> None:

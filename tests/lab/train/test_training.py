@@ -258,7 +258,7 @@ def test_no_free_token(model: Path, texts: Texts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "says"),
-    [((7,), "contain token 7"), ((2,), "has a meaning already"), ((999,), "there is no token 999")],
+    [((7,), "contain token 7"), ((2,), "has a meaning"), ((999,), "there is no token 999")],
 )
 def test_a_token_that_is_not_free(
     model: Path, texts: Texts, tmp_path: Path, tokens: tuple[int, ...], says: str
@@ -308,7 +308,7 @@ def test_a_model_that_could_not_be_saved(model: Path, texts: Texts, tmp_path: Pa
     shutil.copytree(model, source)
     settings = {"do_sample": False, "temperature": 0.5}
     (source / "generation_config.json").write_text(json.dumps(settings))
-    with pytest.raises(OptionError, match=r"generation_config of .* contradicts itself"):
+    with pytest.raises(OptionError, match=r"generation_config of .* is invalid"):
         train(str(source), RECIPE, texts, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out").exists()
 
@@ -434,7 +434,7 @@ def test_a_diverging_training_stops(model: Path, texts: Texts, tmp_path: Path) -
 
 def test_nothing_is_overwritten(model: Path, texts: Texts, unbroken: Path, tmp_path: Path) -> None:
     there = snapshot(unbroken)
-    with pytest.raises(OptionError, match="holds a model already"):
+    with pytest.raises(OptionError, match="already holds a model"):
         train(str(model), RECIPE, texts, unbroken, OPTIONS)
     assert snapshot(unbroken) == there
     (tmp_path / "notes.txt").write_text("mine")
@@ -449,14 +449,14 @@ def test_nothing_is_overwritten(model: Path, texts: Texts, unbroken: Path, tmp_p
 )
 def test_a_damaged_file_of_adaptive_tokens(tmp_path: Path, text: str) -> None:
     (tmp_path / "sdsat.json").write_text(text)
-    with pytest.raises(LoadError, match="does not say what the model's adaptive tokens are"):
+    with pytest.raises(LoadError, match="has no valid adaptive tokens"):
         AdaptiveTokens.load(str(tmp_path))
 
 
 def test_diverse_tokens_ask_for_less_than_L() -> None:  # noqa: N802
     diverse = AdaptiveTokens(tokens=(5, 6, 7), L=3, objective="improved")
     assert diverse.ask(2) == (5, 6)
-    with pytest.raises(OptionError, match="k=3"):
+    with pytest.raises(OptionError, match="k must be less than 3"):
         diverse.ask(3)
     assert AdaptiveTokens(tokens=(5,), L=3, objective="improved").ask(5) == (5,) * 5
 

@@ -149,7 +149,7 @@ def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:
 def test_models_that_cannot_be_calibrated(engine: Engine) -> None:
     with pytest.raises(OptionError, match="no prompts"):
         CalibrationPlan(engine, [])
-    with pytest.raises(OptionError, match="no name"):
+    with pytest.raises(OptionError, match="made in memory has none"):
         CalibrationPlan(Engine.from_pretrained(build("llama")), PROMPTS)
     with pytest.raises(UnsupportedError, match="one token per pass"):
         CalibrationPlan(Engine.from_pretrained(build("mamba")), PROMPTS)

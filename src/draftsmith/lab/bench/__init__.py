@@ -1,1 +1,1 @@
-"""Measuring: replay recorded answers through the real loop."""
+"""Measures drafters: replays of recorded answers, and live runs."""

@@ -1,4 +1,4 @@
-"""What is asked in a live run, what comes back, and who answers."""
+"""Requests and answers of a live run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftsmith.model.forward import unwrapped
 
 
 class Dictated:
-    """A logits processor that leaves a prompt of so many tokens no other answer than `answer`."""
+    """Logits processor that forces `answer` after a prompt of `prompt` tokens."""
 
     def __init__(self, prompt: int, answer: Sequence[int]) -> None:
         self.prompt, self.answer = prompt, answer
@@ -27,7 +27,7 @@ class Dictated:
         return self._only(input_ids.shape[1], scores)
 
     def _only(self, length: int, scores: Tensor) -> Tensor:
-        # Amid the prompt, and behind the answer's end, where drafts may reach, anything will do.
+        # Any token is fine inside the prompt, and after the answer's end, which drafts may reach.
         token = self.answer[min(max(0, length - self.prompt), len(self.answer) - 1)]
         only = torch.full_like(scores, -torch.inf)
         only[:, token] = 0.0
@@ -35,12 +35,17 @@ class Dictated:
 
     @contextmanager
     def in_logits(self, model: Any) -> Iterator[None]:
-        """Let a model's own logits say the answer while it generates: transformers' prompt lookup
-        asks logits processors which candidates to leave out."""
+        """Force the answer in the model's own logits while the context is open.
+
+        For transformers' prompt lookup, which also calls logits processors to filter its
+        candidates.
+        """
 
         def say(_model: Any, _args: Any, given: dict[str, Any], output: Any) -> None:
             if "position_ids" not in given:
-                raise UnsupportedError("generate does not tell this model positions to dictate at")
+                raise UnsupportedError(
+                    "generate passes no position_ids to this model, so answers cannot be dictated"
+                )
             logits = output.logits  # of the last positions
             for row, at in enumerate(given["position_ids"][0, -logits.shape[1] :].tolist()):
                 logits[:, row] = self._only(at + 1, logits[:, row])
@@ -54,7 +59,7 @@ class Dictated:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One prompt in tokens, and how it is to be answered."""
+    """One prompt in tokens, with the options of its answer."""
 
     ids: Sequence[int]
     limit: int
@@ -62,7 +67,7 @@ class Ask:
     sampling: SamplingParams
     """Temperature, seed and filters; the same for every arm."""
     dictated: Dictated | None = None
-    """The answer that is to be given; None: the model's own."""
+    """The answer to force; None: the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,9 @@ class Answer:
 
     tokens: list[int]
     seconds: float
-    """From the call to the last token."""
+    """Seconds from the call to the last token."""
     first_token_seconds: float
     passes: int
     finish_reason: str
     stats: Stats | None = None
-    """The loop's own record; peers have none."""
+    """Statistics of our loop; None for peers."""

@@ -28,7 +28,7 @@ class Spec:
 
 
 def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
-    """`copyspec(gamma=3)`, `auto@8` (a budget of its own), or `hf:prompt_lookup(tokens=10)`.
+    """Parse `copyspec(gamma=3)`, `auto@8` (with its own budget), or `hf:prompt_lookup(tokens=10)`.
 
     Raises UnknownName with a suggestion, or OptionError.
     """
@@ -44,18 +44,18 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
     try:
         return Spec(text, registry.parse(spec), budget)
     except UnknownName as error:
-        if error.kind != "drafter":  # One of its options is unknown.
+        if error.kind != "drafter":  # one of its options is unknown
             raise
         raise UnknownName("arm", error.name, known) from error
 
 
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens",
            "seed")  # fmt: skip
-"""The options of a call that fix its distribution and its draws."""
+"""Options of a call that fix its distribution and its random numbers."""
 
 
 class Ours:
-    """One of our drafters, on an engine of its own: what its budget learns stays its own."""
+    """One of our drafters, on an engine of its own, so that its budget learns alone."""
 
     def __init__(self, model: LoadedModel, spec: Spec, cost: CostCurve | None = None) -> None:
         assert spec.drafter is not None
@@ -73,7 +73,8 @@ class Ours:
         result = self.engine.generate(list(ask.ids), **options)
         seconds = perf_counter() - begin
         stats = result.stats
-        if stats.drafter_failures or stats.failed_passes:  # it would be measured as this drafter's
+        # Otherwise the plain fallback would be measured as this drafter's.
+        if stats.drafter_failures or stats.failed_passes:
             raise DrafterError(result.notices[-1])
         first, passes = stats.first_token_seconds, stats.passes
         return Answer(result.tokens, seconds, first, passes, result.finish_reason, stats)
@@ -84,14 +85,14 @@ Arm = Ours | peers.Peer
 
 
 def build(model: LoadedModel, specs: Sequence[Spec], cost: RecordedCost | None = None) -> list[Arm]:
-    """The arms ready to answer; raises OptionError for two of the same name, or LoadError.
+    """Make the arms; raises OptionError for two of the same name, or LoadError.
 
-    `cost`: what automatic budgets decide by, instead of what each arm learns from its own passes.
+    `cost` replaces what automatic budgets learn from the passes of each arm.
     """
     names = [spec.name for spec in specs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise OptionError(f"the arm {twice} is there twice; give each --arm once")
+        raise OptionError(f"the arm {twice} was given twice; give each --arm once")
     return [
         Ours(model, spec, cost) if spec.peer is None else peers.Peer(model, spec.name, spec.peer)
         for spec in specs

@@ -1,4 +1,4 @@
-"""What a pass costs here by its width, context and rows: measured, saved, interpolated."""
+"""Cost of a pass on this machine by width, context and rows: measured, saved, interpolated."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """An assumed curve: every position after the first costs `slope` plain passes more."""
+    """An assumed curve: every position after the first costs `slope` plain passes."""
 
     slope: float
     plain_seconds: float | None = None
-    """Seconds of a plain pass; None: not known, so everything counts in plain passes."""
+    """Seconds of a plain pass; None: unknown, so costs are in plain passes."""
 
     @property
     def in_seconds(self) -> bool:
@@ -68,9 +68,9 @@ class CostTable:
     versions: dict[str, str]
     points: tuple[Point, ...]
     prefill_ms: dict[int, float]
-    """Milliseconds to compute a prompt of so many tokens."""
-    linear_layers: str = "not told"
-    """How they are laid out; older files do not tell."""
+    """Prompt tokens → milliseconds to compute them."""
+    linear_layers: str = "unknown"
+    """Layout of the linear layers; older files do not have it."""
 
     @property
     def title(self) -> str:
@@ -80,10 +80,10 @@ class CostTable:
         return f"{name}, {self.dtype}, {self.threads} thread{s}; linear layers: {layers}"
 
     def seconds(self, positions: float, context: float, batch: int = 1) -> float:
-        """A step of so many positions a row after so many cached tokens, interpolated.
+        """Seconds of a step over `positions` per row after `context` cached tokens, interpolated.
 
-        Beyond the measured points the last slope goes on. Raises OptionError for a batch size that
-        was not measured.
+        The last slope continues beyond the measured points. Raises OptionError for a batch size
+        that was not measured.
         """
         curves: dict[int, list[tuple[int, float]]] = {}
         for point in sorted(self.points, key=lambda p: (p.context, p.positions)):
@@ -91,7 +91,7 @@ class CostTable:
                 curves.setdefault(point.context, []).append((point.positions, point.ms / 1e3))
         if not curves:
             raise OptionError(
-                f"batch={batch} was not measured in this cost table (there: {self.batches})"
+                f"batch={batch} was not measured in this cost table, only {self.batches}"
             )
         return _interpolate([(c, _interpolate(curves[c], positions)) for c in curves], context)
 
@@ -112,7 +112,7 @@ class CostTable:
         write_text(Path(path), json.dumps(self.as_dict(), indent=1) + "\n")
 
     def as_dict(self) -> dict[str, Any]:
-        """The table in plain numbers, as it is saved."""
+        """Return the table in plain values, as it is saved."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
@@ -123,13 +123,13 @@ class CostTable:
         try:
             given = parse_json(text)
             if given.pop("format") != FORMAT:
-                raise ValueError("another format")
+                raise ValueError("it has another format")
             given["points"] = tuple(Point(**point) for point in given["points"])
             given["prefill_ms"] = {int(t): float(ms) for t, ms in given["prefill_ms"].items()}
             return cls(**given)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LoadError(
-                f"{path} is no cost table ({error}); make one with `draftsmith bench cost`"
+                f"{path} is not a cost table ({error}); make one with `draftsmith bench cost`"
             ) from error
 
 
@@ -137,7 +137,7 @@ Cost = CostTable | Slope
 
 
 def curve(cost: Cost, rows: int = 1) -> dict[int, float]:
-    """Seconds of a pass over so many rows by its draft nodes, at the middle measured context."""
+    """Seconds of a pass over `rows` rows by its draft nodes, at the middle measured context."""
     widths = (0, *LADDER)
     if isinstance(cost, Slope):
         return {width: cost.seconds(1 + width, 0) for width in widths}
@@ -146,26 +146,26 @@ def curve(cost: Cost, rows: int = 1) -> dict[int, float]:
 
 
 def recorded(cost: Cost) -> RecordedCost:
-    """What automatic budgets decide by, for as many rows as were measured."""
+    """Return the cost curve for automatic budgets, for each measured number of rows."""
     batches = cost.batches if isinstance(cost, CostTable) else ()
     return RecordedCost(curve(cost), {rows: curve(cost, rows) for rows in batches})
 
 
 def parse_cost(text: str) -> Cost:
-    """A cost table's file, or a number: what a further position costs, in plain passes."""
+    """Read a cost table's file, or a number: the cost of a further position in plain passes."""
     try:
         slope = float(text)
     except ValueError:
         return CostTable.load(text)
     if not 0 <= slope < 1e6:
-        raise OptionError(f"cost={text} cannot work; a slope is at least 0, e.g. 0.02")
+        raise OptionError(f"cost must be a file, or a number >= 0 such as 0.02, got {text}")
     return Slope(slope)
 
 
 def measure_cost(
     loaded: LoadedModel, grid: Grid | None = None, advance: Callable[[str], None] = lambda _: None
 ) -> CostTable:
-    """Time decoding steps on `grid`; `advance` hears what was finished.
+    """Time decoding steps on `grid`; `advance` is called with what was finished.
 
     Contexts too long for the model are shortened; raises UnsupportedError if nothing fits.
     """
@@ -176,13 +176,13 @@ def measure_cost(
             f"{loaded.name} has a context of {loaded.context_length}, too short for passes over "
             f"{max(grid.positions)} positions; give fewer --positions or --repeats"
         )
-    # What is too long for this model becomes the longest that is not.
+    # A context that is too long for this model is replaced by the longest possible one.
     fitting = sorted({min(context, longest) for context in grid.contexts})
     batches = [b for b in grid.batches if b == 1 or loaded.capabilities.packed]
     points: list[Point] = []
     prefill: dict[int, float] = {}
     with torch.inference_mode():
-        timed_steps(loaded, fitting[0], 1, Grid((1,), repeats=1))  # Warms up.
+        timed_steps(loaded, fitting[0], 1, Grid((1,), repeats=1))  # warm up
         for context in fitting:
             for batch in batches:
                 began, seconds = timed_steps(loaded, context, batch, grid)
@@ -210,12 +210,13 @@ def _point(batch: int, context: int, positions: int, seconds: Sequence[float]) -
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Piecewise linear through `points` (rising x), the outer slopes continued, never below 0."""
+    """Interpolate `points` (rising x) linearly; the outer slopes continue, never below 0."""
     if len(points) == 1:
         return points[0][1]
     at = min(max(bisect_left([p[0] for p in points], x), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[at - 1], points[at]
     value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    if x < points[0][0]:  # Noise in the first slope must not make short contexts cheap or costly.
+    # Noise in the first slope must not make short contexts cheap or expensive.
+    if x < points[0][0]:
         value = y0
     return max(value, 0.0)

@@ -1,4 +1,4 @@
-"""From a record to the ids of its prompt and its answer."""
+"""Encodes a record as the ids of its prompt and its answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from draftsmith.text.tokenizer import encode, read_bare, render_chat
 from draftsmith.text.vocab import fingerprint
 
 _CHECKED = 20
-"""Records whose answers are tokenized and back, to notice a wrong tokenizer."""
+"""Number of records with answers that are encoded and decoded, to detect a wrong tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A record in ids; the answer includes the token that ended it."""
+    """A record in ids. The answer includes the token that ended it."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -34,24 +34,24 @@ class Encoder:
     """A tokenizer with its chat template."""
 
     encode: Callable[[str, bool], list[int]]
-    """Ids of a text; True: with what the tokenizer puts around a whole text."""
+    """Encode a text; True adds the tokenizer's special tokens."""
     decode: Callable[[list[int]], str]
     chat: Callable[[Sequence[Message]], Sequence[Piece]]
-    """A chat up to where the assistant's answer begins."""
+    """Render a chat up to the beginning of the assistant's answer."""
     end: Sequence[Piece]
     """What ends an answer."""
     vocab_size: int
     vocabulary: str
-    """A fingerprint of the tokenizer, and of its template."""
+    """Fingerprint of the tokenizer and its template."""
 
     def prompt(self, record: Record) -> tuple[int, ...]:
-        """Ids of what was asked."""
+        """Return the ids of the prompt."""
         if record.messages:
             return tuple(self._ids(self.chat(record.messages)))
         return tuple(self.encode(record.prompt or "", True))
 
     def answer(self, record: Record) -> tuple[int, ...]:
-        """Ids of what was answered, with the end of the turn."""
+        """Return the ids of the answer, including the end of the turn."""
         return (*self.encode(record.output or "", False), *self._ids(self.end))
 
     def _ids(self, pieces: Sequence[Piece]) -> Iterator[int]:
@@ -61,15 +61,15 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Which tokenizer a record gets: its own by name, from one of `folders`, or the given one."""
+    """Chooses a record's tokenizer: its own by name, from one of `folders`, or the given one."""
 
     folders: tuple[Path, ...] = ()
     tokenizer: str | None = None
-    """A folder or a name; for records that name none, or the same."""
+    """A folder or a name, for records that name none or the same."""
     template: str | None = None
 
     def __call__(self, record: Record) -> Encoded:
-        """Ids of a record; raises LoadError, OptionError or PromptError."""
+        """Return the ids of a record; raises LoadError, OptionError or PromptError."""
         prompt, answer = record.prompt_ids, record.output_ids
         encoder = self._encoder(record)
         if encoder is not None:
@@ -88,27 +88,27 @@ class Encoding:
         return Encoded(prompt, answer, vocab_size)
 
     def vocabulary(self, record: Record) -> str | None:
-        """The fingerprint of the record's tokenizer; None if it needs none."""
+        """Return the fingerprint of the record's tokenizer; None if it needs none."""
         encoder = self._encoder(record)
         return None if encoder is None else encoder.vocabulary
 
     def check(self, records: Iterable[Record]) -> None:
-        """Raise OptionError if most answers do not survive being tokenized.
+        """Raise OptionError if most answers change when they are encoded and decoded.
 
-        Such a tokenizer (one that lower-cases, or drops line breaks) cannot have written them. Some
-        may be changed by the right one, too: broken characters, for example.
+        A tokenizer that changes them (by lower-casing, or dropping line breaks) cannot have written
+        them. The right one may change some, too, such as broken characters.
         """
         read = [r for r in islice(records, _CHECKED) if r.output and r.output_ids is None]
         lost = [r for r in read if not self._survives(r)]
         if 2 * len(lost) > len(read):
             first = lost[0]
             raise OptionError(
-                f"the tokenizer {self._name(first)} does not give back the text it is given (e.g. "
-                f"the output of record {first.id}): it is not the one of the model that answered"
+                f"the tokenizer {self._name(first)} changes texts (e.g. the output of record "
+                f"{first.id}), so it is not the one of the model that answered"
             )
 
     def _survives(self, record: Record) -> bool:
-        """Whether the output comes back from its ids, but for spaces at its ends."""
+        """Whether the output is unchanged by encoding and decoding, except spaces at its ends."""
         encoder, text = self._encoder(record), record.output or ""
         return (
             encoder is None or encoder.decode(encoder.encode(text, False)).strip() == text.strip()
@@ -130,14 +130,14 @@ class Encoding:
         if record.prompt_ids is not None and record.output_ids is not None:
             return None
         raise OptionError(
-            f"record {record.id} does not say which tokenizer its model has; give --tokenizer with "
-            "a model's folder or hub id, or a name such as qwen2"
+            f"record {record.id} does not name its model's tokenizer; give --tokenizer with a "
+            "model's folder or hub id, or a name such as qwen2"
         )
 
 
 @lru_cache(maxsize=8)
 def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder:
-    """The tokenizer called `name`: in one of the folders, or of the model that `name` means."""
+    """Load the tokenizer `name` from one of the folders, or that of the model with this name."""
     if template is not None and template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
     places = [Path(name).expanduser(), *(folder / name for folder in folders)]
@@ -161,12 +161,12 @@ def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder
 
 
 def _bare(folder: Path, template: Template | None) -> Encoder:
-    """A lone tokenizer.json, with one of our templates."""
+    """Load a lone tokenizer.json, with one of our templates."""
     tokenizer = read_bare(folder / "tokenizer.json")
 
     def no_chat(_: Sequence[Message]) -> Sequence[Piece]:
         raise OptionError(
-            f"the tokenizer {folder.name} comes without a chat template; give --template "
+            f"the tokenizer {folder.name} has no chat template; give --template "
             f"({', '.join(TEMPLATES)}), or --tokenizer with the model's own folder"
         )
 
@@ -182,8 +182,8 @@ def _bare(folder: Path, template: Template | None) -> Encoder:
 
 
 def _own(source: str, template: Template | None) -> Encoder:
-    """A model's own tokenizer and chat template, as the engine uses them."""
-    # Imports transformers, which takes seconds and is not needed for bare files.
+    """Load a model's own tokenizer and chat template, as the engine uses them."""
+    # Imported here, because transformers takes seconds and bare files do not need it.
     from draftsmith.model.load import read_tokenizer
 
     tokenizer = read_tokenizer(source, {})

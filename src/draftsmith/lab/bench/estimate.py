@@ -1,4 +1,4 @@
-"""Predict, from recorded answers and the cost of a pass, how much faster a drafter would be.
+"""Predicts a drafter's speed-up from recorded answers and the cost of a pass.
 
 Predicted speed-up = Σ cost of plain decoding / Σ (cost of every replayed pass at its own width and
 context + the drafter's measured time). Prompts cost the same on both sides.
@@ -19,7 +19,7 @@ from draftsmith.lab.bench.sweep import Done
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one drafter would bring on some records; suite None for all of them."""
+    """Prediction for one drafter on some records; suite None for all of them."""
 
     suite: str | None
     drafter: str
@@ -36,26 +36,26 @@ class Estimate:
 
 
 def estimate(done: Sequence[Done], cost: Cost) -> list[Estimate]:
-    """One estimate per part (`suites.parts`) and drafter, and over all where there are several."""
+    """Return an estimate per part (`suites.parts`) and drafter, then the total of several parts."""
     groups: dict[tuple[str | None, str], list[Replay]] = {}
     named = parts([one.record for one in done])
     several = len(set(named)) > 1
     for one, part in zip(done, named, strict=True):
         for suite in (part, None) if several else (part,):
             groups.setdefault((suite, one.drafter), []).append(one.replay)
-    places = sorted(groups, key=lambda place: place[0] is None)  # The sum comes last.
+    places = sorted(groups, key=lambda place: place[0] is None)  # the total comes last
     return [predict(groups[place], cost, *place) for place in places]
 
 
 def predict(replays: Sequence[Replay], cost: Cost, suite: str | None, drafter: str) -> Estimate:
-    """The estimate for one drafter's replays."""
+    """Return the estimate for one drafter's replays."""
     stats = total([replay.stats for replay in replays])
     prefill = sum(cost.prefill_seconds(replay.stats.prompt_tokens) for replay in replays)
     plain = sum(plain_seconds(replay, cost) for replay in replays)
     counts = [item for replay in replays for item in replay.passes.items()]
     passes = sum(n * cost.seconds(width, context) for (context, width), n in counts)
     same_passes_plain = sum(n * cost.seconds(1, context) for (context, _), n in counts)
-    # Without seconds there is nothing that the drafter's time could be weighed with.
+    # If costs are not in seconds, the drafter's time cannot be compared with them.
     drafting = stats.seconds.draft if cost.in_seconds else 0.0
     return Estimate(
         suite=suite,
@@ -78,5 +78,5 @@ def plain_seconds(replay: Replay, cost: Cost) -> float:
 
 
 def automatic(cost: Cost) -> ReplayBudget:
-    """The engine's automatic budget under `cost`, at the middle of the measured contexts."""
+    """Return the engine's automatic budget under `cost`, at the middle measured context."""
     return ReplayBudget(curve=tuple(curve(cost).items()))

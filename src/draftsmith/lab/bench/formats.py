@@ -1,7 +1,7 @@
-"""Benchmarks as the papers' publishers wrote them, and logs of APIs: one JSON object → records.
+"""Formats of published benchmarks and API logs: one JSON object → records.
 
-A format is recognized by its keys. Where a benchmark is a question only, the instruction is the one
-its recorded answers were asked with, or ours where none is public in a usable form.
+A format is recognized by its keys. If a benchmark only has a question, the instruction is the one
+of its recorded answers, or ours if none is public in a usable form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CODE = (
     "Please provide a self-contained Python script that solves the following problem in a markdown "
     "code block:\n```\n{problem}\n```\n"
 )
-"""EvalPlus's instruction, which the recorded HumanEval answers were asked with."""
+"""EvalPlus's instruction, which the recorded HumanEval answers used."""
 
 QUOTE = (
     "Answer the question in one or two sentences, in the words of the sources.\n\n{sources}\n\n"
@@ -36,7 +36,7 @@ QUOTE = (
 
 
 def parse(item: Any, suite: str, number: int) -> list[Record]:
-    """Records of one object; raises Wrong. `suite` and `number` name what has no name of its own"""
+    """Return one object's records; `suite` and `number` replace a missing name. Raises Wrong."""
     if not isinstance(item, dict):
         raise Wrong(f"expected a JSON object, found {type(item).__name__}")
     for keys, reader in _FORMATS:
@@ -44,7 +44,7 @@ def parse(item: Any, suite: str, number: int) -> list[Record]:
             try:
                 return reader(item, suite, number)
             except (TypeError, ValueError, AttributeError, LookupError) as error:
-                raise Wrong(f"not what its keys promise ({error})") from error
+                raise Wrong(f"its values do not fit its keys ({error})") from error
     found = ", ".join(map(repr, list(item)[:6])) or "none"
     raise Wrong(f"neither 'messages' nor 'prompt' nor a known benchmark's keys; found {found}")
 
@@ -88,15 +88,15 @@ def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG
 
 
 def _api_log(item: Item, suite: str, number: int) -> list[Record]:
-    """A call of OpenAI's chat or text completions: one record for each of its choices.
+    """A call of OpenAI's chat or text completions: one record per choice.
 
-    `request` and `response` are objects, or JSON texts of them, perhaps below `body`; a response
-    that was streamed may be the list of its chunks.
+    `request` and `response` are objects or their JSON texts, possibly inside `body`. The response
+    of a stream may be the list of its chunks.
     """
     request, response = _body(item["request"], "request"), _body(item["response"], "response")
     answers = _answers(response)
     prompt = request.get("prompt")
-    # A list of numbers is one prompt, any other list is one of prompts.
+    # A list of numbers is one prompt; any other list contains prompts.
     several = isinstance(prompt, list) and not all(type(part) is int for part in prompt)
     prompts = prompt if several else [prompt]
     if len(answers) % max(1, len(prompts)):
@@ -122,7 +122,7 @@ def _api_log(item: Item, suite: str, number: int) -> list[Record]:
 
 
 def _body(value: Any, name: str) -> Any:
-    """A request or a response, whichever way a log keeps it."""
+    """Return a request or a response from any of the forms in which logs keep it."""
     value = parse_json(value) if isinstance(value, str) else value
     if isinstance(value, dict) and isinstance(value.get("body"), dict | str | list):
         return _body(value["body"], name)
@@ -132,7 +132,7 @@ def _body(value: Any, name: str) -> Any:
 
 
 def _answers(response: Any) -> list[str]:
-    """The texts of a response's choices, by their index."""
+    """Return the texts of a response's choices, by their index."""
     texts: dict[int, str] = {}
     for part in response if isinstance(response, list) else [response]:
         if not isinstance(part.get("choices"), list):
@@ -153,7 +153,7 @@ def _answers(response: Any) -> list[str]:
 
 
 _OWN = [{"messages"}, *({"prompt", known} for known in ("output", "completion", "output_ids"))]
-"""What no benchmark's publisher writes: ours, whatever a log calls its further columns."""
+"""Keys of our own format, which no published benchmark uses."""
 
 _FORMATS: list[tuple[set[str], Callable[[Item, str, int], list[Record]]]] = [
     *((keys, own_line) for keys in _OWN),

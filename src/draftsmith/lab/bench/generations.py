@@ -1,4 +1,4 @@
-"""Generations: the rows of a live run, one JSON line each, and the file that keeps them."""
+"""Generations: the rows of a live run, one JSON line each, and their file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class Generation:
-    """One answer of one arm. `draftsmith bench replay` reads these lines, too."""
+    """One answer of one arm. `draftsmith bench replay` also reads these lines."""
 
     id: str
     suite: str
@@ -33,14 +33,14 @@ class Generation:
     text: str
     finish_reason: str
     max_new_tokens: int
-    """The limit that the answer ran under, context included."""
+    """Limit of the answer's length, context included."""
     seconds: float
     first_token_seconds: float
     peak_bytes: int | None
-    """Most memory in use during this generation: of the device, or resident on the CPU."""
+    """Peak memory of this generation: of the device, or resident on the CPU."""
     passes: int
     attempts: int | None = None
-    """None, as the next fields are, where transformers does not tell."""
+    """None, as the next fields, if transformers does not report it."""
     drafted: int | None = None
     probes: int | None = None
     accepted: int = 0
@@ -50,17 +50,17 @@ class Generation:
     phases: dict[str, float] | None = None
     """Seconds of prefill, draft, target, verify and other."""
     reference: str | None = None
-    """What was answered before, or by people, where the suite knows."""
+    """The recorded or human answer, if the suite has one."""
     compared: bool = False
     """Whether the answer was compared with plain decoding's."""
     divergence: int | None = None
-    """The first token that is not plain decoding's; None if all are, or if not compared."""
+    """First token that differs from plain decoding's; None if none does, or if not compared."""
     gap: float | None = None
-    """How far the model's two best logits are apart there."""
+    """Distance of the model's two best logits at that token."""
     began: str | None = None
-    """When it was asked: date and time in UTC."""
+    """Start of the generation: date and time in UTC."""
     load: float | None = None
-    """What the machine did then: processes that want to run, per core, mean of a minute."""
+    """Load average of the last minute per core."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class Generation:
 
     @property
     def stats(self) -> Stats | None:
-        """The loop's record again; None for peers."""
+        """The loop's statistics; None for peers."""
         if self.phases is None:
             return None
         shared = ((f.name, getattr(self, f.name, None)) for f in fields(Stats))
@@ -83,7 +83,7 @@ class Generation:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as it is written."""
+        """Return the row as it is written."""
         return {"format": FORMAT, **asdict(self)}
 
 
@@ -97,9 +97,9 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def parse(item: dict[str, Any]) -> Generation:
-    """The row that a line holds; raises ValueError that says why there is none."""
+    """Return the row of a line; raises ValueError with the reason."""
     if "arm" not in item or "output_ids" not in item:
-        raise ValueError("no result of `draftsmith bench run`")
+        raise ValueError("not a result of `draftsmith bench run`")
     if item.get("format") != FORMAT:
         raise ValueError(f"written in format {item.get('format')}, not {FORMAT}")
     known = {f.name for f in fields(Generation)}
@@ -122,7 +122,7 @@ _FILE: dict[str, Any] = {
 
 
 def read(path: str | Path) -> Lines[Generation]:
-    """All rows of a file of results, up to where it is torn; LoadError names file and line."""
+    """Read the rows of a result file, up to an incomplete line; raises LoadError."""
     found: Lines[Generation] = read_lines(Path(path), **_FILE)
     if not found.entries:
         raise LoadError(f"{path} is empty: it has no results")
@@ -130,9 +130,9 @@ def read(path: str | Path) -> Lines[Generation]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`threads: 1 there, 2 now` for every setting that is not the same.
+    """Return `threads: 1 there, 2 now` for every setting that differs.
 
-    The commit is left out: whoever works on a repository commits while a long run is paused.
+    The commit is left out, because people commit while a long run is paused.
     """
     names = [name for name in {**before, **now} if name != "commit"]
     return [
@@ -151,10 +151,10 @@ def _shown(value: Any) -> str:
 
 
 class ResultFile:
-    """Rows that are on disk as soon as they are measured; a killed run can go on."""
+    """Rows that are on disk as soon as they are measured, so that a killed run can be resumed."""
 
     def __init__(self, path: Path | None, settings: dict[str, Any]) -> None:
-        """Go on with the rows at `path`, in memory only without one.
+        """Continue with the rows at `path`; without one, keep rows in memory.
 
         Raises OptionError for rows of other settings, LoadError or WriteError as `JsonLines`.
         """
@@ -173,12 +173,12 @@ class ResultFile:
                 )
 
     def add(self, row: Generation) -> None:
-        """Keep a row, at once on disk."""
+        """Store a row, immediately on disk."""
         self.rows.append(row)
         if self._lines is not None:
             self._lines.add(row.as_dict())
 
     def rewrite(self) -> None:
-        """Write all rows anew, after they were completed; the old file stays until that is done."""
+        """Write all rows again after they were completed; the old file stays until that is done."""
         if self._lines is not None:
             self._lines.rewrite(row.as_dict() for row in self.rows)

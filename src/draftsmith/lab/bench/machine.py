@@ -1,4 +1,4 @@
-"""What the machine is, and what it did in a generation: most memory in use, how busy it was."""
+"""Describes the machine, and its memory and load during a generation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _RESET, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def reset_peak(device: torch.device) -> bool:
-    """Let the high-water mark of memory start anew from what is in use now.
+    """Reset the peak of memory in use; returns whether that is possible.
 
-    Returns whether that can be done: on a CPU only Linux knows how, and not in every sandbox.
+    On a CPU only Linux can, and not in every sandbox.
     """
     if (module := _counting(device)) is not None:
         module.reset_peak_memory_stats(device)
@@ -32,7 +32,7 @@ def reset_peak(device: torch.device) -> bool:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Most memory since the reset, a GPU's or resident; None where the system does not tell."""
+    """Peak bytes since the reset, of a GPU or resident; None if the system does not report it."""
     if (module := _counting(device)) is not None:
         return int(module.max_memory_allocated(device))
     try:
@@ -43,13 +43,13 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def _counting(device: torch.device) -> Any:
-    """Return torch's module for a device that counts what is allocated on it; None for others."""
+    """Return torch's module for a device that counts its allocations; None for others."""
     module = None if device.type == "cpu" else torch.get_device_module(device)
     return module if hasattr(module, "max_memory_allocated") else None
 
 
 def load_per_core() -> float | None:
-    """Processes that want to run, per core, mean of the last minute; None where nobody counts."""
+    """Load average of the last minute per core; None if the system does not report it."""
     if not hasattr(os, "getloadavg"):  # Windows
         return None
     try:
@@ -59,11 +59,11 @@ def load_per_core() -> float | None:
 
 
 def linear_layers(model: LoadedModel) -> str:
-    """How a model's linear layers are laid out."""
+    """Describe the layout of a model's linear layers."""
     return "as loaded" if model.prepacked is None else model.prepacked.explain()
 
 
 def machine() -> str:
-    """Processor and system, as far as Python knows."""
+    """Describe processor and system, as far as Python knows."""
     system = f"{platform.system()} {platform.release().partition('-')[0]}"
     return f"{processor()}, {system}, Python {platform.python_version()}"

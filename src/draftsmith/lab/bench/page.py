@@ -23,7 +23,7 @@ from draftsmith.lab.bench.summary import Section, Summary
 from draftsmith.lab.bench.versus import Comparison
 
 _LONG = 12
-"""Characters from which a figure takes a phone's whole width."""
+"""A figure with at least this many characters gets the full width of a phone."""
 
 
 def page(
@@ -31,7 +31,7 @@ def page(
     comparison: Comparison | None = None,
     cost: CostTable | None = None,
 ) -> str:
-    """The whole page; raises OptionError if matplotlib is not installed."""
+    """Return the page; raises OptionError if matplotlib is not installed."""
     title = "Decoding speed"
     if len(sections) == 1:
         title += f": {sections[0].title}"
@@ -40,16 +40,16 @@ def page(
         heading = f"<h2>{escape(section.title)}</h2>" if len(sections) > 1 else ""
         parts.append(heading + _section(section, cost if not parts else None))
     if comparison is not None:
-        said = f"A is {comparison.a}, B is {comparison.b}. {differing(comparison)}"
+        sentence = f"A is {comparison.a}, B is {comparison.b}. {differing(comparison)}"
         figures = _html_table(VERSUS_HEADS, versus_cells(comparison))
-        parts.append(f"<h2>B over A</h2><p>{escape(said)}</p>{figures}")
+        parts.append(f"<h2>B over A</h2><p>{escape(sentence)}</p>{figures}")
     body = f"<h1>{escape(title)}</h1>\n" + "\n".join(parts)
     return html.page(f"draftsmith bench: {title}", body, _STYLE + STYLE)
 
 
 def _section(section: Section, cost: CostTable | None) -> str:
     plots = Plots(section)
-    said = headline(section)
+    sentence = headline(section)
     note = NOTE.format(baseline=section.baseline)
     arms = [(s.arm, plots.colour[s.arm], not s.ours) for s in section.whole]
     tables = [
@@ -59,7 +59,7 @@ def _section(section: Section, cost: CostTable | None) -> str:
     rows = "".join(f"<dt>{escape(n)}</dt><dd>{escape(v)}</dd>" for n, v in facts(section))
     return "\n".join(
         (
-            f'<p class="headline">{escape(said)}</p>' if said else "",
+            f'<p class="headline">{escape(sentence)}</p>' if sentence else "",
             tables[0],
             f'<p class="note">{escape(note[0].upper() + note[1:])}.</p>',
             legend(arms),
@@ -79,7 +79,7 @@ def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[s
          plots.speedups(), ""),
         ("Where the time goes", "Milliseconds per token.", plots.time(), legend(phases)),
         ("Tokens per pass", "Against draft tokens sent along with a pass; dashed: transformers, "
-         "which does not tell how many it drafts.", plots.width(), ""),
+         "which does not report its drafts.", plots.width(), ""),
         ("Accepted by position", "Share of the drafts that reached a position and were accepted "
          "that far.", plots.depth(), ""),
         ("Accepted by source", "Of the tokens that each source drafted.", plots.source(), ""),
@@ -114,12 +114,12 @@ def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cells(columns: Sequence[str], row: Sequence[str]) -> str:
     first, *rest = row
-    # A name may be broken behind its brackets and commas.
+    # A name may be broken after brackets and commas.
     name = escape(first).replace("(", "(<wbr>").replace(",", ",<wbr>")
     shown = [f'<td class="arm">{name}</td>']
     for column, content in zip(columns[1:], rest, strict=True):
         long = ' class="long"' if len(content) > _LONG else ""
-        # Figures stand out, their intervals and remarks do not.
+        # Figures are emphasized; intervals and remarks are not.
         figure = re.sub(r" ([\[(].*)", r" <small>\1</small>", escape(content))
         figure = f"<span>{figure}</span>" if content else ""
         shown.append(f'<td{long} data-head="{escape(column)}">{figure}</td>')

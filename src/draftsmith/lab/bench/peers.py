@@ -1,8 +1,7 @@
-"""transformers' own generation as arms: same weights, dtype, threads, prompts and distribution.
+"""transformers' own generation as arms: same weights, dtype, threads, prompts, distribution.
 
-They run at their own best: nothing is asked of them but the tokens and the moment of each, and
-settings that are not given are transformers' defaults. Which of them keep the target's output is
-told in docs/measuring.md.
+Peers run as fast as they can: only tokens and their times are recorded, and options that are not
+given have transformers' defaults. docs/measuring.md lists which of them keep the target's output.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel, last_part
 
 PREFIX = "hf:"
-"""What the specs of transformers' own generation begin with."""
+"""Prefix of the specs of transformers' own generation."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Generate:
         return f"transformers.{name}({listed})"
 
     def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
-        """What `generate` is called with."""
+        """Return the options of `generate`."""
         return {}
 
 
@@ -57,7 +56,7 @@ class PromptLookup(Generate):
 
 @dataclass(frozen=True)
 class Assisted(Generate):
-    """transformers' assisted generation; None leaves what transformers chooses."""
+    """transformers' assisted generation; None leaves the choice to transformers."""
 
     model: str | None = None
     tokens: int | None = None
@@ -78,8 +77,8 @@ class Assisted(Generate):
         if self.threshold is not None:
             config.assistant_confidence_threshold = self.threshold
         options = {"assistant_model": assistant.model}
-        # The test that transformers itself makes: given or missing tokenizers are an error
-        # otherwise.
+        # The same test as in transformers, which raises an error for a missing or superfluous
+        # tokenizer.
         if assistant.config.vocab_size != model.config.vocab_size:
             options |= {"tokenizer": model.tokenizer, "assistant_tokenizer": assistant.tokenizer}
         return options
@@ -93,7 +92,7 @@ PEERS: dict[str, type[Generate]] = {
 
 
 def parse(text: str, known: Iterable[str]) -> tuple[str, Generate]:
-    """`hf:name(key=value)` → its name in tables, and how it generates.
+    """Parse `hf:name(key=value)`; returns its name in tables and how it generates.
 
     Values may be bare words and paths. Raises UnknownName with a suggestion from the `known` arms
     or the options, or OptionError.
@@ -129,16 +128,16 @@ def _check_counts(**counts: Any) -> None:
 
 
 def _short(value: Any) -> Any:
-    """Folders by their name."""
+    """Replace a folder by its name."""
     return last_part(value) if isinstance(value, str) else value
 
 
 class Clock:
-    """A streamer in transformers' sense: notes when tokens come, once per target pass."""
+    """A streamer for `generate` that records the times of tokens, once per target pass."""
 
     def __init__(self) -> None:
         self.first: float | None = None
-        self.passes = -1  # The prompt is put first.
+        self.passes = -1  # the prompt is put first
 
     def put(self, _tokens: Any) -> None:
         self.passes += 1
@@ -146,7 +145,7 @@ class Clock:
             self.first = perf_counter()
 
     def end(self) -> None:
-        """Nothing is held back here."""
+        """Do nothing: no tokens are buffered."""
 
 
 class Peer:
@@ -161,15 +160,15 @@ class Peer:
         ends = end_ids(model)
         pad = getattr(model.tokenizer, "pad_token_id", None)
         if pad is None and ends:
-            pad = ends[0]  # Never used by one row; without it transformers logs a warning.
+            pad = ends[0]  # never used for one row, but without it transformers logs a warning
         self.fixed = {"pad_token_id": pad, "eos_token_id": ends or None}
         self.ends = frozenset(ends)
 
     def answer(self, ask: Ask) -> Answer:
         seed, clock = ask.sampling.seed, Clock()
-        told = ask.dictated.in_logits(self.model.model) if ask.dictated else nullcontext()
+        forced = ask.dictated.in_logits(self.model.model) if ask.dictated else nullcontext()
         devices = () if self.model.device.type == "cpu" else (self.model.device,)
-        with torch.random.fork_rng(devices, enabled=seed is not None), told:
+        with torch.random.fork_rng(devices, enabled=seed is not None), forced:
             if seed is not None:
                 torch.manual_seed(seed)
             begin = perf_counter()
@@ -191,11 +190,11 @@ class Peer:
 
 
 def _sampling(ask: Ask) -> dict[str, Any]:
-    """How tokens are chosen, in transformers' words; what is off is off, whatever its defaults."""
+    """Return transformers' sampling options. What is off is off, whatever its defaults."""
     sampled = ask.sampling.temperature > 0
     names = ["repetition_penalty", "min_new_tokens"]
     names += ["temperature", "top_p", "min_p"] if sampled else []
     given = {name: value for name in names if (value := getattr(ask.sampling, name))}
     if sampled:
-        given["top_k"] = ask.sampling.top_k  # a 0, too: transformers would take 50
+        given["top_k"] = ask.sampling.top_k  # also 0, because transformers' default is 50
     return given | {"do_sample": sampled}

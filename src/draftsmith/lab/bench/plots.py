@@ -1,4 +1,4 @@
-"""The plots of a report, each from one section's summaries, as SVG."""
+"""Plots of a report as SVG, each from one section's summaries."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 PHASES = {
     "prefill": ("prompt", "#8a9099"), "draft": ("draft", "#d9902f"),
     "target": ("target pass", "#2f6fce"), "verify": ("verify", "#8b5bd0"),
-    "other": ("other", "#c4c8ce"), "unknown": ("not told apart", "#aab0b8"),
+    "other": ("other", "#c4c8ce"), "unknown": ("not split by phase", "#aab0b8"),
 }  # fmt: skip
-"""The loop's phases, what they are called, and their colours; transformers tells none apart."""
+"""Phases of the loop with titles and colours. transformers does not separate them."""
 
 _BASELINE = "#6d7278"
 _COLOURS = ("#1f66d1", "#d0590b", "#14855c", "#a3348a", "#6a4bd0", "#0b7f92", "#94690a", "#c0304a",
@@ -33,7 +33,7 @@ STYLE = """
 svg text { font-family: inherit !important; }
 @media (prefers-color-scheme: dark) { svg, .key i { filter: invert(0.9) hue-rotate(180deg); } }
 """
-"""Dark, light and darkness change places, and hues stay."""
+"""Dark mode inverts lightness and keeps hues."""
 
 _LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -49,9 +49,9 @@ _LOOK: dict[Any, Any] = {
     "lines.linewidth": 2,
 }
 _WIDTH, _HEIGHT = 5.0, 3.4
-"""Inches of 72 points, one of the page's pixels each: a column of a phone's width."""
+"""In inches of 72 points, each one pixel of the page: a column of a phone's width."""
 _SHARE = (0, 1)
-"""The limits of an axis that is read in percent."""
+"""Limits of an axis in percent."""
 _LABEL = 36
 """Characters of a name that fit above its bar, beside the figures."""
 
@@ -68,7 +68,7 @@ def check() -> None:
 
 
 def draw(label: str, paint: Callable[[Axes], None], height: float = _HEIGHT) -> str:
-    """What `paint` draws, with `label` for those who cannot see it; the same SVG every time."""
+    """Return what `paint` draws, with `label` for screen readers; the same SVG every time."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -78,7 +78,7 @@ def draw(label: str, paint: Callable[[Axes], None], height: float = _HEIGHT) -> 
         paint(figure.subplots())
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
     found = re.sub(r"<metadata>.*?</metadata>", "", written.getvalue(), flags=re.DOTALL)
-    found = re.sub(r' id="[A-Za-z2.]+_\d+"', "", found)  # Numbers that every drawing begins at 1.
+    found = re.sub(r' id="[A-Za-z2.]+_\d+"', "", found)  # numbers that are equal in every drawing
     body = found[found.index(">", found.index("<svg")) + 1 :].replace("xlink:href", "href")
     box = f"0 0 {72 * _WIDTH:g} {72 * height:g}"
     return f'<svg viewBox="{box}" role="img" aria-label="{escape(label)}">{body.strip()}'
@@ -89,15 +89,15 @@ Label = tuple[str, str]
 
 
 def draw_rows(label: str, rows: Sequence[Label], paint: Callable[[Axes], None]) -> str:
-    """Horizontal bars, number n at y=n, each below its name and figures."""
+    """Draw horizontal bars, number n at y=n, each below its name and figures."""
 
     def whole(axes: Axes) -> None:
         across = axes.get_yaxis_transform()
-        for y, (name, said) in enumerate(rows):
+        for y, (name, figures) in enumerate(rows):
             shown = name if len(name) <= _LABEL else name[: _LABEL - 1] + "…"
-            weight = "normal" if said else "bold"
+            weight = "normal" if figures else "bold"
             axes.text(0, y - 0.28, shown, transform=across, fontweight=weight)
-            axes.text(1, y - 0.28, said, transform=across, ha="right")
+            axes.text(1, y - 0.28, figures, transform=across, ha="right")
         paint(axes)
         axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.8))
 
@@ -105,11 +105,11 @@ def draw_rows(label: str, rows: Sequence[Label], paint: Callable[[Axes], None]) 
 
 
 Bar = tuple[str, str, Sequence[tuple[float, str]]]
-"""A name, its figures, and the lengths and colours of the parts one after another."""
+"""A name, its figures, and the lengths and colours of its parts in order."""
 
 
 def draw_bars(label: str, bars: Sequence[Bar], **axis: Any) -> str:
-    """Horizontal bars of several parts; nothing where there are none."""
+    """Draw horizontal bars of several parts; returns an empty string if there are none."""
     if not bars:
         return ""
 
@@ -122,15 +122,15 @@ def draw_bars(label: str, bars: Sequence[Bar], **axis: Any) -> str:
         if axis.get("xlim") == _SHARE:
             axes.xaxis.set_major_formatter("{x:.0%}")
 
-    return draw_rows(label, [(name, said) for name, said, _ in bars], paint)
+    return draw_rows(label, [(name, figures) for name, figures, _ in bars], paint)
 
 
 Line = tuple[Sequence[tuple[float, float]], str, dict[str, Any]]
-"""Points, matplotlib's short form of their marks, and how they look."""
+"""Points, matplotlib's format string for their marks, and further options."""
 
 
 def draw_lines(label: str, lines: Sequence[Line], **axis: Any) -> str:
-    """Lines or dots over doubling numbers; nothing where there are none."""
+    """Draw lines or dots over a logarithmic axis; returns an empty string if there are none."""
     if not lines:
         return ""
 
@@ -143,14 +143,15 @@ def draw_lines(label: str, lines: Sequence[Line], **axis: Any) -> str:
         axes.xaxis.set_major_formatter("{x:g}")
         if axis.get("ylim") == _SHARE:
             axes.yaxis.set_major_formatter("{x:.0%}")
-        if any("label" in look for *_, look in lines):  # a page tells the colours once for all
+        # The page has one legend for all its plots.
+        if any("label" in look for *_, look in lines):
             axes.legend(frameon=False)
 
     return draw(label, paint)
 
 
 class Plots:
-    """All plots of a section; an arm has the same colour in each, peers hollow dots."""
+    """All plots of a section. An arm has the same colour in each; peers have hollow dots."""
 
     def __init__(self, section: Section) -> None:
         self.section = section
@@ -160,7 +161,7 @@ class Plots:
         self.ours = {summary.arm: summary.ours for summary in section.whole}
 
     def fill(self, arm: str) -> str:
-        """The inside of an arm's dots."""
+        """Colour of the inside of an arm's dots."""
         return self.colour[arm] if self.ours[arm] else "white"
 
     def speedups(self) -> str:
@@ -201,7 +202,7 @@ class Plots:
             by_drafter.setdefault(s.drafter, []).append(s)
 
         def paint(axes: Axes) -> None:
-            for s in peers:  # How much they drafted is not known.
+            for s in peers:  # their drafted tokens are unknown
                 axes.axhline(s.tokens_per_pass, color=self.colour[s.arm], linestyle="--")
             for same in by_drafter.values():
                 at = sorted((s.drafted_per_pass or 0.0, s.tokens_per_pass) for s in same)
@@ -227,7 +228,7 @@ class Plots:
         return draw_lines(label, lines, xlabel="draft position", ylabel="accepted", ylim=_SHARE)
 
     def source(self) -> str:
-        """Accepted of drafted nodes, by who guessed them."""
+        """Accepted share of drafted nodes, by source."""
         bars: list[Bar] = []
         for s in self.section.whole:
             for name, entry in (s.stats.by_source if s.stats else {}).items():
@@ -238,7 +239,7 @@ class Plots:
         return draw_bars("accepted share of drafted tokens by source", bars, xlim=_SHARE)
 
     def passes(self) -> str:
-        """Every answer: accepted tokens of a pass against passes."""
+        """Accepted tokens per pass against passes, one dot per answer."""
         first = self.section.rows[0].run
         lines: list[Line] = []
         for s in self.section.whole:
@@ -272,7 +273,7 @@ class Plots:
 
 
 def cost_colours(table: CostTable) -> dict[int, str]:
-    """The colour of every context."""
+    """Return the colour of every context."""
     return dict(zip(table.contexts, cycle(_COLOURS), strict=False))
 
 
@@ -289,7 +290,7 @@ def cost_curve(table: CostTable) -> str:
 
 
 def legend(items: Sequence[tuple[str, str, bool]]) -> str:
-    """A list of (name, colour, hollow) with a swatch each."""
+    """Return an HTML list of (name, colour, hollow) with a swatch each."""
     cells = "".join(
         f'<li><i style="border-color: {colour}'
         + ("" if hollow else f"; background: {colour}")

@@ -1,4 +1,4 @@
-"""Records: what was asked and, where it is known, what was answered."""
+"""Records: a prompt and, if known, its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One answer to be generated or replayed; a conversation of k turns is k records."""
+    """One answer to generate or replay. A conversation of k turns is k records."""
 
     id: str
     suite: str
@@ -21,23 +21,23 @@ class Record:
     messages: tuple[Message, ...] = ()
     """The chat so far. Content None stands for this conversation's answer of an earlier turn."""
     prompt: str | None = None
-    """A text to be continued as it is, where there are no messages."""
+    """A text to continue as it is, if there are no messages."""
     output: str | None = None
     tokenizer: str | None = None
     """Name of the tokenizer of the model that wrote `output`."""
     prompt_ids: tuple[int, ...] | None = None
     output_ids: tuple[int, ...] | None = None
-    """The very ids of a recorded generation, its ending token included; they precede the text."""
+    """Ids of a recorded generation, with its ending token. They take precedence over the text."""
     max_new_tokens: int | None = None
-    """The limit that the recorded generation ran under, if it is known."""
+    """Limit of the recorded generation's length, if known."""
     lone: bool = False
-    """Whether its id, however it ends, is that of no conversation's turn."""
+    """Whether the id is complete: it does not end with a conversation's turn."""
     reference: str | None = None
-    """What its publisher counts as a right answer; for scores only."""
+    """The publisher's right answer; only for scores."""
 
     @property
     def conversation(self) -> str:
-        """What the turns of one conversation have in common."""
+        """Common part of the ids of one conversation's turns."""
         return self.id if self.lone else self.id.removesuffix(f"/{self.turn}")
 
     @property
@@ -47,14 +47,14 @@ class Record:
 
 
 class Wrong(Exception):
-    """One line or item of a file cannot be used; the message says why."""
+    """One line or item of a file cannot be used; the message has the reason."""
 
 
-TOOLS = "its model could call tools, and a record holds texts only"
+TOOLS = "it has tool calls or tools, but a record can only contain texts"
 
 
 def conversation(turns: Sequence[str], **fields: Any) -> list[Record]:
-    """One record per turn of a chat whose answers are not known yet."""
+    """Return one record per turn of a chat without known answers."""
     chat: list[Message] = []
     records = []
     identity = fields.pop("id")
@@ -67,9 +67,9 @@ def conversation(turns: Sequence[str], **fields: Any) -> list[Record]:
 
 
 def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
-    """Records of one line in our own format: `messages` or `prompt`, and `output` if known.
+    """Return the records of one line in our own format: `messages` or `prompt`, maybe `output`.
 
-    Where messages end with an answer, every answer among them is one to replay.
+    If the messages end with an answer, there is a record for every answer among them.
     """
     texts = ("suite", "category", "tokenizer", "reference")
     common: dict[str, Any] = {name: _typed(item, name, str) for name in texts}
@@ -89,7 +89,7 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
     if not chat:
         common["prompt"] = _typed(item, "prompt", str)
         if not common["prompt"] and common["prompt_ids"] is None:
-            raise Wrong("neither 'messages' nor 'prompt' nor 'prompt_ids' says what was asked")
+            raise Wrong("there is no prompt: give 'messages', 'prompt' or 'prompt_ids'")
     elif output is None and common["output_ids"] is None and chat[-1]["role"] == "assistant":
         return _logged_chat(identity, chat, common)
     asked = sum(message["role"] == "user" for message in chat)
@@ -100,7 +100,7 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
 def _logged_chat(identity: str, chat: list[Message], common: dict[str, Any]) -> list[Record]:
     ends = [i for i, message in enumerate(chat) if i and message["role"] == "assistant"]
     if not ends:
-        raise Wrong("the only message is an answer, so nothing says what was asked")
+        raise Wrong("there is no prompt: the only message is an answer")
     return [
         Record(
             identity if len(ends) == 1 else f"{identity}/{turn}",

@@ -1,7 +1,7 @@
-"""Replay: feed a recorded answer to a drafter as if the target had just written it.
+"""Replay: give a recorded answer to a drafter as if the target had just written it.
 
-No model is needed, and the counts are exact for drafters that only look at token ids: the loop,
-the verifier and the statistics are the real ones, only the target is a recording.
+No model is needed. The counts are exact for drafters that only read token ids, because the loop,
+the verifier and the statistics are the real ones.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from draftsmith.errors import UnsupportedError
 _NO_LOGITS = torch.empty((0, 0), device="cpu")
 
 CONTEXT_BUCKET = 128
-"""Passes are counted by context length in steps of so many tokens."""
+"""Passes are counted by context length in steps of this many tokens."""
 
 Passes = Counter[tuple[int, int]]
-"""(cached tokens, rounded to a bucket's middle; positions of the pass) → how many passes."""
+"""(cached tokens, rounded to a bucket's middle; positions of the pass) → number of passes."""
 
 
 _BEYOND = 1 << 20
@@ -37,13 +37,13 @@ _BEYOND = 1 << 20
 
 
 def bucket(context: int) -> int:
-    """The middle of the bucket of context lengths that `context` falls into."""
+    """Return the middle of the bucket of context lengths that contains `context`."""
     return context // CONTEXT_BUCKET * CONTEXT_BUCKET + CONTEXT_BUCKET // 2
 
 
 @dataclass(slots=True)
 class ReplayRow:
-    """How much of the recording was replayed."""
+    """Progress of a replay."""
 
     pending: list[int]
     cached: int = 0
@@ -68,7 +68,7 @@ class ReplayTarget:
         del row.pending[:-1]
 
     def room(self, row: ReplayRow) -> int:  # noqa: ARG002
-        return _BEYOND  # A live target does not know the end either.
+        return _BEYOND  # a live target does not know the end either
 
     def splits(self, row: ReplayRow) -> bool:  # noqa: ARG002
         return False
@@ -82,7 +82,7 @@ class ReplayTarget:
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
             self.passes[bucket(row.cached), len(row.pending) + len(draft)] += 1
-            # A node off the recorded path is never reached, so its answer does not matter.
+            # A node off the recorded path is never reached, so its choice does not matter.
             depths = (0, *draft.node_depths()[: draft.size])
             last = len(self.answer) - 1
             choices = [self.answer[min(row.answered + depth, last)] for depth in depths]
@@ -104,7 +104,7 @@ class ReplayTarget:
             row.pending = [emitted[-1]]
 
     def taps(self, row: ReplayRow) -> Taps:  # noqa: ARG002
-        return NO_TAPS  # `check` has refused whoever asks for some.
+        return NO_TAPS  # `check` refuses drafters that need some
 
     def extend(self, row: ReplayRow, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> int:  # noqa: ARG002
         row.cached, row.pending = 0, list(ids)
@@ -116,15 +116,15 @@ class ReplayTarget:
 
 @dataclass(frozen=True, slots=True)
 class ReplayBudget:
-    """How many nodes a replayed step may spend: a fixed width, or what pays under a cost curve."""
+    """Nodes per replayed step: a fixed width, or what pays under a cost curve."""
 
     width: int | None = None
     """Nodes per step; None: the drafter's own width."""
     curve: tuple[tuple[int, float], ...] = ()
-    """(draft nodes, seconds of a pass): decide like the engine's automatic budget would."""
+    """(draft nodes, seconds of a pass): decide like the engine's automatic budget."""
 
     def for_drafter(self, drafter: Drafter) -> Budget:
-        """The budget of one sequence."""
+        """Return the budget of one sequence."""
         own = drafter.preferred_width()
         if not self.curve or own == 0:
             return FixedBudget(own if self.width is None else self.width)
@@ -133,22 +133,22 @@ class ReplayBudget:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of one recorded answer."""
+    """Result of replaying one recorded answer."""
 
     stats: Stats
     passes: Passes
-    """The histogram of passes by context and width, from which their cost follows."""
+    """Histogram of passes by context and width, from which their cost follows."""
     origins: abc.Sequence[int | None] = ()
-    """Position that each token of the answer was copied from, if any; `as_dict` leaves it out."""
+    """Position from which each token of the answer was copied, or None; not in `as_dict`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         passes = [[*place, count] for place, count in sorted(self.passes.items())]
         return {"passes": passes, "stats": asdict(self.stats)}
 
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> Replay:
-        """What `as_dict` made plain."""
+        """Read what `as_dict` returned."""
         passes = {(context, positions): n for context, positions, n in entry["passes"]}
         return cls(Stats.from_dict(entry["stats"]), Counter(passes))
 
@@ -163,8 +163,8 @@ def check(drafter: Drafter) -> None:
         }
         wanted = [name for name, value in asked.items() if value]
         raise UnsupportedError(
-            f"{drafter} cannot be replayed: it looks at the model's {' and '.join(wanted)}, and a "
-            "recording has token ids only; measure it with a model"
+            f"{drafter} cannot be replayed: it needs the model's {' and '.join(wanted)}, but a "
+            "recording has only token ids; measure it with a model"
         )
 
 
@@ -177,11 +177,11 @@ def replay(
     limit: int | None = None,
     earlier: object | None = None,
 ) -> Replay:
-    """What `drafter`, at its own width or within `budget`, would have saved on a recorded answer.
+    """Count the passes that `drafter` would have saved on a recorded answer.
 
-    `limit` is the most new tokens that the recorded generation was allowed, where it is known:
-    drafts end there. `earlier`: what is remembered of answers, which this one then joins. Raises
-    UnsupportedError for drafters that need a model.
+    It drafts within `budget`, or at its own width. `limit` is the most new tokens of the recorded
+    generation, if known: drafts end there. `earlier` is the memory of answers, to which this one is
+    added. Raises UnsupportedError for drafters that need a model.
     """
     check(drafter)
     target = ReplayTarget(answer, vocab_size)
@@ -192,8 +192,9 @@ def replay(
         distribution=Distribution((), greedy=True),
         sampler=TorchSampler.seeded(0),
         vocab_size=vocab_size,
-        # Nobody knows beforehand where an answer ends, so a draft may reach beyond it. One that was
-        # cut at its limit and is tokenized anew may be longer: an end is put behind every text.
+        # The end of an answer is not known in advance, so a draft may reach beyond it. An answer
+        # that was cut at its limit and is encoded again may be longer, because every text gets an
+        # end.
         limit=max(len(answer), limit or len(answer) + _BEYOND),
         stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )

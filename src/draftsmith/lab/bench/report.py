@@ -1,4 +1,4 @@
-"""A report of live runs: cells of its tables, and the whole of it as Markdown."""
+"""A report of live runs: cells of its tables, and the complete report as Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTE = (
 
 
 def cells(summary: Summary, baseline: str) -> list[str]:
-    """One row of the main table."""
+    """Return one row of the main table."""
     own = summary.arm == baseline
     fast, macro = "1×" if own else "", ""
     if not own and not math.isnan(summary.speedup.value):
@@ -43,18 +43,18 @@ def cells(summary: Summary, baseline: str) -> list[str]:
 
 
 def same(summary: Summary, own: bool) -> str:
-    """How many answers are plain decoding's, and how close the call was where they are not."""
+    """Return how many answers equal plain decoding's, and the largest gap where they differ."""
     if own or not summary.compared:
         return ""
-    said = f"{summary.identical} of {summary.compared}"
+    text = f"{summary.identical} of {summary.compared}"
     if summary.largest_gap is not None:
         gap = f"gap ≤ {summary.largest_gap:.2g}" if summary.largest_gap else "exact ties"
-        said += f" ({gap})"
-    return said
+        text += f" ({gap})"
+    return text
 
 
 def versus_cells(comparison: Comparison) -> list[list[str]]:
-    """The rows of the table that compares two files."""
+    """Return the rows of the table that compares two files."""
     return [
         [
             row.arm + (f", {row.suite}" if row.suite else ""),
@@ -71,7 +71,7 @@ def versus_cells(comparison: Comparison) -> list[list[str]]:
 
 
 def facts(section: Section) -> list[tuple[str, str]]:
-    """What was measured, on what."""
+    """Return what was measured, and on what."""
     known = section.settings
     runs: dict[str, set[int]] = {}
     for row in section.rows:
@@ -83,7 +83,7 @@ def facts(section: Section) -> list[tuple[str, str]]:
         ("Model", _model(str(known.get("model")), str(known.get("weights")))),
         ("Runs in", section.title),
         ("Machine", str(known.get("machine"))),
-        ("Linear layers", str(known.get("linear layers", "not told"))),
+        ("Linear layers", str(known.get("linear layers", "unknown"))),
         *_circumstances(section),
         ("Prompts", f"{len(runs)}, {each} run{'s' * (times[-1] > 1)} each"),
         ("Suites", ", ".join(dict.fromkeys(row.suite for row in section.rows))),
@@ -99,14 +99,14 @@ def facts(section: Section) -> list[tuple[str, str]]:
 
 
 def _model(name: str, weights: str) -> str:
-    """`weights` are a number of parameters and, in brackets, their checksum."""
+    """`weights` is a number of parameters and, in brackets, their checksum."""
     count, _, checksum = weights.rstrip(")").partition(" (")
     counted = f"{int(count):,}" if count.isdecimal() else count
     return f"{name}: {counted} parameters, checksum {checksum}"
 
 
 def _circumstances(section: Section) -> Iterator[tuple[str, str]]:
-    """When it was measured, and what else the machine did; nothing where rows do not say."""
+    """Yield when it was measured, and the machine's load, if the rows have them."""
     times = sorted(row.began for row in section.rows if row.began is not None)
     if times:
         shown = [time[:16].replace("T", " ") for time in (times[0], times[-1])]
@@ -118,23 +118,23 @@ def _circumstances(section: Section) -> Iterator[tuple[str, str]]:
 
 
 def headline(section: Section) -> str:
-    """The sentence to remember: the fastest of ours, over plain decoding and the fastest peer."""
+    """Return a sentence: our fastest arm, over plain decoding and the fastest peer."""
     others = [s for s in section.whole if s.arm != section.baseline]
     others = [s for s in others if not math.isnan(s.speedup.value)]
     ours, peers = [s for s in others if s.ours], [s for s in others if not s.ours]
     if not ours:
         return ""
     best = _fastest(ours)
-    said = f"{best.arm} is {best.speedup.shown(' times')} as fast as {section.baseline}"
+    text = f"{best.arm} is {best.speedup.shown(' times')} as fast as {section.baseline}"
     if peers:
         peer = _fastest(peers).arm
         own, theirs = (paces(r for r in section.rows if r.arm == arm) for arm in (best.arm, peer))
         both = [(own[name], theirs[name]) for name in own if name in theirs]
         if both:
-            said += f" and {interval(both, speed_ratio).shown(' times')} as fast as {peer}"
+            text += f" and {interval(both, speed_ratio).shown(' times')} as fast as {peer}"
     if best.compared:
-        said += f", with the same tokens in {best.identical} of {best.compared} answers"
-    return said + "."
+        text += f", with the same tokens in {best.identical} of {best.compared} answers"
+    return text + "."
 
 
 def _fastest(summaries: Sequence[Summary]) -> Summary:
@@ -142,7 +142,7 @@ def _fastest(summaries: Sequence[Summary]) -> Summary:
 
 
 def markdown(sections: Sequence[Section], comparison: Comparison | None = None) -> str:
-    """The report without its plots."""
+    """Return the report without its plots."""
     parts = ["# draftsmith bench"]
     for section in sections:
         parts += [f"## {_cell(section.title)}", _cell(headline(section))]
@@ -159,7 +159,7 @@ def markdown(sections: Sequence[Section], comparison: Comparison | None = None) 
 
 
 def differing(found: Comparison) -> str:
-    """How the settings of A and B differ, in a sentence."""
+    """Return a sentence on how the settings of A and B differ."""
     if not found.changed:
         return "Measured with the same settings."
     changed = "; ".join(found.changed).replace(" there", " in A").replace(" now", " in B")
@@ -167,7 +167,7 @@ def differing(found: Comparison) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the columns after the first are aligned to the right."""
+    """Return a Markdown table; the columns after the first are aligned right."""
     lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 

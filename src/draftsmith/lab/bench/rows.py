@@ -13,7 +13,7 @@ from draftsmith.lab.bench.sweep import Done
 
 @dataclass(frozen=True, slots=True)
 class ReplaySum:
-    """What one drafter saved on some records; category or turn None where summed."""
+    """Result of one drafter on some records; category or turn is None if summed."""
 
     suite: str
     category: str | None
@@ -37,7 +37,7 @@ class ReplaySum:
         return 1e6 * self.stats.seconds.draft / self.stats.passes if self.stats.passes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as `--json` prints it."""
+        """Return the row as `--json` prints it."""
         return {
             "suite": self.suite,
             "category": self.category,
@@ -54,7 +54,7 @@ class ReplaySum:
 
 
 def summarize(done: Sequence[Done]) -> list[ReplaySum]:
-    """Rows for every suite, category, turn and drafter, and the sums over categories and turns.
+    """Return rows for every suite, category, turn and drafter, and sums over categories and turns.
 
     Spec-Bench's eight MT-Bench categories also appear as their sum, the task mt_bench.
     """
@@ -65,7 +65,7 @@ def summarize(done: Sequence[Done]) -> list[ReplaySum]:
             for turn in (None, record.turn):
                 place = (record.suite, category, turn, one.drafter)
                 groups.setdefault(place, []).append(one.replay.stats)
-    # Sums first; else in the order of the records and of the drafters.
+    # Sums first, then in the order of the records and of the drafters.
     seen = dict.fromkeys(part for place in groups for part in enumerate(place))
     order = {part: number for number, part in enumerate(seen)}
     order |= {(2, turn): turn or 0 for *_, turn, _ in groups}

@@ -1,4 +1,4 @@
-"""Live runs: every prompt by every arm in turn, each answer timed and kept at once."""
+"""Live runs: every arm answers every prompt in turn; each answer is timed and stored at once."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 DEFAULT_LIMIT = 256
 WARMUP_TOKENS = 64
 PLAIN = ("none()", "transformers.generate()")
-"""Who decodes plainly, the first choice first."""
+"""Drafters that decode plainly, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What is to be measured."""
+    """What to measure."""
 
     model: LoadedModel
     arms: Sequence[Arm]
@@ -39,19 +39,19 @@ class RunPlan:
     sampling: SamplingParams
     runs: int = 1
     warmup: int = 1
-    """Prompts that every arm answers beforehand, in part and without a clock."""
+    """Prompts that every arm answers in part before the measurement."""
     max_new_tokens: int | None = None
-    """None: what the record says, else 256."""
+    """None: the record's limit, else 256."""
     dictate: bool = False
-    """Whether every arm is made to give the record's answer, where rounding could part theirs."""
+    """Whether every arm must give the record's answer, so that rounding cannot separate them."""
 
     def __post_init__(self) -> None:
         counts = Counter(record.id for record in self.records)
         twice = next((name for name, count in counts.items() if count > 1), None)
         if twice is not None:
             raise OptionError(
-                f"two records have the id {twice!r}, by which results are told apart; give every "
-                "record an id of its own"
+                f"two records have the id {twice!r}, which must identify results; give every "
+                "record its own id"
             )
 
     @property
@@ -68,9 +68,9 @@ class RunPlan:
 def measure(
     plan: RunPlan, file: ResultFile, advance: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """Answer what `file` does not have yet; a line about each prompt that cannot be used.
+    """Generate the answers that `file` does not have; returns a line per prompt that failed.
 
-    Raises LoadError if no prompt can be used, and whatever an arm raises; `file` keeps what was
+    Raises LoadError if no prompt can be used, and what an arm raises; `file` keeps what was
     measured until then.
     """
     known, device = {row.key for row in file.rows}, plan.model.device
@@ -96,7 +96,7 @@ def measure(
                 began, load = datetime.now(UTC), load_per_core()
                 answer = answered(arm, ask)
                 row = _row(plan, record, run, arm, ask, answer)
-                # A mark that does not start anew is that of the whole process, and no figure.
+                # A peak that cannot be reset belongs to the whole process, so it is not recorded.
                 row.settings = file.settings
                 row.peak_bytes = peak_bytes(device) if fresh else None
                 row.began, row.load = began.isoformat(timespec="seconds"), load
@@ -112,24 +112,24 @@ def measure(
 
 
 def in_turn(arms: Sequence[T], turn: int) -> list[T]:
-    """The arms, beginning with another one every time, so that none always goes first."""
+    """Rotate the arms, so that none always goes first."""
     first = turn % len(arms)
     return [*arms[first:], *arms[:first]]
 
 
 def warm_up(plan: RunPlan) -> None:
-    """Every arm begins to answer the first prompts."""
+    """Let every arm begin to answer the first prompts."""
     for record in plan.records[: plan.warmup]:
         try:
             ask = asked(plan, record, 0)
-        except PromptError:  # it is named when its turn comes
+        except PromptError:  # it is reported in its turn
             continue
         for arm in plan.arms:
             answered(arm, replace(ask, limit=min(ask.limit, WARMUP_TOKENS)))
 
 
 def answered(arm: Arm, ask: Ask) -> Answer:
-    """One answer; raises UnsupportedError where transformers refuses this model."""
+    """Return one answer; raises UnsupportedError if transformers refuses this model."""
     try:
         answer = arm.answer(ask)
     except (DraftsmithError, MemoryError, torch.OutOfMemoryError):
@@ -138,7 +138,9 @@ def answered(arm: Arm, ask: Ask) -> Answer:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UnsupportedError(f"{arm.name} cannot answer with this model: {reason}") from error
     if ask.dictated and answer.tokens != [*ask.dictated.answer[: ask.limit]]:
-        why = "generation_config forbids a token or ends it sooner; change that, or do not dictate"
+        why = (
+            "generation_config forbids a token or ends it sooner; change it, or leave out --dictate"
+        )
         raise UnsupportedError(f"{arm.name} did not give the dictated answer: {why}")
     return answer
 
@@ -146,7 +148,7 @@ def answered(arm: Arm, ask: Ask) -> Answer:
 def filled(
     record: Record, run: int, written: dict[tuple[int, str], str], records: Sequence[Record]
 ) -> Record:
-    """With the answers of earlier turns in their places: the baseline's, for every arm."""
+    """Fill in the answers of earlier turns: the baseline's, for every arm."""
     if all(message["content"] is not None for message in record.messages):
         return record
     before = [r for r in records if r.conversation == record.conversation and r.turn < record.turn]
@@ -173,12 +175,12 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
     if not answer:
         raise PromptError("the record has no answer that could be dictated")
     if max(answer) >= model.vocab_size:
-        raise PromptError(f"token id {max(answer)} of the answer is none of this model's")
+        raise PromptError(f"token id {max(answer)} of the answer is not in this model's vocabulary")
     return Ask(ids, min(limit, len(answer)), sampling, Dictated(len(ids), answer))
 
 
 def encoded(model: LoadedModel, record: Record) -> list[int]:
-    """A record's prompt in the model's tokens; raises PromptError if it does not fit."""
+    """Return a record's prompt in the model's tokens; raises PromptError if it does not fit."""
     if any(message["content"] is None for message in record.messages):
         raise PromptError("an earlier turn of this conversation has no answer")
     asked: Any = record.prompt
@@ -191,7 +193,7 @@ def encoded(model: LoadedModel, record: Record) -> list[int]:
 
 RECORDED = ("attempts", "drafted", "probes", "accepted", "drafted_by_depth", "accepted_by_depth",
             "by_source")  # fmt: skip
-"""What a row keeps of the loop's own record."""
+"""Entries of the loop's statistics that a row keeps."""
 
 
 def _row(plan: RunPlan, record: Record, run: int, arm: Arm, ask: Ask, answer: Answer) -> Generation:
@@ -225,10 +227,10 @@ def _row(plan: RunPlan, record: Record, run: int, arm: Arm, ask: Ask, answer: An
 
 
 def compare(plan: RunPlan, rows: Sequence[Generation]) -> bool:
-    """Complete the rows with where they leave plain decoding; whether anything was added."""
+    """Add to the rows where they differ from plain decoding; returns whether anything changed."""
     plain = {(r.run, r.id): r for r in rows if r.arm == plan.baseline.name}
     greedy = plan.sampling.temperature == 0
-    # With a temperature, only arms that draw as plain decoding does can be compared by token.
+    # With a temperature, only arms that draw like plain decoding can be compared by token.
     fair = {arm.name for arm in plan.arms if greedy or arm.seeded} - {plan.baseline.name}
     gaps: dict[tuple[str, int], float] = {}
     added = False

@@ -1,4 +1,4 @@
-"""What a live run's figures depend on; two runs may be put together only if it is the same."""
+"""Settings that a live run's figures depend on. Only runs with equal settings are combined."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from draftsmith.model.measure import versions
 from draftsmith.storage import digest
 
 
-def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
-    """Everything that the rows of a run have in common, in plain values without host paths."""
+def settings(plan: RunPlan, **more: Any) -> dict[str, Any]:
+    """Return what the rows of a run have in common, in plain values without host paths."""
     model, records = plan.model, plan.records
     asked = [
         [r.id, r.suite, list(map(dict, r.messages)), r.prompt, r.prompt_ids, r.max_new_tokens]
@@ -43,7 +43,7 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
         **({"dictated": digest(answers)} if plan.dictate else {}),
         "budgets": [arm.budget for arm in plan.arms],
         **({} if bigrams.load(model.facts) is None else {"tuned": "auto"}),
-        **told,
+        **more,
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
@@ -52,9 +52,9 @@ def settings(plan: RunPlan, **told: Any) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Git commit of this source tree, `+` behind it if files differ; None if it is no checkout.
+    """Git commit of this source tree, with `+` if files differ; None if it is not a checkout.
 
-    Where git does not tell, "unknown" with its reason.
+    "unknown" with the reason if git fails.
     """
     command = ["git", "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     here = Path(__file__).parent
@@ -63,6 +63,6 @@ def commit() -> str | None:
     try:
         done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        return f"unknown ({said.strip().splitlines()[0]})"
+        message = getattr(error, "stderr", None) or str(error)
+        return f"unknown ({message.strip().splitlines()[0]})"
     return done.stdout.strip()

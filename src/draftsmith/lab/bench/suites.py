@@ -25,14 +25,14 @@ TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "ra
 
 @dataclass(slots=True)
 class Reading:
-    """What was read: the records, and a line about each thing that could not be used."""
+    """The records of a file, and a line for each item that could not be used."""
 
     records: list[Record] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
 
 
 def task(record: Any) -> str | None:
-    """The unit that the record's benchmark reports: its Spec-Bench task, else its category."""
+    """Return the unit that the record's benchmark reports: Spec-Bench task or category."""
     if record.suite == "spec_bench" and record.category in MT_BENCH:
         return "mt_bench"
     category: str | None = record.category
@@ -40,9 +40,9 @@ def task(record: Any) -> str | None:
 
 
 def parts(records: Sequence[Any]) -> list[str]:
-    """Of records, or rows of results, what each is reported under: `mt_redundant, turn 2`.
+    """Return the heading under which each record or row is reported: `mt_redundant, turn 2`.
 
-    That is its suite, of Spec-Bench the task, of other conversations the turn.
+    That is its suite, with the task for Spec-Bench and the turn for other conversations.
     """
     turns = {record.suite for record in records if record.turn > 1}
     found = []
@@ -57,10 +57,10 @@ def parts(records: Sequence[Any]) -> list[str]:
 
 
 def read(path: str | Path, on_error: OnError | None = None) -> Reading:
-    """All records of a JSON or JSON-lines file, plain, .gz or .xz.
+    """Read all records of a JSON or JSON lines file, plain, .gz or .xz.
 
     Raises LoadError if the file cannot be read or has no records, or, unless `on_error` is `skip`,
-    at the first wrong line. None: fail, for callers without that option, which is not advised.
+    at the first wrong line. None fails, too; its message does not suggest the option.
     """
     path = Path(path)
     found = Reading()
@@ -81,15 +81,15 @@ def read(path: str | Path, on_error: OnError | None = None) -> Reading:
 
 
 def sample(records: Sequence[Record], limit: int | None) -> list[Record]:
-    """At most `limit` conversations of each suite and Spec-Bench task, evenly spread.
+    """Return at most `limit` conversations of each suite and Spec-Bench task, evenly spread.
 
-    Of n conversations those with index ⌊i·n/limit⌋ for i = 0 … limit−1, all turns of each.
+    Of n conversations, those with index ⌊i·n/limit⌋ for i = 0 … limit−1, with all their turns.
     """
     if limit is None:
         return list(records)
     groups: dict[tuple[str, str | None], list[str]] = {}
     for record in records:
-        # Categories are Spec-Bench's way of naming tasks; elsewhere they are subjects.
+        # Spec-Bench's categories are tasks; those of other suites are subjects.
         part = task(record) if record.suite == "spec_bench" else None
         members = groups.setdefault((record.suite, part), [])
         if not members or members[-1] != record.conversation:
@@ -103,12 +103,12 @@ def sample(records: Sequence[Record], limit: int | None) -> list[Record]:
 
 
 def evenly(n: int, limit: int) -> list[int]:
-    """At most `limit` indices below `n`, evenly spread from the first on."""
+    """Return at most `limit` indices below `n`, evenly spread from the first on."""
     return [i * n // limit for i in range(limit)] if limit < n else list(range(n))
 
 
 def _items(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """(number from 0, place to name in a message, a line's text or an item) of a file."""
+    """Yield (number from 0, place for messages, a line's text or an item) of a file."""
     with reading(path), open_text(path, errors="surrogateescape") as lines:
         if _unpacked(path).endswith(".json"):
             places = ((f"item {n}", item) for n, item in enumerate(_array(path, lines.read()), 1))

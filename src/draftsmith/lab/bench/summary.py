@@ -1,4 +1,4 @@
-"""From rows to figures: one summary per arm and suite, with intervals over the prompts."""
+"""Figures from rows: one summary per arm and suite, with intervals over the prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Interval:
     high: float
 
     def shown(self, unit: str, digits: int = 2) -> str:
-        """`2.00× [1.50, 2.50]`, for the unit ×."""
+        """Format as `2.00× [1.50, 2.50]`, for the unit ×."""
         low, high = f"{self.low:.{digits}f}", f"{self.high:.{digits}f}"
         return f"{self.value:.{digits}f}{unit} [{low}, {high}]"
 
@@ -55,28 +55,28 @@ class Summary:
     """Tokens per second over the baseline's, on the prompts that both answered."""
     macro_speedup: float
     first_token_ms: float
-    """Median over answers, as the next one is."""
+    """Median over answers."""
     token_ms: float
-    """Of every token after the first."""
+    """Milliseconds of a token after the first, median over answers."""
     passes: int
     tokens_per_pass: float
     drafted_per_pass: float | None
     accepted_share: float
     compared: int
     identical: int
-    """Of those compared with plain decoding."""
+    """Number of compared answers equal to plain decoding's."""
     largest_gap: float | None
-    """Of the two best logits where an answer leaves plain decoding's."""
+    """Largest distance of the two best logits where an answer leaves plain decoding's."""
     peak_mib: float | None
     stats: Stats | None
-    """The loop's record; None for peers."""
+    """The loop's statistics; None for peers."""
 
     @property
     def ours(self) -> bool:
         return self.stats is not None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, which has none for what is not a number."""
+        """Return plain values for JSON, with None for NaN."""
         made = asdict(self)
         if math.isnan(self.speedup.value):
             made["speedup"] = made["macro_speedup"] = None
@@ -87,7 +87,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What was measured under one setup: all settings but arms, prompts, seed and commit."""
+    """Results of one setup: all settings but arms, prompts, seed and commit are equal."""
 
     settings: dict[str, Any]
     baseline: str
@@ -119,17 +119,17 @@ class Section:
 
 
 _OWN = ("arms", "budgets", "prompts", "seed", "commit")
-"""Settings in which files of one setup may differ; each arm's budget is looked at by itself."""
+"""Settings that may differ within a setup. The budget of each arm is compared separately."""
 
 
 def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
-    """The rows of all files by setup; an arm that differs from its namesake is in another one."""
+    """Group the rows of all files by setup; arms of one name with other options are separated."""
     groups: list[tuple[str, dict[str, tuple[object, ...]], list[Generation]]] = []
     runs = 0
     for rows in files:
         parts: dict[str, list[Generation]] = {}
         for row in rows:
-            row.run += runs  # The same prompt in two files was measured twice.
+            row.run += runs  # the same prompt in two files was measured twice
             setup = digest(sorted(item for item in row.settings.items() if item[0] not in _OWN))
             parts.setdefault(setup, []).append(row)
         for setup, part in parts.items():
@@ -164,7 +164,7 @@ def _section(rows: list[Generation]) -> Section:
 
 
 def paces(rows: Iterable[Generation]) -> dict[str, Pace]:
-    """Of every prompt the medians, over its runs, of tokens and seconds."""
+    """Return the median tokens and seconds of every prompt over its runs."""
     runs: dict[str, list[Generation]] = {}
     for row in rows:
         runs.setdefault(row.id, []).append(row)
@@ -179,25 +179,20 @@ def rate(units: Sequence[Pace]) -> float:
     return sum(unit[0] for unit in units) / sum(unit[1] for unit in units)
 
 
-def bootstrap(
-    units: Sequence[T],
-    statistic: Callable[[Sequence[T]], float],
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """The 95 % percentile interval of a statistic when the units are drawn anew."""
-    rng = random.Random(seed)
-    found = sorted(statistic(rng.choices(units, k=len(units))) for _ in range(resamples))
-    return found[int(0.025 * resamples)], found[int(0.975 * resamples) - 1]
+def bootstrap(units: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a statistic over resampled units."""
+    rng = random.Random(0)
+    found = sorted(statistic(rng.choices(units, k=len(units))) for _ in range(RESAMPLES))
+    return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES) - 1]
 
 
 def interval(units: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval:
-    """A statistic of prompts with its interval."""
-    return Interval(statistic(units), *bootstrap(units, statistic, RESAMPLES))
+    """Return a statistic of prompts with its interval."""
+    return Interval(statistic(units), *bootstrap(units, statistic))
 
 
 def speed_ratio(units: Sequence[tuple[Pace, Pace]]) -> float:
-    """The first one's tokens per second over the second one's."""
+    """Tokens per second of the first over those of the second."""
     return rate([unit[0] for unit in units]) / rate([unit[1] for unit in units])
 
 

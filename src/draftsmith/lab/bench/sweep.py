@@ -25,7 +25,7 @@ from draftsmith.lab.lines import Finished
 from draftsmith.storage import digest
 
 CHUNK = 8
-"""Records handed to a process at a time."""
+"""Records per task of a process."""
 
 Job = tuple[int, Record, tuple[Drafter, ...]]
 """A record's number, the record, and the drafters that have not replayed it yet."""
@@ -42,7 +42,7 @@ class Done:
 
 @dataclass(slots=True)
 class Sweep:
-    """All replays, in the order of the records, and a line about each record left out."""
+    """All replays, in the order of the records, and a line for each record left out."""
 
     done: list[Done] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -50,21 +50,21 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    """Replays records; travels to the worker processes."""
+    """Replays records; sent to the worker processes."""
 
     encoding: Encoding
     budget: ReplayBudget | None = None
     on_error: OnError = "fail"
     max_tokens: int | None = None
-    """Answers are cut after so many tokens."""
+    """Answers are cut after this many tokens."""
 
     def settings(self, record: Record) -> str:
-        """What the counts depend on besides record and drafter."""
+        """Return what the counts depend on, in addition to record and drafter."""
         names = self.encoding.tokenizer, self.encoding.template, self.encoding.vocabulary(record)
         return repr((__version__, names, self.budget, self.max_tokens))
 
     def __call__(self, jobs: Sequence[Job]) -> list[tuple[int, dict[str, Replay] | str]]:
-        """Of each job its number and its replays by drafter, or why there are none."""
+        """Return each job's number with its replays by drafter, or why there are none."""
         return [(number, self._one(record, drafters)) for number, record, drafters in jobs]
 
     def _one(self, record: Record, drafters: Sequence[Drafter]) -> dict[str, Replay] | str:
@@ -91,7 +91,7 @@ def sweep(
     finished: Finished | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Sweep:
-    """Replay every answered record with every drafter; `advance` hears of finished records.
+    """Replay every answered record with every drafter; `advance` counts finished records.
 
     Raises LoadError if no record has an answer, and what `Encoding` and `replay` raise.
     """
@@ -135,7 +135,7 @@ def sweep(
 
 
 def _corpora(drafter: Drafter) -> Iterator[dict[str, int]]:
-    """The checksums of the corpora that a drafter, or one within it, looks up."""
+    """Yield the checksums of the corpora that a drafter, or a part of it, uses."""
     if (folder := getattr(drafter, "corpus", None)) is not None:
         yield Header.load(Path(folder).expanduser()).sums
     for part in getattr(drafter, "drafters", ()):
@@ -164,9 +164,9 @@ def _run(
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Processes started inside ignore Ctrl-C: a worker that it kills leaves the pool hanging."""
+    """Make processes started in the context ignore Ctrl-C, which would leave the pool hanging."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # Only the main thread may change signals, and only it is interrupted.
+        yield  # only the main thread may change signals, and only it is interrupted
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

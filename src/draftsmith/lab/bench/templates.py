@@ -1,6 +1,6 @@
-"""Chat templates of the models whose answers the papers recorded, for bare tokenizer files.
+"""Chat templates of the models in the papers' recorded answers, for bare tokenizer files.
 
-A folder that has its own chat template does not need these.
+Folders with a chat template of their own do not need these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from draftsmith.errors import PromptError
 from draftsmith.lab.bench.records import Message
 
 Piece = str | int
-"""Text to be tokenized, or the id of a special token."""
+"""A text to encode, or the id of a special token."""
 
 QWEN = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 VICUNA = (
@@ -26,11 +26,11 @@ class Template:
     """How a model's chats are written."""
 
     render: Callable[[Sequence[Message]], list[Piece]]
-    """The chat up to where the assistant's answer begins."""
+    """Render the chat up to the beginning of the assistant's answer."""
     end: Piece
     """The token that ends an answer."""
     vocab_size: int = 0
-    """At least so many ids, where the tokenizer's file does not have all special tokens."""
+    """Minimum number of ids, if the tokenizer's file lacks special tokens."""
 
 
 def _qwen2(messages: Sequence[Message]) -> list[Piece]:
@@ -70,4 +70,4 @@ TEMPLATES = {
     "llama2": Template(_vicuna, "</s>"),
     "llama3": Template(_llama3, TURN_END, vocab_size=128_256),
 }
-"""By the name of the tokenizer's folder; llama2 is Vicuna's, whose answers were recorded."""
+"""By the name of the tokenizer's folder. llama2 is Vicuna's, because its answers were recorded."""

@@ -1,4 +1,4 @@
-"""Two files of results beside each other: what changed between them, arm by arm."""
+"""Compares two files of results arm by arm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Comparison:
 def compare_files(
     a: Sequence[Generation], b: Sequence[Generation], names: tuple[str, str]
 ) -> Comparison:
-    """Raises OptionError if A and B have no arm and prompt in common."""
+    """Compare two files; raises OptionError if they have no arm and prompt in common."""
     suites = list(dict.fromkeys(r.suite for r in a))
     rows = [
         _versus(suite, arm, *sides)
@@ -65,7 +65,7 @@ def compare_files(
 def _shared(
     a: Sequence[Generation], b: Sequence[Generation], arm: str, suite: str | None
 ) -> list[list[Generation]]:
-    """One arm's rows in A and in B, of the prompts that both have."""
+    """Return one arm's rows in A and in B, of the prompts that both have."""
     wanted = [[r for r in rows if r.arm == arm and suite in (None, r.suite)] for rows in (a, b)]
     ids = set.intersection(*({r.id for r in rows} for rows in wanted))
     return [[r for r in rows if r.id in ids] for rows in wanted]

@@ -1,4 +1,4 @@
-"""`draftsmith bench`: what a drafter saves, measured on recorded answers and on this machine."""
+"""`draftsmith bench`: what a drafter saves, on recorded answers and on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
 
 
 def replay(answers: AnswerOptions, json_: Json = False) -> None:
-    """Feed recorded answers to drafters and count the passes they would have saved. No model.
+    """Replay recorded answers with drafters and count the passes they would have saved. No model.
 
     [bold]Examples[/bold]
 
@@ -52,13 +52,13 @@ def replay(answers: AnswerOptions, json_: Json = False) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(MachineOptions):
-    """What is measured, of which model, and where it is saved."""
+    """Passes to measure, the model, and the output file."""
 
     panel: ClassVar = "Passes"
     spelt: ClassVar = {"named": "MODEL", "output": "--output -o FILE"}
 
     named: str | None = None
-    """The same as --model."""
+    """Same as --model."""
     output: Path = Path("cost.json")
     """Where to save the table."""
     contexts: str = "128,512,2048"
@@ -68,11 +68,11 @@ class GridOptions(MachineOptions):
     positions: str | None = None
     """Widths of a pass. [14 from 1 to 128]"""
     repeats: int = 9
-    """Times of each."""
+    """Repetitions of each."""
 
 
 def cost(chosen: GridOptions, json_: Json = False) -> None:
-    """Measure what a pass costs here by its width, context and batch size, and save it as JSON.
+    """Measure the cost of a pass by its width, context and batch size, and save it as JSON.
 
     [bold]Example[/bold]
 
@@ -103,17 +103,18 @@ def cost(chosen: GridOptions, json_: Json = False) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions(AnswerOptions):
-    """What a pass costs, and how much is drafted."""
+    """Cost of a pass, and draft tokens per pass."""
 
     cost: str
-    """What a pass costs by its width: what `draftsmith bench cost` saved; or a number, the price of
-    a further position in plain passes."""
+    """Cost of a pass by its width: a file of `draftsmith bench cost`; or a number, the cost of a
+    further position in plain passes.
+    """
     budget: str = "auto"
-    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
+    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own width)."""
 
 
 def estimate(chosen: EstimateOptions, json_: Json = False) -> None:
-    """Predict from a log of answers how much faster each drafter would make them.
+    """Predict each drafter's speed-up from a log of answers.
 
     [bold]Example[/bold]
 
@@ -148,14 +149,14 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or numbers[0] < 1:
-        raise OptionError(f"--{option} {text!r} cannot work; give numbers such as 1,4")
+        raise OptionError(f"--{option} must be numbers >= 1 such as 1,4, got {text!r}")
     return numbers
 
 
 def _grouped(
     heads: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[str]]]
 ) -> Table:
-    """Lines of (title and figures of their group, name, figures); a group's come once, above."""
+    """Make a table of (title and figures of a group, name, figures), with a line per group."""
     table = plain_table(*heads, header=True)
     last: Sequence[str] = ()
     for title, name, figures in rows:
@@ -189,7 +190,7 @@ def replay_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
 
 
 def _wanted(row: ReplaySum, several: set[str]) -> bool:
-    """Leave out what repeats a sum (turn 1 of one), and categories that are no tasks."""
+    """Whether a row is shown: not if it repeats a sum, or if its category is not a task."""
     from draftsmith.lab.bench.suites import TASKS
 
     if row.suite == "spec_bench":
@@ -198,7 +199,7 @@ def _wanted(row: ReplaySum, several: set[str]) -> bool:
 
 
 def depth_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
-    """Of the drafts that reached a position, the share accepted up to there."""
+    """Share of the drafts accepted up to a position, of those that reached it."""
     sums = [row for row in rows if row.category is None and row.turn is None]
     deepest = max((len(row.stats.drafted_by_depth) for row in sums), default=0)
     depths = [d for d in _DEPTHS if d <= deepest]
@@ -212,7 +213,7 @@ def depth_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
 
 
 def cost_table(table: CostTable) -> Table:
-    """Milliseconds of a step, and in plain steps, by positions."""
+    """Milliseconds of a step, and plain steps, by positions."""
     places = sorted({(point.batch, point.context) for point in table.points})
     heads = [f"batch {batch}, {context} cached" for batch, context in places]
     shown = plain_table("positions", *heads, header=True)

@@ -1,4 +1,4 @@
-"""Which questions and answers a bench command reads, and how it shows that it is reading them."""
+"""Options that name the records of a bench command, and reading them with progress."""
 
 from __future__ import annotations
 
@@ -19,33 +19,34 @@ if TYPE_CHECKING:
     from draftsmith.lab.bench.sweep import Sweep
 
 _SHOWN = 5
-"""Wrong lines that are named; the rest is only counted."""
+"""Wrong lines that are printed; the rest is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Which records are read."""
+    """Records to read."""
 
     panel: ClassVar = "Records"
 
     spelt: ClassVar = {"files": "FILES", "on_error": "--on-error skip|fail"}
 
     files: tuple[Path, ...] = ()
-    """JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output; or an API's
-    log of request and response."""
+    """JSON lines (plain, .gz, .xz) with messages or prompt, and for a replay output; or an API's
+    log of request and response.
+    """
     limit: int | None = None
     """Conversations of each suite and Spec-Bench task, evenly spread. [all]"""
     on_error: str = "fail"
-    """What a wrong line does."""
+    """On a wrong line: skip it or fail."""
 
     def read(self) -> Reading:
-        """The records of all files, in their order."""
+        """Read the records of all files, in their order."""
         from draftsmith.lab.bench import suites
 
         if self.on_error not in ("skip", "fail"):
-            raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
+            raise OptionError(f"on_error must be skip or fail, got {self.on_error!r}")
         if not self.files:
-            raise OptionError("no records were named: give FILES, e.g. log.jsonl")
+            raise OptionError("no records: give FILES, e.g. log.jsonl")
         whole = suites.Reading()
         with waiting("reading …"):
             for path in self.files:
@@ -58,26 +59,27 @@ class FileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions(FileOptions):
-    """Which recorded answers are replayed, and how they become tokens."""
+    """Recorded answers to replay, and their tokenizer."""
 
     spelt: ClassVar = {"drafter": "--drafter -d NAME", "tokenizer": "--tokenizer -t NAME"}
 
     drafter: tuple[str, ...] = ("prompt_lookup", "copyspec", "longest_match", "auto")
-    """Who guesses, e.g. 'copyspec(gamma=3)'."""
+    """Drafter, e.g. 'copyspec(gamma=3)'."""
     tokenizer: str | None = None
-    """The tokenizer of the model that answered, where the records do not name it: a model's folder
-    or hub id, a built-in model, or a name in tokenizers/."""
+    """Tokenizer of the model that answered, if the records do not name it: a model's folder or hub
+    id, a built-in model, or a name in tokenizers/.
+    """
     template: str | None = None
-    """Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
+    """Chat template, if the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
     max_tokens: int | None = None
     """Cut answers after N tokens. [whole answers]"""
     processes: int = 1
     """Replay in N processes."""
     resume: Path | None = None
-    """Remember finished replays here, and go on from them."""
+    """Store finished replays here, and resume from them."""
 
     def drafters(self) -> list[Drafter]:
-        """The drafters asked for, each once; UnsupportedError for those that need a model."""
+        """Parse the drafters, each once; raises UnsupportedError for those that need a model."""
         from draftsmith.drafters.registry import parse
         from draftsmith.lab.bench.replay import check
 
@@ -87,7 +89,7 @@ class AnswerOptions(FileOptions):
         return list(found.values())
 
     def names(self) -> dict[str, str]:
-        """How tables call the drafters: without the options that are defaults."""
+        """Names of the drafters in tables: without options that are defaults."""
         return {str(drafter): label(drafter) for drafter in self.drafters()}
 
     def replay(self, budget: ReplayBudget | None) -> Sweep:
@@ -98,7 +100,7 @@ class AnswerOptions(FileOptions):
 
         drafters = self.drafters()
         found, on_error = self.read(), cast("OnError", self.on_error)
-        # Beside the files, and one level above.
+        # In the folders of the files, and one level above.
         places = [place for path in self.files for place in (path.parent, path.parent / "..")]
         folders = dict.fromkeys((place / "tokenizers").resolve() for place in places)
         encoding = Encoding(tuple(folders), self.tokenizer, self.template)
@@ -111,7 +113,7 @@ class AnswerOptions(FileOptions):
 
 
 def tell(wrong: Sequence[str]) -> None:
-    """What was left out, on stderr."""
+    """Print what was left out, on stderr."""
     for line in wrong[:_SHOWN]:
         note(f"left out: {line}")
     if len(wrong) > _SHOWN:

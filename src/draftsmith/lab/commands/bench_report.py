@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass", "tokens/pass",
           "prompts", "A tokens/pass", "B tokens/pass", "A tokens/s", "tokens/s")  # fmt: skip
-"""Columns that a narrow terminal can do without, the first one first."""
+"""Columns to drop on a narrow terminal, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What is shown, and where."""
+    """Files to report, and the output folder."""
 
     spelt: ClassVar = {"files": "FILES", "output": "--output -o DIR"}
 
@@ -38,7 +38,7 @@ class ReportOptions:
     compare: tuple[Path, Path] | None = None
     """Show what changed from A to B."""
     cost: Path | None = None
-    """Also plot what `bench cost` saved here."""
+    """Also plot the costs in this file of `bench cost`."""
 
 
 def report(chosen: ReportOptions, json_: Json = False) -> None:
@@ -95,14 +95,14 @@ def _rows(path: Path) -> list[Generation]:
     found = read(path)
     if found.torn:
         note(
-            f"left out: the last line of {path}, which is not whole; the `bench run` that was "
-            "interrupted goes on with --resume"
+            f"left out: the last line of {path}, which is incomplete; resume the interrupted "
+            "`bench run` with --resume"
         )
     return found.entries
 
 
 def show_sections(found: Sequence[Section]) -> None:
-    """The main table of every setup, and of every suite."""
+    """Print the main table of every setup, and of every suite."""
     from draftsmith.lab.bench.report import HEADS, NOTE, cells, headline
 
     console = stdout()
@@ -113,13 +113,13 @@ def show_sections(found: Sequence[Section]) -> None:
                 console.print(Text(f"\n{suite}", "bold"))
             rows = [cells(s, section.baseline) for s in summaries]
             console.print(text_table(HEADS, rows, console.width))
-        if said := headline(section):
-            console.print(Text(f"\n{said}"), soft_wrap=True)
+        if sentence := headline(section):
+            console.print(Text(f"\n{sentence}"), soft_wrap=True)
         console.print(Text(NOTE.format(baseline=section.baseline), "dim"), soft_wrap=True)
 
 
 def _show_comparison(found: Comparison) -> None:
-    """The table of A and B."""
+    """Print the table of A and B."""
     from draftsmith.lab.bench.report import VERSUS_HEADS, differing, versus_cells
 
     console = stdout()
@@ -129,7 +129,7 @@ def _show_comparison(found: Comparison) -> None:
 
 
 def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
-    """Rows of text without their empty columns, and within `width` without the least needed."""
+    """Make a table without empty columns; drops less important ones to fit into `width`."""
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     used = [i for i in range(len(columns)) if widths[i]]
     for spare in _SPARE:

@@ -18,43 +18,43 @@ DEFAULT_ARMS = ("none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "cop
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Who answers and how, and where the results go."""
+    """Arms and their options, and the output file."""
 
     spelt: ClassVar = {"arm": "--arm -a SPEC", "runs": "--runs -r N", "out": "--out -o FILE"}
 
     arm: tuple[str, ...] = DEFAULT_ARMS
-    """Who answers: a drafter, with a budget behind @ (copyspec@8), or transformers' hf:generate,
-    hf:prompt_lookup(tokens=10), hf:assisted(model=FOLDER)."""
+    """An arm: a drafter, with a budget after @ (copyspec@8), or transformers' hf:generate,
+    hf:prompt_lookup(tokens=10), hf:assisted(model=FOLDER).
+    """
     budget: str = "auto"
-    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
+    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own width)."""
     cost: str | None = None
-    """What a pass costs: see `draftsmith bench estimate`."""
+    """Cost of a pass: see `draftsmith bench estimate`."""
     max_new_tokens: int | None = None
     """Longest answer, in tokens. [the record's, else 256]"""
     dictate: bool = False
-    """Let every arm give the answer that the record has: the same tokens, where rounding could
-    part them."""
+    """Make every arm give the record's answer, so that rounding cannot separate them."""
     runs: int = 1
-    """Times of every answer."""
+    """Repetitions of every answer."""
     temperature: float = 0.0
     """0 takes the best token."""
     seed: int = 0
-    """Of sampling."""
+    """Seed of sampling."""
     out: Path = Path("results.jsonl")
-    """Where the results go."""
+    """Output file."""
     resume: bool = False
-    """Go on with FILE."""
+    """Resume FILE."""
 
 
 def run(
     prompts: FileOptions, machine: MachineOptions, chosen: RunOptions, json_: Json = False
 ) -> None:
-    """Let a model answer prompts, with drafters and with transformers' own generation.
+    """Measure a model's answers to prompts, with drafters and transformers' own generation.
 
-    Every prompt is answered by every arm in turn: the same weights, dtype, threads and prompts.
-    Each answer is one line of FILE, at once on disk; `draftsmith bench report FILE` shows them.
-    An automatic budget learns from the clock; with --cost it decides by that, and the same passes
-    are made again.
+    Every arm answers every prompt in turn, with the same weights, dtype, threads and prompts. Each
+    answer is one line of FILE, immediately on disk; `draftsmith bench report FILE` shows them. An
+    automatic budget learns from measured times. With --cost it uses that instead, so passes are
+    repeatable.
 
     [bold]Examples[/bold]
 
@@ -75,7 +75,7 @@ def run(
     costs = parse_cost(chosen.cost) if chosen.cost is not None else None
     out = chosen.out
     if out.is_file() and out.stat().st_size and not chosen.resume:
-        raise OptionError(f"{out} exists; go on with --resume, or give another --out")
+        raise OptionError(f"{out} exists; resume it with --resume, or give another --out")
     check_writable(out)
     asked = prompts.read()
     tell(asked.wrong)
@@ -87,7 +87,7 @@ def run(
         from draftsmith.lab.bench.settings import settings
         from draftsmith.lab.bench.summary import sections
 
-        # With the filters that the model's own generation_config sets, as the engine would.
+        # With the filters of the model's own generation_config, as in the engine.
         sampling = filtered(loaded, options)
         arms = build(loaded, specs, recorded(costs) if costs else None)
         how = {name: getattr(chosen, name) for name in ("runs", "max_new_tokens", "dictate")}
@@ -95,14 +95,14 @@ def run(
     if warning := busy():
         note(f"note: {warning}")
     seconds = list(curve(costs).values()) if costs else []
-    told = {"cost": [round(one / seconds[0], 4) for one in seconds]} if costs else {}
-    file = ResultFile(out, settings(plan, **told))
+    more = {"cost": [round(one / seconds[0], 4) for one in seconds]} if costs else {}
+    file = ResultFile(out, settings(plan, **more))
     with bar("answering", plan.size) as advance:
         try:
             wrong = measure(plan, file, advance)
         except BaseException:
             if file.rows:
-                note(f"{len(file.rows)} of {plan.size} answers are in {out}; go on with --resume")
+                note(f"{len(file.rows)} of {plan.size} answers are in {out}; resume with --resume")
             raise
     found = sections([file.rows])
     if json_:

@@ -1,4 +1,4 @@
-"""`draftsmith corpus`: texts for the drafters that look things up."""
+"""`draftsmith corpus`: texts for drafters that look up continuations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Build a corpus of the texts that a model finds least surprising. Goes on if interrupted.
+    """Build a corpus of the texts with the lowest perplexity under a model. Resumes if interrupted.
 
     [bold]Examples[/bold]
 
@@ -63,7 +63,7 @@ def build(
     try:
         header = make(plan, output, tokenizer, loaded, machine.model or builtin.default(), bar)
     except KeyboardInterrupt:
-        note("give the same command again to go on where it stopped")
+        note("give the same command again to resume")
         raise
     if there:
         note(f"{output} was built before; delete it to build it again")
@@ -71,7 +71,7 @@ def build(
 
 
 def info(folder: Folder, json_: Json = False) -> None:
-    """Say what a corpus holds and how it was built, once its checksums were found to be right.
+    """Print what a corpus contains and how it was built, after checking its checksums.
 
     [bold]Example[/bold]
 
@@ -85,13 +85,13 @@ def info(folder: Folder, json_: Json = False) -> None:
 def query(
     folder: Folder,
     text: Annotated[
-        str, typer.Argument(show_default=False, help="What is looked up: its last tokens.")
+        str, typer.Argument(show_default=False, help="Text to look up by its last tokens.")
     ],
     model: Annotated[
         str | None,
         typer.Option(
             "--model", "-m", metavar="MODEL", show_default="the corpus's",
-            help="Whose tokenizer to use: a Hugging Face hub id or a folder.",
+            help="Model with the tokenizer: a Hugging Face hub id or a folder.",
         ),
     ] = None,
     most: Annotated[
@@ -138,9 +138,9 @@ def query(
         print_json(found)
         return
     if match is None:
-        stdout().print("nothing in the corpus ends like this text")
+        stdout().print("the end of this text does not occur in the corpus")
         return
-    table = plain_table("continuation", "begin so", "go on so", header=True)
+    table = plain_table("continuation", "first token", "whole", header=True)
     for one in found["continuations"]:
         table.add_row(Text(visible(repr(one["text"]))), str(one["begin"]), str(one["whole"]))
     tokens, times = plural(match.length, "token"), plural(match.count, "time")

@@ -64,10 +64,10 @@ def sdsat(
     threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads.")] = None,
     json_: Json = False,
 ) -> None:
-    """Train a model with semantic adaptive tokens (SDSAT). Goes on if interrupted.
+    """Train a model with semantic adaptive tokens (SDSAT). Resumes if interrupted.
 
-    Run it under accelerate launch or torchrun for several devices. The folder holds the trained
-    model, the curves in training/, and in sdsat.json what decoding must know.
+    Run it under accelerate launch or torchrun for several devices. The folder gets the trained
+    model, curves in training/, and the settings for decoding in sdsat.json.
 
     [bold]Example[/bold]
 
@@ -86,7 +86,7 @@ def sdsat(
         with following(plan.steps, how.save_every) as follow:
             trained = run(resolve(model), plan, Texts(**texts), output, how, bar, follow)
     except KeyboardInterrupt:
-        note("give the same command again to go on from the newest checkpoint")
+        note("give the same command again to resume from the newest checkpoint")
         raise
     from accelerate import PartialState
 
@@ -106,7 +106,7 @@ def sdsat(
 
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
-    """The newest losses in nats beside a bar if somebody is watching, else a line now and then."""
+    """Show the newest losses in nats next to a progress bar; without a terminal, print lines."""
     with progress() as shown:
         number = shown.add_task("training", total=steps, visible=False)
 
@@ -122,7 +122,7 @@ def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
 
 
 def show(trained: Trained, tokens: str) -> None:
-    """What came out, for a person."""
+    """Print the results."""
     facts = {"model": str(trained.folder)}
     if tokens:
         facts["adaptive"] = tokens

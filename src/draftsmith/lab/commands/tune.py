@@ -1,4 +1,4 @@
-"""`draftsmith tune`: find the settings of a drafter that suit a model."""
+"""`draftsmith tune`: find a drafter's settings for a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(MachineOptions):
-    """Which model answers, and what."""
+    """The model, and the prompts that it answers."""
 
     panel: ClassVar = "Answers"
     spelt: ClassVar = {"model": "MODEL", "prompts": "PROMPTS", "limit": "--limit -n N"}
@@ -38,16 +38,16 @@ class TuneOptions(MachineOptions):
     prompts: Path
     """A file of prompts, as for `draftsmith bench run`."""
     limit: int = 20
-    """Prompts that are used; by `tune copyspec`, conversations of each suite and task."""
+    """Prompts to use; for `tune copyspec`, conversations of each suite and task."""
     max_new_tokens: int = 128
     """Longest answer, in tokens."""
 
 
 def pld_plus(chosen: TuneOptions, json_: Json = False) -> None:
-    """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
+    """Calibrate PLD+ for a model: find the heads and the layer that locate copies, and K.
 
     The result is a small file in your cache folder that `pld_plus` reads from then on. If the
-    command is interrupted, the same command goes on where it stopped.
+    command is interrupted, give the same command again to resume.
 
     [bold]Example[/bold]
 
@@ -69,25 +69,25 @@ def pld_plus(chosen: TuneOptions, json_: Json = False) -> None:
         show(found, plan.attends)
     if not plan.attends:
         why = "; ".join(loaded.capabilities.reasons)
-        note(f"heads were not looked at, since this model's attention cannot be recorded: {why}")
+        note(f"heads were not tested, because this model's attention cannot be recorded: {why}")
     finished.forget()
     note(f"saved in {path}; pld_plus uses it from now on")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CopySpecOptions(TuneOptions):
-    """The same, and what passes cost."""
+    """Options of `tune copyspec`."""
 
     cost: str | None = None
-    """What a pass costs: see `draftsmith bench estimate`."""
+    """Cost of a pass: see `draftsmith bench estimate`."""
     max_new_tokens: int = 256
 
 
 def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
-    """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
+    """Choose CopySpec's γ for a model: compare γ = 1 … 10 on the model's own answers.
 
-    The model answers every prompt plainly, all turns of a conversation. Without --cost, what a pass
-    costs is measured now. If the command is interrupted, the same command goes on where it stopped.
+    The model answers every prompt plainly, all turns of a conversation. Without --cost, the cost of
+    a pass is measured now. If the command is interrupted, give the same command again to resume.
 
     [bold]Example[/bold]
 
@@ -122,11 +122,10 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
 
 
 def auto(chosen: ExamineOptions) -> None:
-    """Ask a model once what it says after each of its 4,096 lowest ids, mostly frequent tokens.
+    """Store the model's choices after each of its 4,096 lowest ids, mostly frequent tokens.
 
-    That is as much work as a prompt of 4,096 tokens. The result is a small
-    file in your cache folder with which `auto` begins every answer of this
-    model from then on.
+    This takes as long as a prompt of 4,096 tokens. The result is a small file in your cache folder.
+    From then on, `auto` starts every answer of this model with it.
 
     [bold]Example[/bold]
 
@@ -144,7 +143,7 @@ def auto(chosen: ExamineOptions) -> None:
 
 
 def begun(model: LoadedModel, suffix: str) -> Finished:
-    """What an interrupted calibration of this model left in the cache folder."""
+    """Return the results that an interrupted calibration of this model stored."""
     from draftsmith.drafters.calibration import file_of
     from draftsmith.lab.lines import Finished
 
@@ -152,7 +151,7 @@ def begun(model: LoadedModel, suffix: str) -> Finished:
 
 
 def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
-    """Ids of the first prompts that fit the model, first turns only."""
+    """Return the ids of the first prompts that fit the model, first turns only."""
     from draftsmith.errors import PromptError
     from draftsmith.lab.bench.run import encoded
     from draftsmith.lab.bench.suites import read as read_records
@@ -170,10 +169,10 @@ def read(path: Path, model: LoadedModel, limit: int) -> list[list[int]]:
 
 
 def show(found: Calibration, attends: bool) -> None:
-    """What was found, for a person; `attends`: whether heads were looked at."""
+    """Print the results; `attends`: whether heads were tested."""
     console = stdout()
-    told = f": {found.tokens:,} tokens of {found.prompts} answers"
-    console.print(Text.assemble((f"PLD+ on {found.model}", "bold"), told))
+    counts = f": {found.tokens:,} tokens of {found.prompts} answers"
+    console.print(Text.assemble((f"PLD+ on {found.model}", "bold"), counts))
     table = plain_table("", "mean accepted length", header=True)
     layers = found.accepted["layer"]
     for layer in sorted(layers, key=lambda n: -layers[n])[:_SHOWN]:
@@ -189,7 +188,7 @@ def show(found: Calibration, attends: bool) -> None:
         share = len(found.heads) / total
         console.print(f"{len(found.heads)} of {total} heads ({share:.0%}) copy; first {first} …")
     elif attends:
-        console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
+        console.print("No head copies, so pld_plus(rank=attention) needs its heads as an option.")
 
 
 app = group(HELP["tune"], pld_plus, copyspec, auto)

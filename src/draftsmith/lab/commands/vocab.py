@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from draftsmith.text.vocab import Vocabulary
 
 _SHOWN = 70
-"""Characters of a piece that a tokenizer changes, from the first that differs."""
+"""Characters shown of a piece that a tokenizer changes, from the first difference."""
 
 _SHARES = ("of_target", "of_drafter", "of_target_text", "of_drafter_text")
-"""What a `Comparison` tells in numbers from 0 to 1."""
+"""Entries of a `Comparison` that are shares from 0 to 1."""
 
 _LEGEND = (
-    "T: the target's tokens, D: the drafter's; in text: of the different ones that the text takes. "
-    "Injective: how many pieces of 100 characters do not survive encoding and decoding."
+    "T: the target's tokens, D: the drafter's; in text: of the different tokens in the text. "
+    "Injective: number of pieces of 100 characters that encoding and decoding change."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VocabOptions:
-    """Whose tokenizers are compared, and on which text."""
+    """Tokenizers to compare, and the text to compare them on."""
 
     spelt: ClassVar = {"target": "A", "drafter": "B", "text": "TEXT", "also": "--also C"}
 
@@ -44,11 +44,11 @@ class VocabOptions:
     """The target's tokenizer: a hub id, a folder, a GGUF file, a tokenizer.json, or a name such as
     `smollm2`."""
     drafter: str | None = None
-    """The drafter's."""
+    """The drafter's tokenizer."""
     text: str | None = None
     """A text file like those that will be generated, the demo's by default; - is standard input."""
     also: tuple[str, ...] = ()
-    """One more tokenizer; every pair is compared."""
+    """Another tokenizer; every pair is compared."""
 
 
 def vocab(chosen: VocabOptions, json_: Json = False) -> None:
@@ -67,7 +67,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
 
     target, drafter = chosen.target, chosen.drafter
     if target is None or drafter is None:
-        raise OptionError("two tokenizers are compared: give A and B, and a TEXT if you like")
+        raise OptionError("give two tokenizers A and B, and optionally a TEXT")
     sample = "\n".join(builtin.demo()) if chosen.text is None else read_text(chosen.text)
     if not sample:
         raise OptionError(f"{chosen.text} is empty; give a text like those that will be generated")
@@ -89,7 +89,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
         use = Text(f"draft_model(…, algorithm={found[0]['algorithm']!r})", "bold")
         console.print(Text.assemble("\nUse ", use, f": {found[0]['why']}."))
     for name, facts in tokenizers.items():
-        for changed in facts["changed"][:1]:  # from the first character that differs
+        for changed in facts["changed"][:1]:  # from the first difference
             at = common_prefix(*changed.values())
             piece, back = (repr(part[at : at + _SHOWN]) for part in changed.values())
             console.print(Text("\n" + visible(f"{_called(name)} changes {piece} into {back}.")))

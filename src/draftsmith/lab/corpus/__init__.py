@@ -1,1 +1,1 @@
-"""Building corpora: texts chosen by the target's own perplexity, in a suffix array on disk."""
+"""Builds corpora: texts chosen by the target's own perplexity, with a suffix array on disk."""

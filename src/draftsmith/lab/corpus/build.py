@@ -1,7 +1,7 @@
-"""Building a corpus: read and cut texts, rank the pieces by the target, index the best.
+"""Builds a corpus: read and cut texts, rank the pieces by the target, index the best.
 
-Whatever is done is kept in the folder `building` of the corpus until the corpus is whole, so that a
-build that was killed goes on where it stopped, and ends with the bytes it would have had anyway.
+Results stay in the folder `building` of the corpus until it is complete. A build that was killed
+resumes there and ends with the same bytes as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
 LEAST_PIECE = 4
-"""Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""
+"""Documents cut at this many tokens never leave a piece of one token, which predicts nothing."""
 
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows progress: from what is done and how much of it there is to what is told of each bit."""
+"""Shows progress: (title, total) → context with a function that adds finished items."""
 
 
 def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG001
-    """Shows nothing."""
+    """Show nothing."""
     return nullcontext(lambda _: None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusPlan:
-    """What becomes a corpus. Raises OptionError for numbers that cannot work."""
+    """Options of a corpus; raises OptionError for invalid numbers."""
 
     texts: Sequence[Path]
     """Files (.jsonl, else plain text; also .gz, .xz) and folders of .txt, .md and .jsonl."""
     fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: what to read of each; several are joined by line breaks."""
+    """Fields to read from each JSON line; several are joined by line breaks."""
     piece: int = 512
-    """Documents longer than so many tokens are cut; the pieces are what is ranked."""
+    """Longest piece in tokens. Longer documents are cut, and the pieces are ranked."""
     keep: int | None = 100_000
-    """How many pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
+    """Number of pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
 
     def __post_init__(self) -> None:
         if self.piece < LEAST_PIECE:
-            raise OptionError(f"piece={self.piece} cannot work; give at least {LEAST_PIECE} tokens")
+            raise OptionError(f"piece must be at least {LEAST_PIECE} tokens, got {self.piece}")
         if self.keep is not None and self.keep < 1:
-            raise OptionError(f"keep={self.keep} cannot work; give at least 1")
+            raise OptionError(f"keep must be at least 1, got {self.keep}")
 
     def settings(self) -> dict[str, Any]:
-        """What a header remembers of it."""
+        """Return the options that the header stores."""
         return {"fields": list(self.fields), "piece": self.piece, "keep": self.keep}
 
 
@@ -77,15 +77,15 @@ def build(
     name: str,
     show: Show = unseen,
 ) -> Header:
-    """Build the corpus of a model in `folder`, going on where an earlier build stopped.
+    """Build the corpus of a model in `folder`, resuming an earlier build there.
 
-    `model` may be None where nothing is ranked; `name` is what the header calls it. Raises
-    LoadError for texts that cannot be read; OptionError if `folder` holds something else, if
-    another build began in it, or if the sorter is not installed: all of it before the model runs.
+    `model` may be None if nothing is ranked. `name` is the model's name in the header. Raises
+    LoadError for texts that cannot be read; OptionError if `folder` contains something else or
+    another build, or if the sorter is not installed. All errors are raised before the model runs.
     """
-    sorter()  # Better now than after hours of ranking.
+    sorter()  # fail before hours of ranking
     if plan.keep is not None and model is None:
-        raise OptionError("pieces can only be ranked with a model; give one, or keep=None")
+        raise OptionError("ranking pieces needs a model; give one, or keep=None")
     vocabulary_print = vocab.fingerprint(tokenizer)
     done = _finished(folder, plan, vocabulary_print, name)
     if done is not None:
@@ -126,7 +126,7 @@ def _begin(
     tokenizer: Any,
     model: LoadedModel | None,
 ) -> None:
-    """Note in `workshop` whose it is: what changes when the texts do, how they are read or scored.
+    """Store a key of texts, tokenizer and model in `workshop`.
 
     Raises OptionError if another build began there.
     """
@@ -137,18 +137,17 @@ def _begin(
     key, note = hashlib.sha256(whole.encode()).hexdigest(), workshop / "key"
     if note.is_file() and note.read_text(encoding="utf-8") != key:
         raise OptionError(
-            f"{workshop} holds the beginning of another build, or the scores of another model: the "
-            "texts, their fields, --piece, the tokenizer, the model or its dtype were others; give "
-            "another folder, or delete this one"
+            f"{workshop} holds the beginning of another build: the texts, their fields, --piece, "
+            "the tokenizer, the model or its dtype differ; give another folder, or delete this one"
         )
     workshop.mkdir(parents=True, exist_ok=True)
     write_text(note, key)
 
 
 def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], dict[str, float]]:
-    """The `keep` pieces of lowest perplexity, in the order of the texts, and figures about them.
+    """Return the `keep` pieces of lowest perplexity, in the order of the texts, and figures.
 
-    Equal ones count in the order of the texts, too.
+    Equal ones are kept in the order of the texts.
     """
     chosen = np.sort(np.argsort(ranks, kind="stable")[:keep])
     facts = {
@@ -160,25 +159,25 @@ def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], di
 
 
 def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) -> Header | None:
-    """The header if this very corpus is there already; None if the folder is free for it."""
+    """Return the header if this corpus is complete; None if the folder is free for it."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
     if not (folder / files.HEADER).exists():
         begun = not folder.exists() or (folder / files.BUILDING).is_dir()
-        strange = [] if begun else [path.name for path in folder.iterdir()]
-        if strange:
+        foreign = [] if begun else [path.name for path in folder.iterdir()]
+        if foreign:
             raise OptionError(
-                f"{folder} holds something else already (e.g. {min(strange)}); give a new folder"
+                f"{folder} already holds something else (e.g. {min(foreign)}); give a new folder"
             )
         return None
     header = Header.load(folder)
     same = header.settings.items() >= plan.settings().items()
     if not same or (header.vocabulary, header.model) != (vocabulary_print, name):
         raise OptionError(
-            f"{folder} holds a corpus of {header.model} already, built with {header.settings}; "
+            f"{folder} already holds a corpus of {header.model}, built with {header.settings}; "
             "give another folder, or delete this one"
         )
-    if (folder / files.BUILDING).exists():  # Killed while tidying up.
+    if (folder / files.BUILDING).exists():  # killed while deleting it
         shutil.rmtree(folder / files.BUILDING)
     return header
 
@@ -190,11 +189,11 @@ def score(
     journal: Path,
     show: Show = unseen,
 ) -> NDArray[np.float64]:
-    """(P,) the target's perplexity of each piece; passes that the journal knows are not repeated.
+    """(P,) the target's perplexity of each piece. Passes in the journal are not repeated.
 
-    The journal has a line for each pass, on disk before the next one begins; what comes after the
-    last whole line in order is what was being written when the power failed. Raises OptionError if
-    a piece does not fit into the model's context.
+    The journal has a line for each pass, written to disk before the next pass. After a power
+    failure, lines after the last complete one are dropped. Raises OptionError if a piece does not
+    fit into the model's context.
     """
     lengths = pieces.lengths
     longest, room = int(lengths.max()) + len(before), model.context_length

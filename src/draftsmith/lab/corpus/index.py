@@ -1,4 +1,4 @@
-"""From documents in ids to the two files of a corpus and their header."""
+"""Writes the two files of a corpus and their header from documents in ids."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def write_index(
 ) -> Header:
     """Write `documents`, each of at least one id, and their suffix array, the header last.
 
-    `facts` are the fields of `Header` that do not follow from the documents, of which there is at
-    least one. The same documents and facts give the same bytes.
+    `facts` are the other fields of `Header`. There must be at least one document. The same
+    documents and facts give the same bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = SEPARATOR.to_bytes(4, "big")
     content = (np.asarray(document, ID).tobytes() + end for document in documents)
     sums = {files.TOKENS: write_chunks(folder / files.TOKENS, content)}
-    # Mapped rather than read: the sorter makes the only copy.
+    # Memory-mapped, so that the sorter makes the only copy.
     ids = np.memmap(folder / files.TOKENS, ID, "r")
     ends = ids == SEPARATOR
     largest = int(ids.max(where=~ends, initial=0))

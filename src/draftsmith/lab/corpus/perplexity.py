@@ -1,4 +1,4 @@
-"""How well the target itself would have written a text: what SPECTRA ranks its corpus by.
+"""Perplexity of a text under the target, by which SPECTRA ranks its corpus.
 
 PPL(u) = exp(-1/t Σ log p(u_i | u_<i)), i = 1…t (SPECTRA, section 3.2).
 """
@@ -16,15 +16,15 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.rope import rope_boundary
 
 _LOGITS = 1 << 26
-"""Logits of one pass at most (256 MB in float32), unless a single piece has more."""
+"""Most logits of one pass (256 MB in float32), unless a single piece has more."""
 _POSITIONS = 4096
-"""Positions of one pass at most, likewise."""
+"""Most positions of one pass, unless a single piece has more."""
 
 
 def passes(loaded: LoadedModel, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Which pieces share a pass: of similar length, the longest first, so that little is padded."""
+    """Group pieces of similar length into passes, the longest first, so that little is padded."""
     order = np.lexsort((np.arange(len(lengths)), -lengths))
-    # Rotary angles may depend on the longest of a pass, and rows on one another.
+    # Rotary angles may depend on the longest row of a pass, and rows may change each other.
     together = loaded.capabilities.packed and rope_boundary(loaded.config) is None
     most = min(_LOGITS // loaded.vocab_size, _POSITIONS) if together else 1
     found: list[NDArray[np.int64]] = []
@@ -39,13 +39,13 @@ def passes(loaded: LoadedModel, lengths: NDArray[np.int64]) -> list[NDArray[np.i
 def log_likelihoods(
     loaded: LoadedModel, pieces: Iterable[Iterable[int]], before: tuple[int, ...] = ()
 ) -> list[float]:
-    """Σ log p(u_i | u_<i) of each piece, in one pass, u being `before` and then the piece.
+    """Σ log p(u_i | u_<i) of each piece in one pass, where u is `before` and then the piece.
 
-    Every piece has at least 2 ids. Raises UnsupportedError if the model's numbers overflow.
+    Every piece has at least 2 ids. Raises UnsupportedError if the model overflows.
     """
     rows = [[*before, *map(int, piece)] for piece in pieces]
     width = max(map(len, rows))
-    # Padding stands behind, where no token of a causal model looks.
+    # Padding is on the right, where no token of a causal model looks.
     tokens = [row + row[-1:] * (width - len(row)) for row in rows]
     parts = []
     with torch.inference_mode():
@@ -69,5 +69,5 @@ def log_likelihoods(
 def perplexities(
     sums: NDArray[np.float64], lengths: NDArray[np.int64], before: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """PPL of pieces from their log-likelihoods; t counts the predicted tokens."""
+    """PPL of pieces from their log-likelihoods; t is the number of predicted tokens."""
     return np.exp(-sums / (lengths + len(before) - 1))

@@ -1,4 +1,4 @@
-"""From texts to pieces: tokenized, without repeated documents, long ones cut."""
+"""Pieces of texts: encoded, without repeated documents, long ones cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftsmith.errors import OptionError
 from draftsmith.lab.corpus.texts import documents
 
 _AT_ONCE = 256
-"""Documents tokenized together."""
+"""Documents encoded together."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Pieces:
     ids: NDArray[Any]
     """All their tokens."""
     ends: NDArray[np.int64]
-    """(P,) where each ends in `ids`; the next one begins there."""
+    """(P,) end of each piece in `ids`; the next one begins there."""
     owners: NDArray[np.int64]
-    """(P,) number of the document each belongs to."""
+    """(P,) number of each piece's document."""
     facts: dict[str, int]
-    """How many documents were read, were repeated, were too short, were taken."""
+    """Numbers of documents read, repeated, too short, and taken."""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -43,13 +43,13 @@ class Pieces:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(P,) tokens of each."""
+        """(P,) tokens of each piece."""
         return np.diff(self.ends, prepend=0)
 
     def joined(self, chosen: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-        """The documents that the `chosen` pieces, in ascending order, make up.
+        """Yield the documents formed by the `chosen` pieces, in ascending order.
 
-        Neighbours of one document are joined again, so that matches may cross their border.
+        Neighbouring pieces of one document are joined, so that matches may cross their border.
         """
         breaks = (np.diff(chosen) != 1) | (np.diff(self.owners[chosen]) != 0)
         for run in np.split(chosen, np.flatnonzero(breaks) + 1):
@@ -64,23 +64,23 @@ def read_pieces(
     tokenizer: Any,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Pieces:
-    """The pieces, of at most `longest` tokens, of the texts in these files.
+    """Read the texts of these files as pieces of at most `longest` tokens.
 
-    `advance` is told how many files are done. Raises OptionError if there is no text, LoadError for
-    texts that cannot be read.
+    `advance` counts finished files. Raises OptionError if there is no text, LoadError for texts
+    that cannot be read.
     """
     ids, ends, owners = array("I"), array("q"), array("q")
     facts = {"documents": 0, "repeated": 0, "too short": 0, "taken": 0}
     fresh = _fresh(paths, fields, facts, advance)
     while texts := list(islice(fresh, _AT_ONCE)):
-        # No special tokens: a text in the middle of an answer has none either.
+        # Without special tokens, as in the middle of an answer.
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)
         for document in encoded["input_ids"]:
-            if len(document) < 2:  # Nothing in it follows anything.
+            if len(document) < 2:  # no token follows another
                 facts["too short"] += 1
                 continue
             facts["taken"] += 1
-            # As few pieces as possible, all of nearly one length.
+            # Cut into as few pieces as possible, all of nearly the same length.
             count = -(-len(document) // longest)
             for part in range(1, count + 1):
                 ends.append(len(ids) + len(document) * part // count)
@@ -97,7 +97,7 @@ def _fresh(
     facts: dict[str, int],
     advance: Callable[[int], None],
 ) -> Iterator[str]:
-    """Each document once; two that differ in white space only are the same."""
+    """Yield each document once; documents that differ only in white space are the same."""
     seen: set[bytes] = set()
     for path in paths:
         for text in documents(path, fields):

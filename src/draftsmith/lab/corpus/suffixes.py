@@ -1,4 +1,4 @@
-"""Suffix arrays: where every suffix of a list of token ids starts, in lexicographic order."""
+"""Suffix arrays: starts of all suffixes of a list of token ids, in lexicographic order."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from draftsmith.drafters.corpus.files import ID, POSITION
 from draftsmith.errors import OptionError
 
 Ids = NDArray[Any]
-"""(N,) big-endian 32-bit token ids: in this order of bytes, comparing bytes is comparing ids."""
+"""(N,) big-endian 32-bit token ids, so that comparing bytes is comparing ids."""
 
 _CHUNK = 1 << 24
-"""Entries filtered at a time, which bounds what is held twice."""
+"""Entries filtered at a time, to bound memory."""
 
 MOST = 0xFFFFFFFF
-"""Positions that 32 bits can name."""
+"""Most positions that 32 bits can address."""
 
 
 def sorted_suffixes(ids: Ids, largest: int) -> Iterator[NDArray[np.uint32]]:
-    """The suffix array of `ids`, in pieces: the N starts of its suffixes, smallest suffix first.
+    """Yield the suffix array of `ids` in pieces: the N starts of its suffixes, smallest first.
 
-    `largest` is the largest id that is no separator. Raises OptionError if the sorter is not
-    installed or `ids` is too long. Memory: five bytes for each byte that an id needs (three bytes
-    for a vocabulary of 150,000).
+    `largest` is the largest id except separators. Raises OptionError if the sorter is not installed
+    or `ids` is too long. Memory: five bytes for each byte that an id needs (three bytes for a
+    vocabulary of 150,000).
     """
     if len(ids) > MOST:
         raise OptionError(f"{len(ids)} tokens are too many for one corpus; {MOST} fit: keep fewer")
-    # One number more than the ids need: the separator becomes the last one there is.
+    # One more value than the ids need: the separator becomes the largest value.
     width = ((largest + 1).bit_length() + 7) // 8
     # The last bytes of each id, the most significant first.
     text = np.ascontiguousarray(ids, ID).view(np.uint8).reshape(-1, 4)[:, 4 - width :]
     found = sorter()(text.flatten())
     for start in range(0, len(found), _CHUNK):
         piece = found[start : start + _CHUNK]
-        # Of the suffixes of the bytes only those that start where an id does are suffixes of ids.
+        # Only suffixes that start at an id's first byte are suffixes of ids.
         yield (piece[piece % width == 0] // width).astype(POSITION)
 
 
 def sorter() -> Any:
-    """The function that sorts the suffixes of bytes; raises OptionError if it is not installed."""
+    """Return the function that sorts suffixes of bytes; OptionError if it is not installed."""
     try:
         from pydivsufsort import divsufsort
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Reading texts: plain files and JSON lines, packed or not, alone or in folders."""
+"""Reads texts: plain files and JSON lines, compressed or not, alone or in folders."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ def find(
     plain: Sequence[str] = PLAIN,
     skip: Callable[[Path], None] = lambda _: None,
 ) -> list[Path]:
-    """The files that are meant: a file as it is; of a folder all that we know to be texts, sorted.
+    """Return the files of `paths`: files as they are, and the text files of folders, sorted.
 
-    Texts are JSON lines and files whose suffix is in `plain`; `skip` is told of those in folders
-    that are no regular files, such as pipes, from which one might wait for ever.
-
-    Raises LoadError for what does not exist or is no file, and for a folder without any.
+    Text files are JSON lines and those with a suffix in `plain`. `skip` is called with irregular
+    files in folders, such as pipes, from which reading could block forever. Raises LoadError for
+    paths that do not exist or are not files, and for a folder without text files.
     """
     found: list[Path] = []
     known = (*plain, *LINES)
@@ -32,10 +31,10 @@ def find(
             inside = [p for p in named if p.is_file()]
             if not inside:
                 listed = ", ".join(known)
-                but = f"; {named[0]} is no regular file" if named else ""
+                but = f"; {named[0]} is not a regular file" if named else ""
                 raise LoadError(f"the folder {path} has no {listed} (or such with .gz or .xz){but}")
-            for strange in set(named).difference(inside):
-                skip(strange)
+            for irregular in set(named).difference(inside):
+                skip(irregular)
             found += inside
         elif path.is_file():
             found.append(path)
@@ -47,14 +46,14 @@ def find(
 
 
 def _kind(path: Path) -> str:
-    """The suffix that tells how to read it, without that of packing."""
+    """Suffix of the format, without that of compression."""
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
 def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
-    """The texts in a file: of JSON lines the `fields`, joined by a line break; else all of it.
+    """Yield the texts of a file: of JSON lines the `fields`, joined by a line break; else all.
 
-    Raises LoadError, naming file and line, for what cannot be read.
+    Raises LoadError, naming file and line, for texts that cannot be read.
     """
     with reading(path), open_text(path, errors="surrogateescape") as file:
         if _kind(path) in LINES:
@@ -77,7 +76,7 @@ def _lines(path: Path, file: IO[str], fields: Sequence[str]) -> Iterator[str]:
         except ValueError as error:
             raise LoadError(f"{path}, line {number} is {error}") from error
         if not isinstance(item, dict):
-            raise LoadError(f"{path}, line {number} is no JSON object")
+            raise LoadError(f"{path}, line {number} is not a JSON object")
         texts = {name: value for name, value in item.items() if isinstance(value, str)}
         missing = next((name for name in fields if name not in texts), None)
         if missing is not None:

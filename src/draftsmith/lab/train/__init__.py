@@ -1,1 +1,1 @@
-"""Training: SDSAT teaches a model to draft for itself (docs/training.md)."""
+"""SDSAT training: teaches a model to draft for itself (docs/training.md)."""

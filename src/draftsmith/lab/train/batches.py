@@ -1,4 +1,4 @@
-"""The rows of a step, from the seed and the step's number alone: any step can be resumed."""
+"""Rows of a step, from the seed and the step's number alone, so that any step can be resumed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ORDER, _WINDOWS = 0, 1
 
 @dataclass(frozen=True)
 class Batch:
-    """R rows of T tokens and, for their mixed halves, where adaptive tokens stand."""
+    """R rows of T tokens, and the positions of adaptive tokens in their mixed halves."""
 
     ids: Tensor
-    """(R, T+1): the text; position t is fed, position t+1 is its label."""
+    """(R, T+1) the text. Position t is the input, position t+1 its label."""
     depths: Tensor
-    """(R, T): depth of each input position in its window, 0 where the text itself is fed."""
+    """(R, T) depth of each input position in its window; 0 for the text itself."""
 
     @property
     def plain(self) -> Tensor:
@@ -51,7 +51,7 @@ class Batch:
         return torch.where(self.replaced, by_depth[depth], self.plain)
 
     def part(self, rows: slice) -> Batch:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Batch(self.ids[rows], self.depths[rows])
 
 
@@ -61,16 +61,16 @@ def windows(
     expected: float,
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """(T,) for each of T=`length` positions its depth in a window of adaptive tokens; 0 outside.
+    """(T,) depth of each of T=`length` positions in a window of adaptive tokens; 0 outside.
 
-    The lengths of the windows are uniform in 1…L, their number is `expected` in the mean, and all
-    arrangements in which no two touch are equally likely. Position 0 is in none: something must
-    come before an adaptive token. ceil(expected)·(L+1) may not exceed T (`Recipe` checks it).
+    Lengths of windows are uniform in 1…L, and their mean number is `expected`. All arrangements in
+    which no two windows touch are equally likely. Position 0 is in no window, because an adaptive
+    token needs a token before it. ceil(expected)·(L+1) must not exceed T (`Recipe` checks it).
     Source: SDSAT, section 2.2.
     """
     count = math.floor(expected) + int(rng.random() < expected % 1)
     sizes = rng.integers(1, L + 1, count)
-    # Each window follows a standard token of its own, so drawing those draws an arrangement.
+    # Each window follows its own standard token, so drawing those tokens draws an arrangement.
     after = np.sort(rng.choice(length - sizes.sum(), count, replace=False))
     depths = np.zeros(length, dtype=np.int64)
     for number, (size, standard) in enumerate(zip(sizes, after, strict=True)):
@@ -84,11 +84,11 @@ class Batches:
     """All steps of a training over N sequences."""
 
     sequences: NDArray[np.int32]
-    """(N, T+1); each begins with the token that the one before it ended with."""
+    """(N, T+1). Each begins with the last token of the one before."""
     recipe: Recipe
 
     def step(self, number: int) -> Batch:
-        """The rows of a step: every sequence once in a random order, then all in another."""
+        """Return the rows of a step. Every sequence comes once before any is repeated."""
         recipe = self.recipe
         rows = [self._row(number * recipe.rows + row) for row in range(recipe.rows)]
         depths = np.zeros((recipe.rows, recipe.length), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The curves of a training: a CSV, TensorBoard's event files and a picture."""
+"""Curves of a training: a CSV, TensorBoard's event files and a picture."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from draftsmith.storage import write_text
 
 @dataclass(frozen=True, kw_only=True)
 class StepLosses:
-    """What is known after a step. Losses are means in nats; None where nothing was counted."""
+    """Figures of a step. Losses are means in nats; None if nothing was counted."""
 
     step: int
-    """Steps done."""
+    """Finished steps."""
     tokens: int
-    """Of text, seen so far; each mixed row repeats a plain one."""
+    """Tokens of text seen so far. A mixed row repeats a plain one and is not counted."""
     seconds: float
     learning_rate: float
     loss: float
     """The objective."""
     standard: float | None
-    """Of standard input tokens: equation 7."""
+    """Loss of standard input tokens: equation 7."""
     adaptive: float | None
-    """Of adaptive input tokens."""
+    """Loss of adaptive input tokens."""
     held_out: float | None = None
-    """Standard-token loss on held-out text, where it was measured."""
+    """Standard-token loss on held-out text, if it was measured."""
 
 
 _COLUMNS = [f.name for f in fields(StepLosses)]
@@ -37,7 +37,7 @@ CURVES = ("loss", "standard", "adaptive", "held_out")
 
 
 class Curves:
-    """Writes them; rows after `step`, from a training that was killed, are written anew."""
+    """Writes the curves. Rows after `step`, from a training that was killed, are replaced."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from tensorboardX import SummaryWriter
@@ -47,7 +47,7 @@ class Curves:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def add(self, row: StepLosses) -> None:
-        """Take a step's row."""
+        """Add a step's row."""
         self.rows.append(row)
         for name in ("learning_rate", *CURVES):
             value = getattr(row, name)
@@ -55,13 +55,13 @@ class Curves:
                 self._board.add_scalar(name, value, row.step)
 
     def flush(self) -> None:
-        """See everything on disk, the picture too."""
+        """Write everything to disk, including the picture."""
         self._write()
         self._board.flush()
         draw({"": self.rows}, self.folder / "losses.png")
 
     def close(self) -> None:
-        """Write what there is, of a training that failed, too, and let go of the files."""
+        """Write the log, also of a training that failed, and close the files."""
         self._write()
         self._board.close()
 
@@ -74,7 +74,7 @@ class Curves:
 
 
 def read(folder: Path) -> list[StepLosses]:
-    """The rows of a log; none if there is no log yet. Raises LoadError for a damaged one."""
+    """Read the rows of a log; none if there is no log yet. Raises LoadError for a damaged one."""
     path = folder / "log.csv"
     if not path.is_file():
         return []
@@ -98,7 +98,7 @@ def smooth(values: Sequence[float], span: int) -> list[float]:
 
 
 def draw(runs: dict[str, list[StepLosses]], path: Path) -> None:
-    """A PNG of the losses against steps, of one training or of several, by name."""
+    """Draw a PNG of losses against steps, of one or several trainings, by name."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -120,6 +120,6 @@ def draw(runs: dict[str, list[StepLosses]], path: Path) -> None:
         axes.set_ylabel(f"loss of {names[0]} tokens (nats)")
         axes.grid(alpha=0.3)
         if axes.lines:
-            # Above the plot: inside, it would hide one curve or another.
+            # Above the plot, where it hides no curve.
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize="small")
     figure.savefig(path, dpi=110)

@@ -1,4 +1,4 @@
-"""What a model says of held-out text, fed the text itself: its loss, and how far it can draft."""
+"""Evaluates a model on held-out text: its loss, and how far it can draft."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from draftsmith.lab.train.loss import Logits, surprise
 from draftsmith.model.adaptive import AdaptiveTokens
 
 DEPTHS = 13
-"""The most adaptive tokens that the paper attaches. Source: SDSAT, section 3.4."""
+"""Most adaptive tokens that the paper attaches. Source: SDSAT, section 3.4."""
 _ASKS = 3
-"""Kind of random numbers, beside those of `batches` and `texts`."""
+"""Kind of random numbers, in addition to those of `batches` and `texts`."""
 
 
 @dataclass(frozen=True)
 class Depths:
-    """How adaptive tokens do by depth, fed k of them after a true prefix of the text."""
+    """Quality of drafts by depth, with k adaptive tokens after a true prefix of the text."""
 
     accuracy: tuple[float, ...]
-    """Share of places where the draft at depth 1, 2, … is the text's own token."""
+    """Share of places where the draft at depth 1, 2, … is the text's token."""
     agreement: tuple[float, ...]
-    """Share of places where it is what the model says itself after the true tokens before it."""
+    """Share of places where it is the model's own choice after the true tokens."""
     accepted: tuple[float, ...]
-    """Mean number of drafts in a row from the first that are the text's, for k = 1, 2, …"""
+    """Mean number of correct drafts in a row from the first, for k = 1, 2, …"""
     places: int
 
 
@@ -36,7 +36,7 @@ class Depths:
 def standard_loss(
     logits: Logits, sequences: NDArray[np.int32], banned: Sequence[int], rows_per_pass: int = 8
 ) -> float:
-    """Mean loss of the text's tokens, in nats. sequences (N, T+1)."""
+    """Mean loss of the text's tokens, in nats. `sequences` is (N, T+1)."""
     total, counted = 0.0, 0
     for rows in _rows(sequences, rows_per_pass):
         losses = surprise(logits(rows[:, :-1]), rows[:, 1:], banned)
@@ -53,9 +53,9 @@ def by_depth(
     depths: int = DEPTHS,
     rows_per_pass: int = 8,
 ) -> Depths:
-    """Ask once per sequence (N, T+1), at a random place: a true prefix, then `depths` tokens.
+    """Test drafts once per sequence (N, T+1), at a random place, with `depths` adaptive tokens.
 
-    With diverse tokens fewer depths are asked. T must be at least twice the depths.
+    With diverse tokens fewer depths are tested. T must be at least twice the depths.
     """
     depths = min(depths, adaptive.L - 1) if adaptive.diverse else depths
     ask = torch.tensor(adaptive.ask(depths), device="cpu")
@@ -65,8 +65,9 @@ def by_depth(
     for rows in _rows(sequences, rows_per_pass):
         length = rows.shape[1] - 1
         known = torch.from_numpy(rng.integers(depths, length - depths + 1, len(rows)))
-        # What stands behind is not looked at, so rows with longer prefixes need no padding.
-        # (R, K): a_j stands at known + j - 1
+        # Later tokens are not attended to, so rows with longer prefixes need no padding.
+        #
+        # (R, K): a_j is at position known + j - 1
         places = known[:, None] + torch.arange(depths, device="cpu")
         asked = rows[:, :-1].scatter(1, places, ask.expand(len(rows), -1))
         drafts = _best(logits(asked), adaptive.tokens).gather(1, places)

@@ -1,4 +1,4 @@
-"""Keeping the text that is measured on out of the training. Source: SDSAT, section 3.1."""
+"""Removes held-out text from the training texts. Source: SDSAT, section 3.1."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 RUN = 30
-"""ours: words in a row that two texts only share if one comes from the other, or from a third."""
+"""ours: words in a row that two texts share only if they have a common source."""
 _WORD = re.compile(r"\S+")
 
 
 class HeldOut:
-    """Texts that training may not see."""
+    """Texts that must not be trained on."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._runs = {words for text in texts for words in self._of(_WORD.findall(text))}
@@ -21,10 +21,10 @@ class HeldOut:
         return (hash(tuple(words[i : i + size])) for i in range(len(words) - size + 1))
 
     def remove(self, text: str) -> list[str]:
-        """What is left of a text without every run of `RUN` words that a held-out text has.
+        """Return what remains of a text without runs of `RUN` words of a held-out text.
 
-        A text, held out or not, of fewer words counts as one run. Nothing is left of a text that
-        was held-out text for the most part.
+        A text of fewer words counts as one run. Nothing remains of a text that was mostly held-out
+        text.
         """
         spans = [match.span() for match in _WORD.finditer(text)]
         known = [False] * len(spans)

@@ -1,4 +1,4 @@
-"""Rearranging code for infilling: prefix, suffix, middle. Source: SDSAT, section 3.1."""
+"""Rearranges code for infilling: prefix, suffix, middle. Source: SDSAT, section 3.1."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _KNOWN = (
     ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),
     ("<|fim▁begin|>", "<|fim▁hole|>", "<|fim▁end|>"),
 )
-"""Prefix, suffix and middle marker of the models that have them."""
+"""Prefix, suffix and middle markers of models that have them."""
 
 Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The ids that announce the three parts."""
+    """Ids of the markers of the three parts."""
 
     prefix: int
     suffix: int
@@ -30,7 +30,7 @@ class Markers:
 
     @classmethod
     def of(cls, vocabulary: Mapping[str, int]) -> Markers | None:
-        """Those of a tokenizer's vocabulary; None if it has none that we know."""
+        """Find the markers in a tokenizer's vocabulary; None if it has none that we know."""
         for names in _KNOWN:
             if all(name in vocabulary for name in names):
                 return cls(*(vocabulary[name] for name in names))
@@ -40,10 +40,10 @@ class Markers:
 def infilled(
     text: str, share: float, markers: Markers | None, encode: Encode, rng: np.random.Generator
 ) -> list[int]:
-    """The ids of a text: with probability share/2 as PSM, with share/2 as SPM, else as it is.
+    """Encode a text: with probability share/2 as PSM, with share/2 as SPM, else as it is.
 
-    Both cuts are uniform over the places between characters. PSM reads prefix, suffix, middle; SPM
-    reads suffix, then prefix and middle as one piece (Bavarian et al. 2022, and Code Llama).
+    Both cuts are uniform over the places between characters. PSM is prefix, suffix, middle. SPM is
+    suffix, then prefix and middle as one piece (Bavarian et al. 2022, and Code Llama).
     """
     drawn = rng.random()
     if markers is None or drawn >= share:

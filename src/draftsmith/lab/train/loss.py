@@ -1,4 +1,4 @@
-"""The objectives. Source: SDSAT, equations 7 to 9."""
+"""Training objectives. Source: SDSAT, equations 7 to 9."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from draftsmith.lab.train.batches import Batch
 
 Logits = Callable[[Tensor], Tensor]
-"""From ids (R, T) to logits (R, T, V)."""
+"""Ids (R, T) → logits (R, T, V)."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What some rows add to the loss of their step; sums over the rows add up to the step's."""
+    """Contribution of some rows to the loss of their step; contributions add up."""
 
     total: Tensor
     """() what is minimised."""
@@ -28,9 +28,10 @@ class Loss:
 
 
 def surprise(logits: Tensor, labels: Tensor, banned: Sequence[int]) -> Tensor:
-    """(R, T) -log of the labels' probability, under the distribution that decoding uses.
+    """(R, T) -log of the labels' probability, under the distribution of decoding.
 
-    In it `banned`, the adaptive tokens, have none: they are never emitted. logits (R, T, V).
+    `banned`, the adaptive tokens, have probability 0, because they are never emitted. `logits` is
+    (R, T, V).
     """
     logits, labels = logits.float(), labels.to(logits.device)
     if banned:
@@ -49,12 +50,12 @@ def loss_of(
     positions: int,
     w: float = 1.0,
 ) -> Loss:
-    """The loss of some rows of a step that has `positions` in all.
+    """Return the loss of some rows of a step that has `positions` in all.
 
-    `plain`: equation 7. `basic`: equation 8, all positions of the mixed rows alike. `improved`:
-    equation 9, ½ (plain rows + w · mixed rows where the input is an adaptive token); read
-    literally the paper's mask would be off by one. Both terms are means over all positions of
-    their half, of which the mask leaves few in the second one.
+    `plain`: equation 7. `basic`: equation 8, with equal weights for all positions of the mixed
+    rows. `improved`: equation 9, ½ (plain rows + w · mixed rows where the input is an adaptive
+    token); read literally, the paper's mask would be off by one. Both terms are means over all
+    positions of their half, although the mask leaves few positions in the second one.
     """
     if objective == "plain":
         plain = surprise(logits(batch.plain), batch.labels, tokens)

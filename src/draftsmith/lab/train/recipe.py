@@ -1,4 +1,4 @@
-"""Every setting of a training, checked before anything is loaded."""
+"""All settings of a training, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from draftsmith.errors import OptionError, UnknownName
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
-    """A field of a dataclass that says in its `metadata` what a user should know of it.
+    """Declare a dataclass field with a help text for users in its `metadata`.
 
-    `limits`: the `least` and the `most` it may be, what it must be `above`, or its `choices`.
+    `limits`: `least` and `most` are inclusive bounds, `above` is an exclusive one, `choices` lists
+    the valid values.
     """
     return field(default=default, metadata={"help": help, **limits})
 
@@ -34,7 +35,7 @@ def check(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train; the defaults are the paper's. Raises OptionError for values that cannot work.
+    """Settings of a training; the defaults are the paper's. Raises OptionError for invalid values.
 
     Source: SDSAT, sections 2.2, 3.1 and 3.2. The paper's batch is 4M tokens in sequences of 16,384.
     Not in the paper: `weight_decay` and `clip`, which are Llama 2's, and `token_rate`.
@@ -42,15 +43,15 @@ class Recipe:
 
     objective: str = setting(
         "improved",
-        "improved (equation 9), basic (equation 8), or plain: no adaptive tokens, to compare with.",
+        "improved (equation 9), basic (equation 8), or plain: no adaptive tokens, for comparison.",
         choices=("improved", "basic", "plain"),
     )
     L: int = setting(5, "The longest window of adaptive tokens.", least=1)
     diverse: bool = setting(
-        False, "One for each depth (appendix B), not one for all; then k < L when decoding."
+        False, "One token per depth (appendix B) instead of one for all; then k < L when decoding."
     )
     share: float = setting(
-        0.1, "Share of the positions of a mixed sequence; share_of says of which.", least=0, most=1
+        0.1, "Share of the positions of a mixed sequence; share_of defines which.", least=0, most=1
     )
     share_of: str = setting(
         "windows",
@@ -66,24 +67,26 @@ class Recipe:
     rows_per_pass: int = setting(
         8, "Sequences of a forward pass; fewer accumulate their gradients.", least=1
     )
-    steps: int = setting(2000, "How many steps.", least=1)
-    learning_rate: float = setting(5e-5, "The highest, reached after warming up.", above=0)
-    final_learning_rate: float = setting(1e-5, "The last.", least=0)
+    steps: int = setting(2000, "Number of steps.", least=1)
+    learning_rate: float = setting(
+        5e-5, "Highest learning rate, reached after the warm-up.", above=0
+    )
+    final_learning_rate: float = setting(1e-5, "Last learning rate.", least=0)
     token_rate: float = setting(
         1.0,
-        "How many times as fast the rows of adaptive tokens learn; worth 100 in short runs.",
+        "Factor on the learning rate of adaptive tokens' rows; use 100 in short runs.",
         least=0,
     )
     warmup: float = setting(0.2, "Share of the steps with a rising learning rate.", least=0, most=1)
-    weight_decay: float = setting(0.1, "Of matrices.", least=0)
-    clip: float = setting(1.0, "Largest norm of a gradient.", above=0)
+    weight_decay: float = setting(0.1, "Weight decay of matrices.", least=0)
+    clip: float = setting(1.0, "Largest norm of the gradient.", above=0)
     lora: int = setting(
         0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.", least=0
     )
     bfloat16: bool = setting(
-        True, "Compute passes in bfloat16 where that is safe; weights stay in float32."
+        True, "Compute passes in bfloat16 where it is safe; weights stay in float32."
     )
-    seed: int = setting(0, "Of the order of the texts, and of the windows.", least=0)
+    seed: int = setting(0, "Seed of the order of the texts, and of the windows.", least=0)
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,22 +101,22 @@ class Recipe:
 
     @property
     def adaptive(self) -> bool:
-        """Whether adaptive tokens are learnt at all."""
+        """Whether adaptive tokens are trained."""
         return self.objective != "plain"
 
     @property
     def windows(self) -> float:
-        """Expected windows of a sequence: those of L tokens and fewer are equally frequent."""
+        """Expected windows per sequence. All lengths from 1 to L are equally frequent."""
         begun = self.share * self.length
         return begun if self.share_of == "windows" else begun * 2 / (self.L + 1)
 
     @property
     def token_count(self) -> int:
-        """Adaptive tokens the model learns."""
+        """Number of adaptive tokens."""
         return (self.L if self.diverse else 1) if self.adaptive else 0
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0: rising linearly, then falling as a cosine."""
+        """Learning rate of a step, counted from 0: a linear rise, then a cosine decay."""
         rising = round(self.warmup * self.steps)
         if step < rising:
             return self.learning_rate * (step + 1) / rising

@@ -1,4 +1,4 @@
-"""The adaptive tokens' rows of the embedding, learnt apart from the table they belong to."""
+"""Embedding rows of the adaptive tokens, trained separately from their table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class AdaptiveRows:
-    """What is added to the rows of n adaptive tokens; (n, D), zero at first.
+    """Offsets (n, D) of the rows of n adaptive tokens, initially zero.
 
-    Apart from the table so that adapters can train nothing else of it, and so that these few rows
-    may learn at a rate of their own. Lookups of other tokens are as before.
+    They are separate so that adapters train nothing else of the table, and so that these few rows
+    can have their own learning rate. Lookups of other tokens do not change.
     """
 
     def __init__(self, embeddings: torch.nn.Embedding, tokens: Sequence[int]) -> None:
@@ -22,14 +22,14 @@ class AdaptiveRows:
         self.scale = getattr(embeddings, "embed_scale", 1.0)  # Gemma 3 scales inside the module
         learnt = torch.nn.Parameter(torch.zeros_like(table[: len(tokens)]))
         self.number = torch.full((len(table),), -1, device="cpu")
-        """(V,) the place of a token among the adaptive ones, or -1."""
+        """(V,) index of a token among the adaptive ones, or -1."""
         self.number[self.tokens] = torch.arange(len(tokens), device="cpu")
         embeddings.register_parameter("adaptive", learnt)
         self._hook = embeddings.register_forward_hook(self._add)
 
     @property
     def learnt(self) -> torch.nn.Parameter:
-        """(n, D); another object after a move to some devices."""
+        """(n, D). Another object after a move to some devices."""
         learnt: torch.nn.Parameter = self.embeddings.adaptive  # type: ignore[assignment]
         return learnt
 
@@ -40,7 +40,7 @@ class AdaptiveRows:
         return torch.where(known, found, rows)
 
     def fold(self) -> None:
-        """Put what was learnt into the table, and leave the module as it was."""
+        """Add the offsets to the table and restore the module."""
         with torch.no_grad():
             self.embeddings.weight[self.tokens] += self.learnt
         self._hook.remove()

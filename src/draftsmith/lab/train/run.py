@@ -1,10 +1,10 @@
-"""The output folder of a training: what it is about, its checkpoints, and the model at the end.
+"""Output folder of a training: its settings, its checkpoints, and finally the model.
 
-`training/run.json`           what the training is about; another one is refused
+`training/run.json`           settings of the training; another training is refused
 `training/step-000100/`       the newest checkpoint: `state.safetensors`, and `state.json`, last
 `training/log.csv`, …         the curves (`curves.py`)
-`training/measured.json`      what was measured on held-out text before and after
-`config.json`, …              the model, when the training is over; the checkpoint is then deleted
+`training/measured.json`      figures on held-out text before and after
+`config.json`, …              the finished model; the checkpoint is then deleted
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRAINING = "training"
 _RUN, _STATE, _TENSORS, _MODEL = "run.json", "state.json", "state.safetensors", "model.new"
 _MEASURED = "measured.json"
 _SLOTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each weight."""
+"""AdamW's state of each weight."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Run:
             raise OptionError(f"{self.folder} is a file; give a new folder")
         if (self.folder / "config.json").exists():
             raise OptionError(
-                f"{self.folder} holds a model already; give a new folder, nothing is overwritten"
+                f"{self.folder} already holds a model; give a new folder, nothing is overwritten"
             )
         inside = {path.name for path in self.folder.glob("*")}
         if inside and not (self.training / _RUN).is_file():
@@ -56,13 +56,13 @@ class Run:
 
     @property
     def training(self) -> Path:
-        """Where everything but the model is."""
+        """Folder of everything but the model."""
         return self.folder / TRAINING
 
     def begin(self, recipe: Recipe, about: Mapping[str, Any]) -> None:
-        """Note what the training is about, or check that it is what the earlier one was about.
+        """Store the training's settings, or check that they equal those of an earlier start.
 
-        `about` tells models, texts and tokens apart. Raises OptionError if they are others.
+        `about` identifies model, texts and tokens. Raises OptionError if any of it differs.
         """
         path = self.training / _RUN
         if path.is_file():
@@ -85,13 +85,13 @@ class Run:
             write_text(path, text + "\n")
 
     def _checkpoints(self) -> list[Path]:
-        """Whole ones, oldest first."""
+        """Complete checkpoints, oldest first."""
         return sorted(path.parent for path in self.training.glob(f"step-*/{_STATE}"))
 
     def save(
         self, step: int, seconds: float, weights: Mapping[str, Tensor], adamw: torch.optim.AdamW
     ) -> None:
-        """Write a checkpoint after `step` steps; the one before is deleted once it is whole."""
+        """Write a checkpoint after `step` steps, then delete the one before."""
         state = {f"weights/{name}": weight.detach() for name, weight in weights.items()}
         for name, weight in weights.items():
             for slot in _SLOTS:
@@ -112,7 +112,7 @@ class Run:
     def restore(
         self, weights: Mapping[str, torch.nn.Parameter], adamw: torch.optim.AdamW
     ) -> tuple[int, float]:
-        """Steps and seconds done, with weights and optimizer put back to them; 0 of a new training.
+        """Load the newest checkpoint; returns its steps and seconds, 0 for a new training.
 
         Raises LoadError for a damaged checkpoint.
         """
@@ -132,13 +132,13 @@ class Run:
                     }
         except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
             raise LoadError(
-                f"the checkpoint {found[-1]} cannot be read ({error}); delete it to go on from an "
+                f"the checkpoint {found[-1]} cannot be read ({error}); delete it to resume from an "
                 "earlier one, or from the start"
             ) from error
         return step, seconds
 
     def finish(self, save: Callable[[Path], None], measured: Mapping[str, Any]) -> None:
-        """Let `save` write the model, and put it into the folder once it is whole."""
+        """Let `save` write the model, and move it to the folder when it is complete."""
         fresh = self.training / _MODEL
         with kept_whole(self.folder, fresh):
             if fresh.exists():
@@ -146,7 +146,7 @@ class Run:
             fresh.mkdir()
             save(fresh)
             write_text(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
-            # config.json says that there is a model, so it comes last.
+            # config.json indicates a finished model, so it comes last.
             for path in sorted(fresh.iterdir(), key=lambda path: path.name == "config.json"):
                 os.replace(path, self.folder / path.name)
             sync_folder(self.folder)
@@ -157,9 +157,9 @@ class Run:
 
 @contextmanager
 def kept_whole(path: Path, half: Path | None = None) -> Iterator[None]:
-    """Turn a failing disk into WriteError, after the folder `half` was removed with what was in it.
+    """Convert errors of the disk to WriteError, after removing the incomplete folder `half`.
 
-    The error says so where it cannot be removed.
+    The error says so if it cannot be removed.
     """
     try:
         yield
@@ -171,6 +171,6 @@ def kept_whole(path: Path, half: Path | None = None) -> Iterator[None]:
             except OSError as left:
                 kept = f"{half} is left half written ({left.strerror or left}), delete it"
         raise WriteError(
-            f"{path} cannot be written ({reason}); {kept}. Make room, and give the "
-            "same command again: it goes on from the newest checkpoint"
+            f"{path} cannot be written ({reason}); {kept}. Free some space, and give the same "
+            "command again to resume from the newest checkpoint"
         ) from error

@@ -1,7 +1,7 @@
-"""SDSAT: teach a model to draft for itself. Source: SDSAT, sections 2.2 and 3.2.
+"""SDSAT: train a model to draft for itself. Source: SDSAT, sections 2.2 and 3.2.
 
-The plan of a step is a pure function of the seed and the step's number, dropout stays off, and a
-checkpoint holds weights and optimizer in full, so a killed training ends as an unbroken one.
+A step depends only on the seed and its number, dropout is off, and a checkpoint holds the complete
+weights and optimizer. So a killed training ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from draftsmith.model.fingerprint import fingerprint
 from draftsmith.text.tokenizer import opening
 
 NEEDED = ("accelerate", "peft", "tensorboardX", "matplotlib")
-"""The packages of the extra `train`."""
+"""Packages of the extra `train`."""
 _MEASURED = 256
-"""Held-out sequences that are measured at most."""
+"""Most held-out sequences that are measured."""
 _BETAS = (0.9, 0.95)
 """Source: SDSAT, section 3.2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to run a training; nothing here changes the weights it ends with, but `tokens`.
+    """How to run a training. Only `tokens` changes the weights it ends with.
 
-    Raises OptionError for values that cannot work.
+    Raises OptionError for invalid values.
     """
 
     tokens: tuple[int, ...] = setting(
-        (), "Ids of the adaptive tokens; free ones are found if none are named."
+        (), "Ids of the adaptive tokens; by default free ones are chosen."
     )
     add_token: bool = setting(False, "Add new tokens to the vocabulary instead.")
-    cpu: bool = setting(False, "Stay on the CPU.")
+    cpu: bool = setting(False, "Train on the CPU.")
     save_every: int = setting(100, "Steps between checkpoints.", least=1)
     measure_every: int = setting(
         0, "Steps between held-out losses; 0: only before and after.", least=0
@@ -69,13 +69,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training ended with; what was measured on held-out text is None without such."""
+    """Result of a training. Figures on held-out text are None without such text."""
 
     folder: Path
     tokens: tuple[int, ...]
     steps: int
     before: float | None
-    """Standard-token loss of the model as it was."""
+    """Standard-token loss of the model before the training."""
     after: float | None
     depths: Depths | None
 
@@ -91,9 +91,8 @@ def train(
 ) -> Trained:
     """Train the model of a hub id or folder, and write the result into a new folder.
 
-    Goes on where an earlier training in the same folder was stopped; `follow` is told of every
-    step, in the process that leads where there are several. Raises OptionError, LoadError,
-    UnsupportedError; nothing that exists is overwritten.
+    Resumes an earlier training in the same folder. `follow` is called after every step, in the main
+    process. Raises OptionError, LoadError, UnsupportedError. Existing files are never overwritten.
     """
     options = options or Options()
     check_installed()
@@ -118,7 +117,7 @@ def train(
         used = np.intersect1d(ids, trainable.tokens)
         if len(used):
             raise OptionError(
-                f"the {what} contain token {used[0]}, which is to be the adaptive one: name "
+                f"the {what} contain token {used[0]}, which is an adaptive token: name "
                 "another with --token, or add one with --add-token"
             )
     cut = partial(sequences, length=recipe.length, before=opening(tokenizer))
@@ -137,7 +136,7 @@ def train(
 
 
 def check_installed() -> None:
-    """Raise OptionError unless the packages of the extra are there."""
+    """Raise OptionError unless the packages of the extra are installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise OptionError(
@@ -147,7 +146,7 @@ def check_installed() -> None:
 
 
 class Trainer:
-    """A training under way."""
+    """A running training."""
 
     def __init__(
         self,
@@ -189,7 +188,7 @@ class Trainer:
         )
 
     def _adapted(self) -> Any:
-        """The model, with adapters if the recipe wants them."""
+        """Return the model, with adapters if the recipe has LoRA."""
         model = self.trainable.model.requires_grad_(not self.recipe.lora)
         if not self.recipe.lora:
             return model
@@ -199,7 +198,7 @@ class Trainer:
         settings = LoraConfig(
             r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        # The model is still on the processor, so the adapters are drawn there.
+        # The model is still on the CPU, so the adapters are initialized there.
         with torch.random.fork_rng(devices=()), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             torch.manual_seed(self.recipe.seed)
@@ -234,7 +233,7 @@ class Trainer:
         return trained
 
     def _step(self, step: int) -> StepLosses:
-        """One step of AdamW over all rows, in as many passes as the recipe says."""
+        """Run one step of AdamW over all rows, in several passes if the recipe says so."""
         recipe, accelerator = self.recipe, self.accelerator
         rate = recipe.rate(step)
         whole = self.batches.step(step)
@@ -250,7 +249,7 @@ class Trainer:
                 part = own.part(slice(start, start + recipe.rows_per_pass))
                 tokens = self.trainable.tokens
                 loss = loss_of(recipe.objective, self._logits, part, tokens, positions, recipe.w)
-                # Processes average their gradients, and a step's loss is a sum over its rows.
+                # Processes average their gradients, but a step's loss is a sum over its rows.
                 accelerator.backward(loss.total * accelerator.num_processes)
             parts.append(torch.stack([loss.total.detach(), loss.standard, loss.adaptive]))
         sums = torch.stack(parts).cpu().double().sum(0)  # some devices have no float64
@@ -277,7 +276,7 @@ class Trainer:
         )
 
     def _logits(self, ids: Tensor) -> Tensor:
-        """(R, T, V) of ids (R, T)."""
+        """(R, T, V) logits of ids (R, T)."""
         device = self.accelerator.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
             logits: Tensor = self.model(input_ids=ids.to(device), use_cache=False).logits

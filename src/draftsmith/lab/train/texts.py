@@ -1,4 +1,4 @@
-"""From files to sequences of ids: read, decontaminated, rearranged for infilling, joined, cut."""
+"""Sequences of ids from files: read, decontaminated, rearranged for infilling, joined, cut."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ CODE = (
     ".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".java", ".js", ".jsx", ".ts", ".tsx",
     ".rs", ".rb", ".php", ".sh", ".bash", ".sql", ".kt", ".scala", ".swift", ".lua", ".jl", ".r",
 )  # fmt: skip
-"""Suffixes of the files that a folder is searched for, beside those of corpora."""
+"""Suffixes of code files to look for in folders."""
 _INFILL = 2
-"""Kind of random numbers, beside those of `batches`."""
+"""Kind of random numbers, in addition to those of `batches`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """What to train on, and what to keep out of it."""
+    """Texts to train on, and held-out texts."""
 
     paths: Sequence[Path]
-    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files.
-
-    Those that end in .txt or .md are prose, all others code.
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files. Those
+    that end in .txt or .md are prose, all others code.
     """
     prose: Sequence[Path] = ()
-    """Files and folders of other texts, such as chats: never rearranged for infilling."""
+    """Files and folders of other texts, such as chats, which are never rearranged for infilling."""
     held_out: Sequence[Path] = ()
-    """Files and folders whose text is taken out of the others, and measured on."""
+    """Files and folders of text that is removed from the others and measured on."""
     fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: what to read of each; several are joined by line breaks."""
+    """Fields to read from each JSON line; several are joined by line breaks."""
 
     def read(self, paths: Sequence[Path], show: Show = unseen) -> Iterator[tuple[str, bool]]:
-        """The texts of some files, and whether each is code. Raises LoadError."""
+        """Yield the texts of some files, and whether each is code. Raises LoadError."""
         files = find(paths, PLAIN + CODE)
         with show("reading texts", len(files)) as advance:
             for path in files:
@@ -58,7 +57,7 @@ class Texts:
     def stream(
         self, tokenizer: Any, infill: float, seed: int, show: Show = unseen
     ) -> NDArray[np.int32]:
-        """(n,) ids of all training texts in order, without held-out text, a separator after each.
+        """(n,) ids of all training texts in order, without held-out text, each with a separator.
 
         Raises OptionError if code should be rearranged and the tokenizer has no markers for it.
         """
@@ -85,7 +84,7 @@ class Texts:
         return np.array(ids, dtype=np.int32)
 
     def held_out_stream(self, tokenizer: Any) -> NDArray[np.int32]:
-        """(n,) ids of the held-out texts as they are, a separator after each."""
+        """(n,) ids of the held-out texts, each with a separator."""
         before, after = opening(tokenizer), separator(tokenizer)
         ids = array("i")
         for text, _ in self.read(self.held_out):
@@ -94,7 +93,7 @@ class Texts:
 
 
 def separator(tokenizer: Any) -> tuple[int, ...]:
-    """What ends a text: <|endoftext|> where there is one, else the end of sequence."""
+    """Return the ids that end a text: <|endoftext|> if it exists, else the end of sequence."""
     end = tokenizer.get_vocab().get("<|endoftext|>", tokenizer.eos_token_id)
     return () if end is None else (int(end),)
 
@@ -102,11 +101,11 @@ def separator(tokenizer: Any) -> tuple[int, ...]:
 def sequences(
     stream: NDArray[np.int32], length: int, what: str, before: Sequence[int] = ()
 ) -> NDArray[np.int32]:
-    """(N, T+1): T=`length` inputs and their labels, cut from a stream; the rest is left out.
+    """(N, T+1): T=`length` inputs and their labels, cut from a stream; the rest is dropped.
 
-    `before` is what the tokenizer puts before every text: here it stands before every sequence, for
-    some models make nothing of a text that lacks it. Raises OptionError, calling the texts `what`,
-    if not even one sequence can be had.
+    `before` is what the tokenizer puts before every text. It is put before every sequence here,
+    because some models fail on texts without it. Raises OptionError, calling the texts `what`, if
+    the stream is too short for one sequence.
     """
     own = length + 1 - len(before)
     if len(stream) < own:

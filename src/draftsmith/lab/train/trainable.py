@@ -1,4 +1,4 @@
-"""A model to be trained: its weights in float32, free token ids, and a folder at the end."""
+"""A model to train: its weights in float32, free token ids, and the folder it is saved to."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.storage import write_text
 
 NAME = "<|adaptive_{}|>"
-"""What an added token is called in the tokenizer."""
+"""Name of an added token in the tokenizer."""
 _FREE = re.compile(r"\W*(reserved|unused|placeholder|dummy|extra_(id|token))\w*\W*", re.IGNORECASE)
-"""Tokens that model makers keep for others, such as <|reserved_special_token_7|> and <unused7>."""
+"""Tokens that models reserve for users, such as <|reserved_special_token_7|> and <unused7>."""
 
 _RENAMED = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
-"""Settings of a model that transformers 5 keeps together in `rope_parameters`."""
+"""Model settings that transformers 5 keeps in `rope_parameters`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """A model whose weights will change, and what it was before."""
+    """A model to train, and what must be restored when it is saved."""
 
     loaded: LoadedModel
     dtype: torch.dtype
-    """Of its weights on disk, before and after."""
+    """Dtype of its weights on disk, before and after."""
     tokens: tuple[int, ...]
     """Its adaptive tokens."""
 
@@ -42,10 +42,10 @@ class Trainable:
         return self.loaded.model
 
     def save(self, model: Any, folder: Path) -> None:
-        """Write the trained model, in its own dtype, and the tokenizer into a folder.
+        """Write the trained model, in its own dtype, and the tokenizer to a folder.
 
-        The model's generation_config suppresses the adaptive tokens: they are questions, and no
-        answer has one.
+        The model's generation_config suppresses the adaptive tokens, because no answer may contain
+        one.
         """
         model.to(self.dtype)
         if self.tokens:
@@ -54,20 +54,21 @@ class Trainable:
         model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
         _name_as_before(folder, self.loaded.name)
-        mode = (folder / "config.json").stat().st_mode  # as the user wants new files
+        mode = (folder / "config.json").stat().st_mode  # mode of the user's new files
         for path in folder.iterdir():
-            path.chmod(mode)  # safetensors keeps weights to their owner
+            path.chmod(mode)  # safetensors makes weights readable for their owner only
 
 
 def _name_as_before(folder: Path, source: str) -> None:
-    """Let transformers 4 read the folder as well: give settings the names that it knows, too.
+    """Add the setting names of transformers 4 to a folder.
 
-    Without them it refuses the tokenizer, and takes the model's rotary base to be another one.
+    Without them, version 4 rejects the tokenizer and uses another rotary base.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     rope = config.get("rope_parameters") or {}
     older: dict[str, Any] = {}
-    if "rope_theta" in rope:  # one for all layers; where there are several, the source's own names
+    # One value for all layers. If there are several, the names of `source` are used.
+    if "rope_theta" in rope:
         scaled = rope.get("rope_type", "default") != "default"
         older = {"rope_theta": rope["rope_theta"], "rope_scaling": rope if scaled else None}
     known, _ = PretrainedConfig.get_config_dict(source)
@@ -90,7 +91,7 @@ def _write(path: Path, settings: dict[str, Any]) -> None:
 def open_trainable(
     source: str, count: int, *, tokens: Sequence[int] = (), add: bool = False
 ) -> Trainable:
-    """Read a model in float32 and settle which `count` tokens will be its adaptive ones.
+    """Read a model in float32 and choose its `count` adaptive tokens.
 
     `tokens` names them; otherwise free ones are found, or with `add` new ones are added. Raises
     UnsupportedError for quantized weights, OptionError if there are no such tokens, LoadError.
@@ -105,7 +106,7 @@ def open_trainable(
     if not isinstance(embeddings, torch.nn.Embedding):
         raise UnsupportedError(
             f"the embeddings of {source} are {type(embeddings).__name__}, not a plain table of "
-            "one row per token, so a new token cannot be taught to it"
+            "one row per token, so adaptive tokens cannot be trained"
         )
     if tokens:
         chosen = _checked(tokens, count, model, tokenizer)
@@ -119,7 +120,7 @@ def open_trainable(
 
 
 def _blank(model: Any, tokens: Sequence[int]) -> None:
-    """Let tokens mean nothing: a row that nobody trained says anything, the mean of all nothing."""
+    """Set the rows of tokens to the mean of all others, because untrained rows are arbitrary."""
     tables = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
     for table in tables if tokens else ():
         others = torch.ones(len(table), dtype=torch.bool, device=table.device)
@@ -139,19 +140,19 @@ def _check_not_quantized(config: Any, source: str) -> None:
 
 
 def _check_can_be_saved(model: Any, source: str) -> None:
-    """Better now than after hours of training."""
+    """Raise OptionError if the model could not be saved after the training."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise OptionError(
-            f"the generation_config of {source} contradicts itself, so transformers will not save "
-            f"it again: correct the file first ({reason})"
+            f"the generation_config of {source} is invalid, so transformers would not save it: "
+            f"correct the file first ({reason})"
         ) from error
 
 
 def free_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Ids that no text has: embedding rows without a token first, then reserved tokens."""
+    """Return ids that occur in no text: embedding rows without a token, then reserved tokens."""
     rows = model.get_input_embeddings().weight.shape[0]
     vocabulary = tokenizer.get_vocab()
     padding = range(max(vocabulary.values()) + 1, rows)
@@ -162,7 +163,7 @@ def free_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def _meaningful(model: Any, tokenizer: Any) -> set[int]:
-    """Ids with a task of their own: ends, padding, and whatever the chat template names."""
+    """Return ids with a function: ends, padding, and tokens of the chat template."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
     found: set[int] = set()
     for owner in (model.config, model.generation_config, tokenizer):
@@ -188,14 +189,14 @@ def _found(count: int, model: Any, tokenizer: Any, source: str) -> tuple[int, ..
 def _checked(tokens: Sequence[int], count: int, model: Any, tokenizer: Any) -> tuple[int, ...]:
     rows = model.get_input_embeddings().weight.shape[0]
     if len(set(tokens)) != len(tokens) or len(tokens) != count:
-        raise OptionError(f"{count} different adaptive tokens are needed, not {list(tokens)}")
+        raise OptionError(f"{count} different adaptive tokens are needed, got {list(tokens)}")
     for token in tokens:
         if not 0 <= token < rows:
             raise OptionError(f"there is no token {token}: this model has 0…{rows - 1}")
         if token in _meaningful(model, tokenizer):
             name = tokenizer.convert_ids_to_tokens(token)
             raise OptionError(
-                f"the token {token} ({name!r}) has a meaning already; free ones are "
+                f"the token {token} ({name!r}) has a meaning; free ones are "
                 f"{free_tokens(model, tokenizer)[:8] or 'missing here: use --add-token'}"
             )
     return tuple(tokens)

@@ -1,1 +1,1 @@
-"""Finding the settings of a drafter that suit a model: once, on a few prompts."""
+"""Finds a drafter's settings for a model: once, on a few prompts."""

@@ -1,4 +1,4 @@
-"""What a model says after its frequent tokens, for `auto` to begin every answer with.
+"""Finds the model's choices after frequent tokens, with which `auto` begins every answer.
 
 After Stewart et al. 2024, "The N-Grammys", arXiv 2411.03786: n-grams of the model itself.
 """
@@ -19,27 +19,32 @@ from draftsmith.model.runner import Runner
 from draftsmith.text.tokenizer import encode
 
 BEFORE = "\n"
-"""ours: the text before each token. Behind nothing at all a model is in no state that it knows: its
-first position collects the attention of all others. A sentence, the beginning of a chat, and the
-mean of five such do no better than a line break (docs/algorithms/auto.md)."""
+"""ours: the text before each token.
+
+Without one, a token is at the first position, which collects the attention of all others and is
+untypical. A sentence, the beginning of a chat, and the mean of five such texts are no better than a
+line break (docs/algorithms/auto.md).
+"""
 CHUNK = 128
-"""Tokens of a pass."""
+"""Tokens per pass."""
 
 
 def check(model: LoadedModel) -> None:
-    """Raise OptionError for a model without a name, UnsupportedError for one that cannot look at
-    several tokens at one place, or has hardly any."""
+    """Raise OptionError for a model without a name, UnsupportedError for one without trees.
+
+    UnsupportedError also for a vocabulary that is too small.
+    """
     if not model.facts.name:
-        raise OptionError("a model made in memory has no name to remember bigrams by")
+        raise OptionError("bigrams are stored by name, but a model made in memory has no name")
     if model.capabilities.shape != "tree":
         why = "; ".join(model.capabilities.reasons)
-        raise UnsupportedError(f"this model cannot verify trees, which bigrams take: {why}")
+        raise UnsupportedError(f"this model cannot verify trees, which bigrams need: {why}")
     if model.vocab_size < TOP:
-        raise UnsupportedError(f"a row has {TOP} tokens, this model {model.vocab_size}")
+        raise UnsupportedError(f"bigrams need a vocabulary of {TOP} tokens, got {model.vocab_size}")
 
 
 def size(model: LoadedModel) -> int:
-    """Tokens that are asked about."""
+    """Number of tokens to test."""
     return min(ROWS, model.vocab_size)
 
 
@@ -47,7 +52,7 @@ def size(model: LoadedModel) -> int:
 def bigrams(model: LoadedModel, advance: Callable[[int], None] = lambda _: None) -> Any:
     """Return rows, (n,) ROW, of the lowest ids, in most vocabularies the most frequent tokens."""
     runner, before = Runner(model), encode(model.tokenizer, BEFORE, special=True)
-    # Tokenizers of T5's kind drop line breaks; some token has to come first.
+    # Tokenizers like T5's drop line breaks, but some token must come first.
     before = before or [getattr(model.tokenizer, "eos_token_id", None) or 0]
     rows, end = [], size(model)
     for start in range(0, end, CHUNK):

@@ -1,7 +1,7 @@
-"""Choosing CopySpec's γ for a model, from its own answers.
+"""Chooses CopySpec's γ for a model, from the model's own answers.
 
-Source: CopySpec, section 5.2 (attempts, and what they bring) and appendix A (how much the γ tokens
-on the left say about the next one).
+Source: CopySpec, section 5.2 (attempts and accepted tokens) and appendix A (similarity of γ tokens
+and the next one).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from draftsmith.text.tokenizer import decode
 
 GAMMAS = tuple(range(1, 11))
 EPOCHS, BATCH, RATE = 2, 256, 1e-3
-"""ours: the paper does not say how the embeddings are fine-tuned. Adam, one matrix, both sides."""
+"""ours: the paper does not say how embeddings are fine-tuned. Adam, one matrix, both sides."""
 
 Text = tuple[list[int], list[int]]
 """Ids of a prompt and of its answer."""
@@ -43,7 +43,7 @@ Text = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Gamma:
-    """What γ tokens bring on a model's answers."""
+    """Result of γ tokens on a model's answers."""
 
     gamma: int
     similarity: float
@@ -52,7 +52,7 @@ class Gamma:
     estimate: Estimate
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as `--json` prints it."""
+        """Return the row as `--json` prints it."""
         attempts = self.stats.attempts
         return {
             "gamma": self.gamma,
@@ -65,7 +65,7 @@ class Gamma:
         }
 
     def cells(self) -> list[str]:
-        """One row of the table, below `HEADS`."""
+        """Return one row of the table with `HEADS`."""
         row = self.as_dict()
         return [
             str(self.gamma),
@@ -88,7 +88,7 @@ class Answers:
 
     texts: list[Text] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    """A line about each prompt that could not be used."""
+    """A line for each prompt that could not be used."""
 
 
 def answers(
@@ -98,7 +98,7 @@ def answers(
     finished: Finished,
     advance: Callable[[int], None],
 ) -> Answers:
-    """Plain greedy answers, later turns asked with the earlier ones; raises LoadError if none."""
+    """Generate plain greedy answers, later turns after earlier ones; raises LoadError if none."""
     model, found = engine.model, Answers()
     check(model)
     weights, written = fingerprint(model), dict[tuple[int, str], str]()
@@ -126,13 +126,13 @@ def _plain(engine: Engine, ids: list[int], limit: int) -> list[int]:
 
 
 def cost_here(model: LoadedModel) -> Slope:
-    """What CopySpec's drafts of ten cost on this machine at the moment."""
+    """Measure the cost of CopySpec's drafts of ten tokens on this machine."""
     costs = pass_cost(model, widths=(1, 11))
     return Slope((costs[11] / costs[1] - 1) / 10, costs[1])
 
 
 def measured(engine: Engine, texts: Sequence[Text], limit: int, cost: Cost, gamma: int) -> Gamma:
-    """What copying after γ tokens, ten at a time, would have brought on these answers."""
+    """Replay the answers with copies of ten tokens after γ equal ones."""
     drafter, vocab_size = CopySpec(gamma=gamma), engine.model.vocab_size
     replays = [replay(*text, drafter, vocab_size, limit=limit) for text in texts]
     embeddings = engine.model.model.get_input_embeddings().weight
@@ -145,7 +145,7 @@ def measured(engine: Engine, texts: Sequence[Text], limit: int, cost: Cost, gamm
 
 
 def similarity(embeddings: Tensor, texts: Sequence[Text], gamma: int) -> float:
-    """Mean cosine between the average embedding of γ tokens and that of the next one of an answer.
+    """Mean cosine between the average embedding of γ tokens and that of an answer's next one.
 
     `embeddings` (V, D), the model's own, are first fine-tuned as a left-γ skip-gram on prompts and
     answers, over the ids that occur. Source: appendix A.
@@ -175,5 +175,5 @@ def similarity(embeddings: Tensor, texts: Sequence[Text], gamma: int) -> float:
 
 
 def best(found: Sequence[Gamma]) -> Gamma:
-    """The γ with the highest predicted speed, the largest of equal ones: it attempts less."""
+    """Return the γ with the highest predicted speed; of equal ones the largest."""
     return max(found, key=lambda one: (round(one.estimate.speedup, 3), one.gamma))

@@ -1,8 +1,8 @@
-"""Calibrating PLD+: which heads copy, which layer's states find the copy, how far copies hold.
+"""Calibrates PLD+: finds the heads that copy, the layer that locates copies, and K.
 
-Source: PLD+, sections 4.2.1 (heads), 5.5 and 7.2–7.3 (layer with K = 10, then K). All of it follows
-from answers decoded plainly: `reach[t]` is how many tokens of the draft made at position t the
-answer goes on to confirm, and from it the passes of a whole answer for every K at once.
+Source: PLD+, sections 4.2.1 (heads), 5.5 and 7.2–7.3 (layer with K = 10, then K). Plain answers
+suffice: `reach[t]` is how many tokens of the draft made at position t the answer confirms, and the
+passes of the whole answer follow from it for every K.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from draftsmith.model.taps import PassTaps
 from draftsmith.model.taps import check as check_needs
 
 LENGTHS = tuple(range(10, 101, 10))
-"""The draft lengths that are tried. Source: section 7.2."""
+"""Draft lengths to try. Source: section 7.2."""
 LAYER_K = 10
-"""The draft length while layers are compared. Source: section 7.3."""
+"""Draft length for the comparison of layers. Source: section 7.3."""
 HEADS = 50
-"""Heads that decide while their K is sought. Source: appendix B.1."""
+"""Number of heads for the search of K. Source: appendix B.1."""
 NEARLY = 0.99
-"""ours: the shortest drafts within 1 % of the best accepted length; longer ones only cost."""
+"""ours: use the shortest drafts within 1 % of the best accepted length; longer ones only cost."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,15 @@ class CalibrationPlan:
         model = self.engine.model
         check(model)
         if not model.facts.name:
-            raise OptionError("a model made in memory has no name to remember a calibration by")
+            raise OptionError(
+                "calibrations are stored by name, but a model made in memory has none"
+            )
         if not self.prompts:
             raise OptionError("there are no prompts to calibrate on")
 
     @cached_property
     def key(self) -> list[Any]:
-        """What every result depends on beside its prompt."""
+        """What every result depends on, in addition to its prompt."""
         model = self.engine.model
         name, weights, dtype = model.facts.name, fingerprint(model), str(model.dtype)
         return [name, weights, model.facts.layers, model.facts.heads, dtype, self.max_new_tokens]
@@ -71,7 +73,7 @@ class CalibrationPlan:
 
     @property
     def size(self) -> int:
-        """Units of work: per prompt its answer, its layers, and the heads' drafts."""
+        """Units of work per prompt: its answer, its layers, and the drafts of heads."""
         return len(self.prompts) * (3 if self.attends else 2)
 
 
@@ -85,10 +87,10 @@ def check(model: LoadedModel) -> None:
 def calibrate(
     plan: CalibrationPlan, finished: Finished, advance: Callable[[int], None]
 ) -> Calibration:
-    """Find heads, layer and K; what the finished already holds is not computed again."""
+    """Find heads, layer and K. Results in `finished` are not computed again."""
 
     def for_each(compute: Callable[..., Any], kind: list[Any], *given: Sequence[Any]) -> list[Any]:
-        """What `compute` finds for every prompt, and what is given with it."""
+        """Run `compute` for every prompt with its part of `given`."""
         found = []
         for prompt, *rest in zip(plan.prompts, *given, strict=True):
             key = [kind[0], plan.key, *kind[1:], *prompt]
@@ -142,26 +144,26 @@ def calibrate(
 
 
 def ranked(peaks: Counter[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
-    """Heads by how often they peaked at the copy, those that never did left out."""
+    """Sort heads by how often they peaked at the copy; heads that never did are left out."""
     return sorted(
         ((head, n) for head, n in peaks.items() if n), key=lambda pair: (-pair[1], pair[0])
     )
 
 
 def best_layer(accepted: dict[int, float]) -> int:
-    """The layer with the longest accepted drafts; of equal ones that nearest the paper's depth."""
+    """Return the layer with the longest accepted drafts; of equal ones the usual depth."""
     usual = DEPTH * len(accepted)
     return max(accepted, key=lambda layer: (accepted[layer], -abs(layer - usual)))
 
 
 def shortest_good(accepted: dict[int, float]) -> int:
-    """The smallest K whose mean accepted length is nearly the best."""
+    """Return the smallest K with nearly the best mean accepted length."""
     best = max(accepted.values())
     return min(K for K, length in accepted.items() if length >= NEARLY * best)
 
 
 def passes(reach: Sequence[int], K: int) -> int:  # noqa: N803
-    """Target passes for an answer of len(reach) tokens with drafts of at most K."""
+    """Count target passes for an answer of len(reach) tokens with drafts of at most K."""
     done = count = 0
     while done < len(reach):
         done += min(reach[done], K) + 1
@@ -173,10 +175,11 @@ def passes(reach: Sequence[int], K: int) -> int:  # noqa: N803
 
 
 def answer_and_peaks(plan: CalibrationPlan, prompt: Sequence[int]) -> dict[str, list[Any]]:
-    """The plain greedy answer, and [layer, head, count] of the heads that peaked at a copy.
+    """Return the plain greedy answer, and [layer, head, count] of heads that peaked at a copy.
 
-    Source: section 4.2.1. For every generated token that occurs in the prompt, the place with the
-    longest common past; a head counts if the row that chose the token peaks there.
+    Source: section 4.2.1. For every generated token that occurs in the prompt, the copy is the
+    place with the longest common past. A head counts if the row that chose the token has its
+    maximum there.
     """
     facts = plan.engine.model.facts
     counts = torch.zeros(facts.layers * facts.heads, dtype=torch.long, device="cpu")
@@ -194,9 +197,10 @@ def answer_and_peaks(plan: CalibrationPlan, prompt: Sequence[int]) -> dict[str, 
 
 
 def likely_source(ids: Sequence[int], prompt_length: int) -> int | None:
-    """Where in the prompt the last id was copied from: the longest common past, the latest such.
+    """Return the position in the prompt from which the last id was probably copied.
 
-    None if nothing was generated yet, or the prompt does not hold it.
+    It is the one with the longest common past, the latest of equal ones. None if nothing was
+    generated yet, or if the prompt does not contain the id.
     """
     t = len(ids) - 1
     if t < prompt_length:
@@ -211,7 +215,7 @@ def likely_source(ids: Sequence[int], prompt_length: int) -> int | None:
 def passes_by_layer(
     plan: CalibrationPlan, prompt: Sequence[int], answer: Sequence[int]
 ) -> list[list[int]]:
-    """Passes for every K, by layer from 1: all from one pass over prompt and answer."""
+    """Passes for every K, by layer from 1, all from one pass over prompt and answer."""
     model, ids = plan.engine.model, [*prompt, *answer]
     layers = range(1, model.facts.layers + 1)
     needs = [Needs(hidden_layer=layer) for layer in layers]
@@ -231,7 +235,7 @@ def passes_by_layer(
 def reach_by_states(
     ids: Sequence[int], prompt_length: int, hidden: Tensor, drafter: PldPlus
 ) -> list[int]:
-    """For each generated position, how far the draft made there agrees; hidden is (T-1, D)."""
+    """For each generated position, how many tokens of its draft are right; hidden is (T-1, D)."""
     known = list(ids[:prompt_length])
     ctx = Context(
         ids=known,
@@ -255,7 +259,7 @@ def passes_by_attention(
     answer: Sequence[int],
     heads: tuple[tuple[int, int], ...],
 ) -> list[int]:
-    """Passes for every K with these heads; the answer is decoded once more to see their rows."""
+    """Passes for every K with these heads. The answer is decoded again to record their rows."""
     drafter = PldPlus(rank="attention", heads=heads, K=LENGTHS[-1])
     ids, state = [*prompt, *answer], None
     reach = [0] * len(answer)
@@ -272,7 +276,7 @@ def passes_by_attention(
 
 
 def agreement(draft: Sequence[int], ids: Sequence[int], t: int) -> int:
-    """How many tokens of a draft for position t on are what came."""
+    """How many tokens of a draft for position t on are right."""
     return common_prefix(draft, ids[t : t + len(draft)])
 
 
@@ -282,7 +286,7 @@ def agreement(draft: Sequence[int], ids: Sequence[int], t: int) -> int:
 def watched(
     plan: CalibrationPlan, prompt: Sequence[int], needs: Needs, see: Callable[[Context], None]
 ) -> list[int]:
-    """The plain greedy answer to a prompt; `see` is shown the context of every step."""
+    """Return the plain greedy answer; `see` is called with the context of every step."""
     result = plan.engine.generate(
         list(prompt),
         drafter=Onlooker(needs, see),
@@ -296,7 +300,7 @@ def watched(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Onlooker(Drafter):
-    """Drafts nothing and looks on."""
+    """Drafts nothing, and calls `see` with every context."""
 
     wanted: Needs
     see: Callable[[Context], None]

@@ -1,12 +1,12 @@
-"""Attention that computes a query alike whatever is computed beside it.
+"""Attention with results for a query that do not depend on what else is computed.
 
-A query's keys are taken in the order of their positions, wherever they lie: first a run of slots,
-then, in a tree, the slots of its ancestors. A score is one sum over the width in order; weights are
-summed in lanes counted from the query's first key; values are added in order. So nothing depends
-on other queries, on where a pass began, nor on how slots are cut into tiles.
+A query's keys are taken in the order of their positions, wherever they are stored: first a run of
+slots, then, in a tree, the slots of its ancestors. A score is one sum over the width in order.
+Weights are summed in lanes counted from the query's first key, and values are added in order. So
+nothing depends on other queries, on where a pass began, nor on the borders of tiles.
 
 Shapes: `Q` queries, `H` query heads, `K` key heads, `C` slots, `D` and `W` widths of keys and
-values. Keys and values are given as their bits, `shift` to the right of float32's.
+values. Keys and values are given as integers; shifted left by `shift`, their bits are float32's.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 from draftsmith.compiled import compiled, fused, inner
 
 TILE = 64
-"""Slots that are raised to float32 at a time; a multiple of `LANES`."""
+"""Slots converted to float32 at a time; a multiple of `LANES`."""
 LANES = 16
 STEP = 8
-"""Products that go into a sum at a time; the sum is the same for every step."""
+"""Products added to a sum at a time. The sum does not depend on it."""
 
 _F = np.float32
 _NONE = _F(-np.inf)
 _ZERO, _ONE, _HALF = _F(0), _F(1), _F(0.5)
 _LOG2E, _LN2, _LN2_REST = _F(1.4426950408889634), _F(0.693359375), _F(-2.12194440e-4)
 _SMALLEST = _F(-87.0)
-"""Exponents below are taken for minus infinity."""
+"""Smaller exponents count as minus infinity."""
 
 
 @compiled
@@ -46,10 +46,10 @@ def attend(
     sinks: Any,
     out: Any,
 ) -> None:
-    """Attention of q (Q, H, D) over keys (K, D, C) and values (K, C, W), into out (Q, H, W).
+    """Write the attention of q (Q, H, D) over keys (K, D, C), values (K, C, W) to out (Q, H, W).
 
     Query i sees the slots lows[i] … highs[i] - 1, then slots[starts[i]:starts[i + 1]], ascending
-    and none before highs[i]. `cap`: bounds scores, 0: nothing does. `sinks`: (H,), or none.
+    and not before highs[i]. `cap` bounds the scores; 0: no bound. `sinks` is (H,) or empty.
     """
     queries, heads, width = q.shape
     groups = heads // len(keys)
@@ -58,7 +58,7 @@ def attend(
         first, last = min(first, lows[i]), max(last, highs[i])
         if starts[i] < starts[i + 1]:
             last = max(last, slots[starts[i + 1] - 1] + 1)
-    # A line of scores begins at the query's own first slot, and ends in lanes that count nothing.
+    # Scores of a query begin at its first slot and are padded to whole lanes at the end.
     scores = np.empty((queries * groups, last - first + LANES), np.float32)
     counts, totals = np.empty(queries, np.int64), np.empty(queries * groups, np.float32)
     for i in range(queries):
@@ -118,7 +118,7 @@ def attend(
 def _visible(
     run: tuple[int, int], begin: int, end: int, slots: Any, place: int, stop: int
 ) -> tuple[int, int, int]:
-    """Of a query's run and of its further slots from `place` on, what lies in a tile."""
+    """Return the part of a query's run in a tile, and the end of its further slots there."""
     low, high = max(run[0], begin), min(run[1], end)
     while place < stop and slots[place] < end:
         place += 1
@@ -127,7 +127,7 @@ def _visible(
 
 @inner
 def _columns(keys: Any, begin: int, end: int, shift: int, bits: Any) -> Any:
-    """(D, TILE) float32 of keys (D, C); columns from `end` on count nothing."""
+    """(D, TILE) float32 of keys (D, C). Columns from `end` on are arbitrary."""
     tile = bits[: len(keys) * TILE].reshape((len(keys), TILE))
     for d in range(len(keys)):
         own, to = keys[d, begin:end], tile[d]
@@ -150,7 +150,7 @@ def _lines(values: Any, begin: int, end: int, shift: int, bits: Any) -> Any:
 
 @fused
 def _products(q: Any, tile: Any, line: Any) -> None:
-    """Sums over the width of q (D,) with each column of a tile (D, TILE), into line (TILE,)."""
+    """Write the dot products of q (D,) with each column of a tile (D, TILE) to line (TILE,)."""
     line[:] = _ZERO
     whole = len(q) // STEP * STEP
     for d in range(0, whole, STEP):
@@ -178,9 +178,9 @@ def _scale(line: Any, scale: Any, cap: Any) -> None:
 
 @inner
 def _weights(line: Any, count: int, sink: Any, powers: Any) -> Any:
-    """Make weights of `count` scores, up to a factor; returns their sum, the sink's included.
+    """Turn `count` scores into weights before normalization; return their sum, sink included.
 
-    `powers`: room for as many int32.
+    `powers` is a buffer for as many int32.
     """
     end = -(-count // LANES) * LANES
     line[count:end] = _NONE
@@ -213,9 +213,9 @@ def _weights(line: Any, count: int, sink: Any, powers: Any) -> Any:
 
 @fused
 def _exponents(line: Any, most: Any, powers: Any) -> None:
-    """exp(line - most), but for powers of two, whose bits go into `powers`. A NaN stays one.
+    """Compute exp(line - most) without its factor 2^n; that factor's bits go to `powers`.
 
-    Cephes' expf.
+    A NaN stays one. Source: Cephes' expf.
     """
     for k in range(len(line)):
         x = line[k] - most

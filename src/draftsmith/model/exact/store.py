@@ -1,4 +1,4 @@
-"""Packed passes whose rows come out alike in any company: see `kernel` and `widths`.
+"""Packed passes with rows that are bit-equal in any batch: see `kernel` and `widths`.
 
 Shapes: `Q` positions of a pass, `H` query heads, `K` key heads, `C` slots, `D` and `W` widths.
 """
@@ -26,16 +26,16 @@ _BITS: dict[torch.dtype, tuple[torch.dtype, Any, int]] = {
     torch.bfloat16: (torch.int16, np.uint16, 16),
     torch.float32: (torch.int32, np.uint32, 0),
 }
-"""Dtype → integers of its size, and how far its bits are right of float32's."""
+"""Dtype → (torch integer, numpy integer, left shift that makes a float32 of the bits)."""
 DTYPES = frozenset(_BITS)
 
 _Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Views = tuple[_Ints, _Ints, _Ints, _Ints]
-"""What each query of a span sees, as `kernel.attend` wants it."""
+"""Arguments lows, highs, starts, slots of `kernel.attend`: what each query of a span sees."""
 
 
 class ExactPass(PackedPass):
-    """A pass that attends by our own kernel, over keys that lie by column."""
+    """A pass that uses our own attention kernel, with keys stored by column."""
 
     columns = True
     merges = False
@@ -45,19 +45,19 @@ class ExactPass(PackedPass):
         rows: Sequence[SequenceRow],
         parts: Sequence[Span],
         windows: Sequence[Window | None],
-        looked: bool,
+        recorded: bool,
     ) -> None:
-        super().__init__(rows, parts, windows, looked)
-        self._rows, self._looked = rows, looked
+        super().__init__(rows, parts, windows, recorded)
+        self._rows, self._recorded = rows, recorded
         self._seen: dict[tuple[Window | None, int, int], _Views] = {}
         self._bits: dict[int, tuple[Any, Any]] = {}
         self._places = [
             {layer: (s, i) for s in row.state for i, layer in enumerate(s.layers)} for row in rows
         ]
-        """By row: where a layer's keys are; new rows' come with the pass."""
+        """Buffer and index of each layer's keys, by row. New rows get theirs during the pass."""
 
     def _masks_of(self, window: Window | None, device: torch.device) -> list[Tensor | None]:
-        if self._looked:
+        if self._recorded:
             return super()._masks_of(window, device)
         return [None] * len(self._spans)
 
@@ -73,7 +73,7 @@ class ExactPass(PackedPass):
         return partial(_attend, self._widths, spans, _BITS[slots.keys.dtype][2])
 
     def _both(self, slots: Slots) -> tuple[Any, Any]:
-        """Bits of keys (R, n, K, D, C) and values (R, n, K, C, W), where they are."""
+        """Bits of keys (R, n, K, D, C) and values (R, n, K, C, W), as views."""
         found = self._bits.get(id(slots))
         if found is None:
             alike, kind, _ = _BITS[slots.keys.dtype]
@@ -84,7 +84,7 @@ class ExactPass(PackedPass):
 
 
 class ExactStore(PackedStore):
-    """Rows of such passes; each is made as wide as the self-test found that it may be."""
+    """Rows of exact passes. Each pass is padded to a width that the self-test allows."""
 
     passes: ClassVar[type[PackedPass]] = ExactPass
 
@@ -106,7 +106,7 @@ def _attend(
     widths: Sequence[int], spans: Sequence[tuple[Any, Any, _Views]], shift: int,
     query: Tensor, form: Form,
 ) -> Tensor:  # fmt: skip
-    """Attention (1, Q, H, W) of query (1, H, Q, D), span by span; 0 behind the last."""
+    """Attention (1, Q, H, W) of query (1, H, Q, D), span by span; 0 for padding."""
     scaling, softcap, sinks = form
     q = query[0].transpose(0, 1).float().contiguous().numpy()
     out = torch.zeros((*q.shape[:2], spans[0][1].shape[-1]), device="cpu")
@@ -123,11 +123,11 @@ _NO_SINKS = np.zeros(0, np.float32)
 
 
 def _views(span: Span, window: Window | None, dropped: int) -> _Views:
-    """By query: where its run of slots begins and ends; then the slots of further ancestors."""
+    """Return what each query sees: a run [low, high) of slots, then slots of further ancestors."""
     lows, highs, starts = [], [], [0]
     slots: list[int] = []
     paths: list[tuple[int, tuple[int, ...]]] = []
-    """Of each query: where the run ends, and what it sees beyond, without a window."""
+    """(end of the run, further ancestors) of each query, ignoring the window."""
     for i, position in enumerate(span.positions):
         own, node = span.cached + i, i - span.pending
         above = paths[span.pending + span.draft.parents[node]] if node >= 0 else (own, ())

@@ -1,11 +1,11 @@
-"""The self-test of exact passes: at which widths this model computes a row as at any other.
+"""Self-test of exact passes: finds the widths at which the model computes each row alike.
 
-A matrix product may take another kernel, or sum in another order, for another number of rows. So a
-pass over random tokens is watched, and every kind of module that took part is asked again for some
-of its rows, at every width from 1 to 64, at one thread and at all. Passes then have only widths
-that gave the same bits everywhere: the others are filled up with rows that nobody asks for.
+A matrix product may use another kernel, or another order of summation, for another number of rows.
+So a pass over random tokens is recorded, and every kind of module in it computes some of its rows
+again at every width from 1 to 64, with one thread and with all. Passes then only use widths that
+gave the same bits everywhere; others are padded.
 
-Shapes: `R` rows of the watched pass.
+Shapes: `R` rows of the recorded pass.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from torch.nn import Module
 from draftsmith.errors import UnsupportedError, first_line
 
 ROWS = 64
-"""R; up to here every width is tried, beyond its multiples as passes want them."""
+"""R. Every width up to R is tested; multiples of R are tested when a pass needs them."""
 _GROUP = 16
-"""Rows of the passes that give what others are held against."""
+"""Width of the passes that give the expected results."""
 _FEW = 8
-"""Rows up to which kernels differ most."""
-_DEAREST = 4
-"""The least width must not be above: a plain pass would cost as many."""
+"""Kernels differ most up to this number of rows."""
+_MAX_LEAST_WIDTH = 4
+"""Largest acceptable minimum width: a plain pass would compute as many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A kind of module, and what one of them was given."""
+    """One kind of module, with the input of one of them."""
 
     name: str
     module: Callable[[Tensor], Any]
     x: Tensor
     rows: int
-    """Which dimension the rows are."""
+    """Dimension of the rows."""
     expected: Tensor
-    """What comes of R rows, computed by the group."""
+    """Result of R rows, computed in groups."""
     most: int = 1 << 30
-    """It is asked for widths up to here."""
+    """Largest width that is tested."""
 
     def agrees(self, width: int) -> bool:
-        """Whether every row comes out as it did by the group, with so many in a pass."""
+        """Whether every row is bit-equal to the expected one in passes of this width."""
         if width > self.most:
             return True
         step = width if width <= _GROUP else ROWS
@@ -63,7 +63,7 @@ class Widths:
     """The widths that a model's passes may have."""
 
     def __init__(self, parts: list[_Part]) -> None:
-        """Raises UnsupportedError where too few widths agree."""
+        """Test all widths; raises UnsupportedError if too few agree."""
         self._parts = parts
         self._threads = {torch.get_num_threads()}
         bad: dict[int, str] = {}
@@ -73,12 +73,12 @@ class Widths:
                 bad[width] = other
         self._known = {width: width not in bad for width in range(1, ROWS + 1)}
         self.allowed = [width for width in range(1, ROWS + 1) if width not in bad]
-        """Up to R."""
-        if not self.allowed or self.allowed[0] > _DEAREST or self.allowed[-1] < ROWS:
+        """Widths up to R."""
+        if not self.allowed or self.allowed[0] > _MAX_LEAST_WIDTH or self.allowed[-1] < ROWS:
             some = ", ".join(map(str, list(bad)[:8]))
             names = ", ".join(sorted(set(bad.values())))
             raise UnsupportedError(
-                f"exact=True: on this processor {names} computes a row otherwise in passes of "
+                f"exact=True: on this processor {names} computes other bits in passes of "
                 f"{some}{', …' if len(bad) > 8 else ''} rows; decode without exact=True, "
                 "or in another dtype"
             )
@@ -87,17 +87,17 @@ class Widths:
             self.at_least(ROWS)
 
     def at_least(self, width: int) -> int:
-        """The least width from this one on that may be. Raises UnsupportedError if none can."""
+        """Smallest allowed width from `width` on. Raises UnsupportedError if none agrees."""
         threads = torch.get_num_threads()
         if threads not in self._threads:
             for one in {1, self.allowed[0], _GROUP, ROWS} & set(self.allowed):
-                self._check(one, f"with {threads} threads")
+                self._check(one, f" with {threads} threads")
             self._threads.add(threads)
         if width <= ROWS:
             return next(one for one in self.allowed if one >= width)
         width = -(-width // ROWS) * ROWS
         if width not in self._known:
-            self._check(width, "beside so many")
+            self._check(width, "")
             self._known[width] = True
         return width
 
@@ -105,36 +105,36 @@ class Widths:
         for part in self._parts:
             if not part.agrees(width):
                 raise UnsupportedError(
-                    f"exact=True: {part.name} computes a row of {width} otherwise {when}; decode "
-                    "without exact=True"
+                    f"exact=True: {part.name} computes other bits in passes of {width} rows{when}; "
+                    "decode without exact=True"
                 )
 
     def explain(self) -> str:
-        """The same in a sentence for a person."""
-        gone = [width for width in range(1, ROWS + 1) if width not in self.allowed]
-        if not gone:
-            return "every row comes out alike in passes of any width"
-        some = ", ".join(map(str, gone[:8])) + (", …" if len(gone) > 8 else "")
-        return f"every row comes out alike; passes of {some} rows are filled up to the next width"
+        """Return the allowed widths as a sentence for a person."""
+        refused = [width for width in range(1, ROWS + 1) if width not in self.allowed]
+        if not refused:
+            return "rows are bit-equal in passes of any width"
+        some = ", ".join(map(str, refused[:8])) + (", …" if len(refused) > 8 else "")
+        return f"rows are bit-equal; passes of {some} rows are padded to the next width"
 
 
 def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
-    """The kinds of modules that compute in a pass of R rows, which `run` makes.
+    """Return the kinds of modules that compute in a pass of R rows, which `run` makes.
 
-    Raises UnsupportedError for one with weights of its own that sees other rows than the pass's.
+    Raises UnsupportedError for a module with weights if its rows are not those of the pass.
     """
     found: dict[Any, tuple[str, Any, Tensor]] = {}
-    strange: list[str] = []
+    unsuitable: list[str] = []
 
     def look(module: Any, given: Any, named: Any, output: Any) -> None:
         x, weights = given[0] if len(given) == 1 and not named else None, module._parameters
         if isinstance(x, Tensor) and not x.is_floating_point():
-            return  # ids: rows of a table are copied
+            return  # token ids: embeddings copy rows of a table
         shapes = [tuple(w.shape) for w in weights.values() if w is not None]
         name = f"{type(module).__name__} {'×'.join(map(str, shapes[0])) if shapes else ''}".strip()
         if not isinstance(x, Tensor) or ROWS not in x.shape[:-1]:
             if shapes:
-                strange.append(name)
+                unsuitable.append(name)
             return
         kind = type(module), str(shapes), tuple(x.shape), x.dtype
         if kind not in found and isinstance(_first(output), Tensor):
@@ -144,7 +144,8 @@ def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
         part.register_forward_hook(look, with_kwargs=True)
         for part in model.modules()
         if next(part.children(), None) is None
-        or any(w is not None and w.ndim > 2 for w in part._parameters.values())  # experts' in one
+        # Such a module holds the weights of all experts.
+        or any(w is not None and w.ndim > 2 for w in part._parameters.values())
     ]
     try:
         run()
@@ -153,16 +154,16 @@ def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
     finally:
         for handle in handles:
             handle.remove()
-    if strange:
+    if unsuitable:
         raise UnsupportedError(
-            f"exact=True: {strange[0]} is not given a row for every position (experts get as many "
-            "as choose them), so how it computes one depends on the others"
+            f"exact=True: {unsuitable[0]} is not given a row for every position (an expert gets "
+            "those routed to it), so the result for one row depends on the others"
         )
     return [part for name, module, x in found.values() for part in _parts(name, module, x)]
 
 
 def _parts(name: str, module: Any, x: Tensor) -> Iterator[_Part]:
-    """What it was given, and the same numbers otherwise arranged: few rows can agree by luck."""
+    """Yield the input and rearrangements of it, because few rows can agree by chance."""
     rows = x.shape.index(ROWS)
     for given, most in ((x, 1 << 30), (x.roll(1, -1), _FEW), (x.flip(-1), _FEW)):
         groups = [_first(module(group.contiguous())) for group in torch.split(given, _GROUP, rows)]
@@ -175,7 +176,7 @@ def _first(output: Any) -> Any:
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """For a moment; other threads' passes take longer meanwhile."""
+    """Set the number of threads while the context is open; passes in other threads slow down."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
