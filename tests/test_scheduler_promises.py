@@ -158,7 +158,7 @@ def test_a_draft_model_that_gives_nan_is_no_error(engine: Engine) -> None:
 
 
 def cache_bytes(runner: Any) -> int:
-    held: int = runner._memory.held()
+    held: int = runner._store.held()
     return held
 
 

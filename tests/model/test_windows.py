@@ -46,7 +46,7 @@ def loaded(name: str) -> LoadedModel:
 
 def dropped(runner: Any, row: Any) -> int:
     """The most positions that a layer has dropped."""
-    kept = (keys.shape[1] for keys, _ in runner._memory.contents(row))
+    kept = (keys.shape[1] for keys, _ in runner._store.contents(row))
     return int(row.cached) - min(kept)
 
 
@@ -124,7 +124,7 @@ def test_no_more_is_read_than_the_windows_of_the_pass(
 
 def held(runner: Any) -> list[int]:
     """Bytes of keys and values that each layer has allocated."""
-    memory = runner._memory
+    memory = runner._store
     found: Counter[int] = Counter()
     for slots in (slots for row in memory._rows for slots in row.state):
         size = slots.keys[0].nbytes + slots.values[0].nbytes
@@ -202,7 +202,7 @@ def test_a_token_that_overflows_behind_dropped_keys(name: str) -> None:
     runner.prefill(row)
     assert dropped(runner, row)
     assert not runner.forward([row], [Draft.chain([6, bad, 7], "test")])[0].finite
-    for buffer in (b for pair in runner._memory.contents(row) for b in pair):
+    for buffer in (b for pair in runner._store.contents(row) for b in pair):
         assert buffer.isfinite().all()
     draft = Draft.chain([6, 8, 9, 7], "test")
     check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)

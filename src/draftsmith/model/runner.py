@@ -51,14 +51,14 @@ class Runner:
         self._rewinds = rewinds
         self._windows: tuple[Window | None, ...] = (None,)
         """Window of each layer, or one entry for all. `(None,)` if the model masks by itself."""
-        self._memory = self._make_memory()
+        self._store = self._make_store()
         self._vocab_size = loaded.vocab_size
         kind = torch.accelerator.current_accelerator()
         devices = {loaded.device, *(weight.device for weight in loaded.model.parameters())}
         self._accelerators = [device for device in devices if kind and device.type == kind.type]
         """Devices that compute layers, except CPUs."""
 
-    def _make_memory(self) -> KVStore:
+    def _make_store(self) -> KVStore:
         loaded, capabilities, forward = self.loaded, self._capabilities, self.loaded.forward
         if capabilities.cache == "none":
             return NoStore(forward)
@@ -90,7 +90,7 @@ class Runner:
             raise PromptError("the prompt has no tokens; a model needs at least one to continue")
         taps, pending = self._new_taps(needs), [int(i) for i in ids]
         row = SequenceRow(pending, taps=taps, rewinds=self._rewinds)
-        self._memory.open(row)
+        self._store.open(row)
         return row
 
     def _new_taps(self, needs: Needs) -> RowTaps | None:
@@ -107,7 +107,7 @@ class Runner:
 
     @torch.inference_mode()
     def close(self, row: SequenceRow) -> None:
-        self._memory.close(row)
+        self._store.close(row)
 
     def splits(self, row: SequenceRow) -> bool:
         """Whether the pending tokens may be split over several passes.
@@ -166,7 +166,7 @@ class Runner:
                 )
             self._refresh(row)
             row.taken = len(row.pending) - rest
-        return self._memory.verify(rows, drafts)
+        return self._store.verify(rows, drafts)
 
     def wait(self) -> None:
         for device in self._accelerators:
@@ -182,7 +182,7 @@ class Runner:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             if row.taps is not None:  # before `keep` moves the keys of the pass
                 row.taps.keep(row.cached, row.taken, path)
-            kept = self._memory.keep(row, path)
+            kept = self._store.keep(row, path)
             row.pending.extend(emitted)
             _count(row, kept)
 
@@ -206,7 +206,7 @@ class Runner:
             common = 0
         if self._boundary is not None and not self._boundary.keeps(common, row.cached, root):
             common = 0
-        kept = self._memory.truncate(row, common)
+        kept = self._store.truncate(row, common)
         if row.taps is not None:
             row.taps.truncate(kept)
         # In place, without a copy: draft models call this once per draft.
@@ -221,16 +221,16 @@ class Runner:
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
         """Return `KVStore.bytes_for` of the store."""
-        return self._memory.bytes_for(rows, kept)
+        return self._store.bytes_for(rows, kept)
 
     @torch.inference_mode()
     def mark(self, row: SequenceRow) -> None:
         """Keep what `copy` needs to copy the row's current positions after the row has grown."""
-        self._memory.mark(row)
+        self._store.mark(row)
 
     def mark_bytes(self, row: SequenceRow) -> int:
         """Bytes that the row's mark holds in addition to the row."""
-        return self._memory.mark_bytes(row)
+        return self._store.mark_bytes(row)
 
     def most_mark_bytes(self, positions: int, rewinds: bool) -> int:
         """Upper bound of `mark_bytes` of a row with `positions` positions, recurrent states
@@ -244,12 +244,12 @@ class Runner:
 
     def reach(self, row: SequenceRow, length: int) -> int:
         """How many of a row's first `length` positions `copy` could copy."""
-        return self._memory.reach(row, length)
+        return self._store.reach(row, length)
 
     @property
     def copies(self) -> bool:
         """Whether the store can copy positions from one row to another."""
-        return self._memory.copies
+        return self._store.copies
 
     @torch.inference_mode()
     def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> None:
@@ -260,18 +260,18 @@ class Runner:
         boundary = self._boundary
         if boundary is not None and not boundary.keeps(length, source.cached, row.root):
             return
-        if self.copies and row.taps is None and self._memory.copy(source, row, length):
+        if self.copies and row.taps is None and self._store.copy(source, row, length):
             row.ids, row.pending = row.pending[:length], row.pending[length:]
 
     @torch.inference_mode()
     def part(self, row: SequenceRow) -> None:
         """Copy what an idle row shares with other rows, so that it keeps none of their memory."""
-        self._memory.part(row)
+        self._store.part(row)
 
     def _refresh(self, row: SequenceRow) -> None:
         """Drop a cache if its rotary angles no longer fit, as the model's own `generate` does."""
         if row.cached and self._boundary is not None and self._boundary.stale(row.cached, row.root):
-            self._memory.truncate(row, 0)
+            self._store.truncate(row, 0)
             row.ids, row.pending = [], row.ids + row.pending
 
 
