@@ -11,7 +11,7 @@ from draftsmith import Engine, GenerationResult
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.stats import PREDICTION, SourceStats, Stats
-from draftsmith.core.verify import Verdict
+from draftsmith.core.verify import Verification
 from draftsmith.testing import Scripted
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
@@ -83,11 +83,11 @@ def test_only_what_hangs_below_the_last_token_is_unread() -> None:
     """Two branches: the right one ends the answer at its second node."""
     draft = Draft((1, 2, 3, 4, 5, 6), (-1, 0, 1, 2, 0, -1), (PREDICTION,) * 4 + ("auto",) * 2)
     stats = Stats()
-    stats.record(draft, Verdict((0,), (1, 2), (0, 1)))
+    stats.record(draft, Verification((0,), (1, 2), (0, 1)))
     assert stats.by_source == {PREDICTION: SourceStats(1, 4, 2, 2), "auto": SourceStats(1, 2, 0, 0)}
     assert stats.by_source["auto"].rejected == 2
     # Where the target went past all guesses, every other one is rejected.
-    stats.record(draft, Verdict((0,), (1, 9), (0, None)))
+    stats.record(draft, Verification((0,), (1, 9), (0, None)))
     assert stats.by_source[PREDICTION] == SourceStats(2, 8, 3, 2)
     assert stats.by_source[PREDICTION].rejected == 3
 

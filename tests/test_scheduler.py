@@ -730,7 +730,7 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pairs = [pair for row in rows if row.cached for pair in contents(runner, row)]
         return sum(keys.nbytes + values.nbytes for keys, values in pairs)
 
-    own = packed.grown
+    own = packed.regroup
 
     def grown(*args: Any) -> Any:
         nonlocal peak
@@ -739,7 +739,7 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         peak = max(peak, held() + sum(new.values()))
         return wider
 
-    monkeypatch.setattr(packed, "grown", grown)
+    monkeypatch.setattr(packed, "regroup", grown)
     lengths = [60, 60, 60, 60, 200, 9, 130, 60]
     sequences = [job_of(engine, prompt(n, i), max_new_tokens=60, drafter=DRAFTERS[i])
             for i, n in enumerate(lengths)]  # fmt: skip

@@ -193,9 +193,9 @@ def check_cuts(tokenizer: Any, text: str) -> None:
         behind = last_written(tokenizer, before)
         if "\ufffd" in decode(tokenizer, before) + decode(tokenizer, rest):
             continue
-        told = decode(tokenizer, rest, behind=behind)
+        told = decode(tokenizer, rest, preceding=behind)
         assert decode(tokenizer, before) + told == whole
-        assert "".join(token_texts(tokenizer, rest, behind=behind)) == told
+        assert "".join(token_texts(tokenizer, rest, preceding=behind)) == told
 
 
 @given(st.text("onceat ▁🦊日\n", max_size=20))
@@ -232,7 +232,7 @@ def test_real_tokenizers_keep_the_space(shared_data: Path, name: str) -> None:
     check_cuts(tokenizer, STORY)
     ids = tokenizer("Once upon a time")["input_ids"]
     behind = last_written(tokenizer, ids[:-2])
-    assert decode(tokenizer, ids[-2:], behind=behind) == " a time"
+    assert decode(tokenizer, ids[-2:], preceding=behind) == " a time"
 
 
 @given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=20), st.integers(0, 20))
@@ -241,4 +241,4 @@ def test_byte_level_text_is_the_same_behind_anything(chosen: list[int], cut: int
     tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
     ids = [known[i] for i in chosen]
     behind = last_written(tokenizer, ids[:cut])
-    assert decode(tokenizer, ids[cut:], behind=behind) == decode(tokenizer, ids[cut:])
+    assert decode(tokenizer, ids[cut:], preceding=behind) == decode(tokenizer, ids[cut:])
