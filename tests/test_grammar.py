@@ -407,6 +407,7 @@ def test_a_model_without_an_end_token_cannot_follow_one() -> None:
         Grammars(tiny.tokenizer(), 400).compile(Grammar.regex("yes"), [])
 
 
+@pytest.mark.slow
 def test_llguidance_is_imported_only_for_a_grammar() -> None:
     code = (
         "import sys, draftsmith; from draftsmith import Engine, Grammar; "
@@ -415,6 +416,7 @@ def test_llguidance_is_imported_only_for_a_grammar() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_schema_whose_references_go_deep_ends_no_process() -> None:
     """On the stack that threads have, llguidance ends the process from some hundred on."""
     code = (

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import draftsmith
 
 SOURCE = Path(draftsmith.__file__).parent
@@ -109,6 +111,7 @@ def test_no_file_is_a_monster() -> None:
         assert lines <= 600, f"{path} has {lines} lines"
 
 
+@pytest.mark.slow
 def test_importing_touches_no_global_state() -> None:
     """Import in a fresh interpreter leaves torch's generator and thread count alone."""
     code = (

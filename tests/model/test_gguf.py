@@ -284,6 +284,7 @@ def test_smollm2_is_the_registrys_package_or_the_hubs_model(
     assert builtin.resolve("smollm2") == "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_give_one_good_folder(file: Path, cache: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from draftsmith.model import gguf;"

@@ -34,6 +34,7 @@ TOKENS = 48
 GIVEN = {"model": "edit-1m", "dtype": "float32", "drafter": "auto", "memory": 500_000_000}
 
 
+@pytest.mark.slow
 def test_what_to_install_is_told_where_ray_is_missing() -> None:
     code = (
         "import sys\n"

@@ -99,6 +99,7 @@ def named(shared_data: Path) -> dict[str, Vocabulary]:
     return {name: Vocabulary.of(Tokenizer.from_file(str(file))) for name, file in files.items()}
 
 
+@pytest.mark.slow
 def test_the_papers_overlaps(named: dict[str, Vocabulary]) -> None:
     assert intersect(named["llama3"], named["qwen2"]).size == 109_566
     assert 109_566 / count(named["llama3"]) == pytest.approx(0.856, abs=5e-4)  # the paper: 0.854
@@ -129,6 +130,7 @@ def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(
     assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
 
 
+@pytest.mark.slow
 def test_the_largest_pair_takes_a_dozen_calls_per_token(shared_data: Path) -> None:
     """About two seconds; counted, not timed, since other work may run beside this."""
     files = [shared_data / "tokenizers" / n / "tokenizer.json" for n in ("qwen2", "llama3")]
