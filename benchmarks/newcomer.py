@@ -51,23 +51,23 @@ def newcomers(model: LoadedModel, args: argparse.Namespace) -> tuple[list[float]
 
     def added(length: int, limit: int, seed: int) -> Any:
         given = {"max_new_tokens": limit, "min_new_tokens": limit, "temperature": 0}
-        job = engine.prepare(given).job(random_ids(length, seed))
-        scheduler.add(job)
-        return job
+        sequence = engine.prepare(given).sequence(random_ids(length, seed))
+        scheduler.add(sequence)
+        return sequence
 
     limit = (1 + args.runs) * (USUAL + args.prompt // 8)
     rows = [added(args.context, limit, seed) for seed in range(7)]
-    while not all(row.session.generated for row in rows):
+    while not all(row.generated for row in rows):
         scheduler.step()
     slow, usual = [], []
     for number in range(args.runs):
         usual.append(median(seconds() for _ in range(USUAL)))
         late, found = added(args.prompt, 2, 100 + number), []
-        while not late.session.generated:
+        while not late.generated:
             found.append(seconds())
         slow.append(float(np.percentile(found, 95)))
         scheduler.abort(late)
-    if any(row.session.finished for row in rows):
+    if any(row.finished for row in rows):
         raise SystemExit("an answer ended before the last newcomer's prompt was read")
     scheduler.close()
     return slow, usual

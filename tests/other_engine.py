@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import numpy as np
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, Shape
 from draftsmith.drafters.registry import parse
@@ -66,7 +66,7 @@ class Engine:
     def open(self) -> list[str]:
         return [name for name, one in self.requests.items() if len(one.output) < len(one.answer)]
 
-    def step(self, names: Sequence[str], reading: Sequence[str] = ()) -> None:
+    def step(self, names: abc.Sequence[str], reading: abc.Sequence[str] = ()) -> None:
         """One pass over these requests, in this order; those `reading` get no token."""
         self.sampled, self.scheduled = [], {}
         for name in names:
@@ -88,7 +88,7 @@ class Engine:
             req_ids=list(names), token_ids_cpu=ids, num_tokens_no_spec=np.array([*map(len, rows)])
         )
 
-    def take(self, drafts: Sequence[list[int]]) -> None:
+    def take(self, drafts: abc.Sequence[list[int]]) -> None:
         for name, draft in zip(self.input_batch.req_ids, drafts, strict=True):
             self.requests[name].draft = draft
 
@@ -98,7 +98,7 @@ class _Chains(ReplayTarget):
 
     shape: Shape = "chain"
 
-    def __init__(self, answer: Sequence[int], vocab_size: int, tokens: int) -> None:
+    def __init__(self, answer: abc.Sequence[int], vocab_size: int, tokens: int) -> None:
         super().__init__(answer, vocab_size)
         self.tokens = tokens
 
@@ -107,8 +107,8 @@ class _Chains(ReplayTarget):
 
 
 def replayed(
-    prompt: Sequence[int],
-    answer: Sequence[int],
+    prompt: abc.Sequence[int],
+    answer: abc.Sequence[int],
     drafter: str,
     vocab_size: int,
     tokens: int,
@@ -118,18 +118,18 @@ def replayed(
     """What our own loop makes of the same answer, with drafts of so many tokens."""
     model = ModelFacts(layers=2, heads=2, vocab_size=vocab_size, shape="chain")
     bound, target = parse(drafter).bind(model), _Chains(answer, vocab_size, tokens)
-    session = Session(
+    sequence = Sequence(
         prompt, drafter=bound, budget=FixedBudget(max(tokens, bound.preferred_width())),
         distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
         vocab_size=vocab_size, limit=limit,
         stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )  # fmt: skip
     for name, value in context.items():
-        setattr(session.context, name, value)
-    start(session, target)
-    target.prefill(session.row)
-    while not session.finished:
-        step([session], target)
-    session.end_drafter()
-    assert session.drafter_error is None
-    return session.stats
+        setattr(sequence.context, name, value)
+    start(sequence, target)
+    target.prefill(sequence.row)
+    while not sequence.finished:
+        step([sequence], target)
+    sequence.end_drafter()
+    assert sequence.drafter_error is None
+    return sequence.stats

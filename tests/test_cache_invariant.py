@@ -13,7 +13,7 @@ from draftsmith.core.budget import FixedBudget
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
 from draftsmith.model.adaptive import AdaptiveTokens
@@ -68,8 +68,8 @@ def check_cache(architecture: str, greedy: bool, folder: Path, rewinds: bool) ->
     most = 3 if loaded.capabilities.packed else 1
     for drafter in drafters(folder):
         runner: Any = Runner(loaded, rewinds=rewinds)
-        sessions = [
-            Session(
+        sequences = [
+            Sequence(
                 prompt,
                 drafter=drafter,
                 budget=FixedBudget(9),
@@ -81,13 +81,13 @@ def check_cache(architecture: str, greedy: bool, folder: Path, rewinds: bool) ->
             )
             for prompt in PROMPTS[:most]
         ]
-        for session in sessions:
-            start(session, runner)
-        while active := [session for session in sessions if not session.finished]:
+        for sequence in sequences:
+            start(sequence, runner)
+        while active := [sequence for sequence in sequences if not sequence.finished]:
             step(active, runner)
-            for session in active:
-                row: Any = session.row
-                assert [*row.ids, *row.pending] == session.ids
+            for sequence in active:
+                row: Any = sequence.row
+                assert [*row.ids, *row.pending] == sequence.ids
                 assert len(row.pending) == 1
                 ours = contents(runner, row)
                 for mine, theirs in zip(ours, fresh_cache(loaded, row.ids), strict=True):

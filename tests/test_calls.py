@@ -549,7 +549,7 @@ def test_e11_an_id_of_any_library_takes_few_calls(kind: type) -> None:
         ids, made = [kind(5 + i % 90) for i in range(length)], []
         sys.setprofile(lambda _frame, event, _: event.endswith("call") and made.append(1))
         try:
-            engine.prepare({"prediction": ids}).jobs([ids])
+            engine.prepare({"prediction": ids}).sequences([ids])
         finally:
             sys.setprofile(None)
         return len(made)

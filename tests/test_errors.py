@@ -363,8 +363,8 @@ def test_e2_streams_and_chats_count_alike(entry: Any) -> None:
 def test_e2_only_answers_that_had_a_draft_count_it() -> None:
     engine = failing_engine(RuntimeError("no mask"))
     request = engine.prepare({"max_new_tokens": 12})
-    drafted = request.jobs([COPIES])[0]
-    plain = engine.prepare({"max_new_tokens": 12, "drafter": "none"}).jobs([COPIES])[0]
+    drafted = request.sequences([COPIES])[0]
+    plain = engine.prepare({"max_new_tokens": 12, "drafter": "none"}).sequences([COPIES])[0]
     with Call(engine.resources, [plain, drafted], 2) as both:
         both.run()
     assert plain.result().tokens == drafted.result().tokens

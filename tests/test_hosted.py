@@ -124,7 +124,7 @@ def test_any_order_gives_the_drafts_of_the_ids(drafter: str, seed: int) -> None:
                 one.draft = [0] * K
         if random.random() < 0.02 and len(engine.open) > 1:
             del engine.requests[random.choice(engine.open)]
-        known = {name: hosted.session.ids for name, hosted in found._hosted.items()}
+        known = {name: hosted.sequence.ids for name, hosted in found._hosted.items()}
         for name in set(names) & known.keys() & engine.requests.keys():
             assert known[name] == engine.requests[name].ids
     for one in engine.requests.values():
@@ -151,10 +151,10 @@ def test_a_name_given_again_is_another_request() -> None:
     engine = Engine({"a": record(6)})
     engine.step(["a"])
     draft(found, engine)
-    aborted = found._hosted["a"].session
+    aborted = found._hosted["a"].sequence
     engine.requests["a"] = record(7)
     run(found, engine)
-    assert found._hosted["a"].session is not aborted
+    assert found._hosted["a"].sequence is not aborted
     assert aborted.state is None  # closed
     assert engine.requests["a"].output == engine.requests["a"].answer
 
@@ -168,7 +168,7 @@ def test_an_answer_taken_back_is_forgotten() -> None:
     one.output, one.draft = one.output[:1], []
     run(found, engine)
     assert one.output == one.answer
-    assert found._hosted["a"].session.ids == one.ids
+    assert found._hosted["a"].sequence.ids == one.ids
 
 
 def test_drafts_end_with_the_text_and_the_answer() -> None:

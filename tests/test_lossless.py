@@ -67,15 +67,15 @@ def compare(
         }
         options = {"max_new_tokens": length, "budget": 16, "temperature": 0.0}
         asked = {
-            name: engine.prepare(options | {"drafter": special.get(name, name)}).jobs([ids])
+            name: engine.prepare(options | {"drafter": special.get(name, name)}).sequences([ids])
             for name in [*drafters, *special]
         }
         together = [list(chain.from_iterable(asked.values()))]
-        for jobs in asked.values() if seed % alone == 0 else together:
-            with Call(engine.resources, jobs, engine.max_batch) as call:
+        for sequences in asked.values() if seed % alone == 0 else together:
+            with Call(engine.resources, sequences, engine.max_batch) as call:
                 call.run()
-        for name, (job,) in asked.items():
-            tokens = job.result().tokens
+        for name, (sequence,) in asked.items():
+            tokens = sequence.result().tokens
             if tokens != expected:
                 assert is_tie(model, ids, tokens, expected), f"{name}: prompt {seed}"
                 ties += 1

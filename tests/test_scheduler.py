@@ -6,7 +6,8 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -27,15 +28,15 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, SamplingParams
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine import memory as engine_memory
 from draftsmith.engine.call import Call
-from draftsmith.engine.chunks import PATIENCE, Chunks
+from draftsmith.engine.chunked_prefill import PATIENCE, ChunkedPrefill
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job
 from draftsmith.engine.memory import Need, need
 from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.integrations.transformers import Observer, accelerate
 from draftsmith.model import packed
@@ -84,15 +85,15 @@ class Driver(Scheduler):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.resources, engine.max_batch)
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[TextSequence]:
         served = super().step()
-        for job in served:
-            job.book()
+        for sequence in served:
+            sequence.book()
         return served
 
 
-def job_of(engine: Engine, ids: list[int], **options: Any) -> Job:
-    return engine.prepare(options).job(ids)
+def job_of(engine: Engine, ids: list[int], **options: Any) -> TextSequence:
+    return engine.prepare(options).sequence(ids)
 
 
 def asked(
@@ -120,14 +121,14 @@ MANY += [
 
 @pytest.mark.parametrize(("name", "requests", "longest", "long"), MANY)
 def test_each_answer_is_the_one_it_has_alone(
-    name: str, requests: int, longest: int, long: Sequence[int]
+    name: str, requests: int, longest: int, long: abc.Sequence[int]
 ) -> None:
     """Random arrivals and aborts, eight drafters at once, prompts in chunks, four of 3,000 tokens;
     every 16th step the caches of all (at most eight) that have a row are compared with new ones."""
     rng = random.Random(name)
     cost = RecordedCost({0: 1.0, 64: 1.5})  # so that chunks do not depend on the clock
     engine, alone = engine_of(name, max_batch=8, cost=cost), engine_of(name, prefixes=0)
-    scheduler, running, done = Driver(engine), list[Job](), list[Job]()
+    scheduler, running, done = Driver(engine), list[TextSequence](), list[TextSequence]()
     scheduler.runner.chunk = 32 if longest < 600 else 256
     expected: dict[int, list[int]] = {}
     leaving: dict[int, int] = {}
@@ -137,26 +138,26 @@ def test_each_answer_is_the_one_it_has_alone(
             number = len(running) + len(done)
             ids, options = asked(rng, longest, 3000 if number in long else None)
             plain = alone.generate(ids, drafter="none", **options).tokens
-            job = job_of(engine, ids, drafter=DRAFTERS[number % 8], **options)
-            expected[id(job)] = plain
-            leaving[id(job)] = rng.randrange(3, 20) if rng.random() < 0.2 else 1 << 30
-            scheduler.add(job)
-            running.append(job)
+            sequence = job_of(engine, ids, drafter=DRAFTERS[number % 8], **options)
+            expected[id(sequence)] = plain
+            leaving[id(sequence)] = rng.randrange(3, 20) if rng.random() < 0.2 else 1 << 30
+            scheduler.add(sequence)
+            running.append(sequence)
         scheduler.step()
         steps += 1
-        left = [job for job in running if job.session.generated >= leaving[id(job)]]
-        for job in left:
-            scheduler.abort(job)
-        for job in scheduler.running if steps % 16 == 0 else ():
-            check_cache(scheduler.runner, job.session.row, job.session.ids)
+        left = [sequence for sequence in running if sequence.generated >= leaving[id(sequence)]]
+        for sequence in left:
+            scheduler.abort(sequence)
+        for sequence in scheduler.running if steps % 16 == 0 else ():
+            check_cache(scheduler.runner, sequence.row, sequence.ids)
             compared += 1
-        done += [job for job in running if job.session.finished or job in left]
-        running = [job for job in running if job not in done]
-    for job in done:
-        tokens, plain = job.result().tokens, expected[id(job)]
-        assert tokens == (plain[: len(tokens)] if job.session.finish_reason is None else plain)
-        assert job.session.error is None
-        assert job.session.drafter_error is None
+        done += [sequence for sequence in running if sequence.finished or sequence in left]
+        running = [sequence for sequence in running if sequence not in done]
+    for sequence in done:
+        tokens, plain = sequence.result().tokens, expected[id(sequence)]
+        assert tokens == (plain[: len(tokens)] if sequence.finish_reason is None else plain)
+        assert sequence.error is None
+        assert sequence.drafter_error is None
     assert not scheduler.unfinished
     assert not engine.resources.admitted
     assert compared >= requests // 4
@@ -174,10 +175,10 @@ def test_threads_share_an_engine() -> None:
         if number % 2:
             found[number] = engine.generate(ids, drafter="auto", budget="auto", **options).tokens
         else:
-            job = job_of(engine, ids, drafter="copyspec", **options)
-            with Call(engine.resources, [job], 1) as call:
+            sequence = job_of(engine, ids, drafter="copyspec", **options)
+            with Call(engine.resources, [sequence], 1) as call:
                 call.run()
-            found[number] = job.result().tokens
+            found[number] = sequence.result().tokens
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(12)]
     for thread in threads:
@@ -206,17 +207,17 @@ def test_drafters_that_sample_keep_the_distribution_in_a_batch_of_three() -> Non
 
     def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
         running = [
-            Session(
+            Sequence(
                 ids, drafter=Sampling(), budget=FixedBudget(1),
                 distribution=Distribution((), greedy=False), sampler=sampler, vocab_size=2,
                 limit=2, sampling=SamplingParams(temperature=1.0),
             )
             for ids in prompts
         ]  # fmt: skip
-        for session in running:
-            session.context.sampler = sampler
-            start(session, target)
-        while left := [session for session in running if not session.finished]:
+        for sequence in running:
+            sequence.context.sampler = sampler
+            start(sequence, target)
+        while left := [sequence for sequence in running if not sequence.finished]:
             step(left, target)
         return tuple(tuple(s.ids[s.prompt_length :]) for s in running)
 
@@ -261,13 +262,15 @@ def failing_drafter(calls: int) -> Scripted:
     return Scripted(propose)
 
 
-def batch_of_eight(engine: Engine, first: dict[str, Any]) -> list[Job]:
-    """Eight jobs, the third of which has the options `first`."""
-    jobs = []
+def batch_of_eight(engine: Engine, first: dict[str, Any]) -> list[TextSequence]:
+    """Eight sequences, the third of which has the options `first`."""
+    sequences = []
     for number in range(8):
         own = first if number == 2 else {"drafter": DRAFTERS[number]}
-        jobs.append(job_of(engine, [5 + number, 6, 7, 5 + number, 6], max_new_tokens=16, **own))
-    return jobs
+        sequences.append(
+            job_of(engine, [5 + number, 6, 7, 5 + number, 6], max_new_tokens=16, **own)
+        )
+    return sequences
 
 
 def watched(put: Callable[[Tensor], None]) -> Observer:
@@ -305,28 +308,28 @@ def test_who_fails_fails_alone(how: str, when: int) -> None:
     elif how == "nan":
         own = {"temperature": 1.0, "seed": 3, "min_new_tokens": 16}
         options = {"processors": [nan_from(5 + when)], **own}
-    jobs = batch_of_eight(engine, options)
-    broken = jobs[2].session
+    sequences = batch_of_eight(engine, options)
+    broken = sequences[2]
     if how == "stop rule":
         broken.stop_rules += (Raises(error, when),)
     elif how == "streamer":
         fails = Raises(error, when)
         broken.stop_rules += (watched(lambda ids: fails(ids, None)),)
     elif how == "text":  # what `Engine.stream` makes of the tokens
-        jobs[2].stream = TextStream(Undecodable(error, 6 * when))
-        broken.stop_rules += (jobs[2].stream,)
+        sequences[2].stream = TextStream(Undecodable(error, 6 * when))
+        broken.stop_rules += (sequences[2].stream,)
     scheduler = Driver(engine)
-    for job in jobs:
-        scheduler.add(job)
+    for sequence in sequences:
+        scheduler.add(sequence)
     while scheduler.unfinished:
         scheduler.step()
         if how == "abort" and broken.generated >= when:
-            scheduler.abort(jobs[2])
-    for number, job in enumerate(jobs):
+            scheduler.abort(sequences[2])
+    for number, sequence in enumerate(sequences):
         if number != 2:
-            assert job.result().tokens == alone[number]
-            assert job.result().finish_reason == "length"
-    result = jobs[2].result()
+            assert sequence.result().tokens == alone[number]
+            assert sequence.result().finish_reason == "length"
+    result = sequences[2].result()
     if how == "drafter":
         assert result.tokens == alone[2]
         assert result.stats.drafter_failures == 1
@@ -353,10 +356,10 @@ def test_a_reader_that_fails_leaves_its_own_stream_only(when: int) -> None:
     engine = Engine(model, drafter="none", budget=5, max_batch=8)
     alone = [engine_of("llama").generate([5 + n, 6, 7, 5 + n, 6], max_new_tokens=16).tokens
              for n in range(8)]  # fmt: skip
-    jobs = batch_of_eight(engine, {})
+    sequences = batch_of_eight(engine, {})
     scheduler = Driver(engine)
-    for job in jobs:
-        scheduler.add(job)
+    for sequence in sequences:
+        scheduler.add(sequence)
     fails = Raises(ZeroDivisionError("the reader's own"), when)
     stream = engine.stream([9, 6, 7, 9, 6], max_new_tokens=16)
     with suppress(ZeroDivisionError), stream:
@@ -367,7 +370,7 @@ def test_a_reader_that_fails_leaves_its_own_stream_only(when: int) -> None:
     assert len(stream.result.tokens) >= when
     while scheduler.unfinished:
         scheduler.step()
-    assert [job.result().tokens for job in jobs] == alone
+    assert [sequence.result().tokens for sequence in sequences] == alone
 
 
 def test_a_stream_may_be_closed_while_another_thread_waits_for_its_next_piece() -> None:
@@ -409,19 +412,19 @@ def test_a_row_that_the_model_cannot_compute_fails_alone(drafter: str) -> None:
     engine = Engine(load(live), drafter=drafter, budget=5, max_batch=8)
     options: dict[str, Any] = {"max_new_tokens": 12, "logit_bias": {bad: -1e9}}
     alone = [engine.generate([5 + n, 6, 7, 5 + n, 6], **options).tokens for n in range(8)]
-    jobs = [job_of(engine, [5 + n, 6, 7, 5 + n, 6], **options) for n in range(8)]
+    sequences = [job_of(engine, [5 + n, 6, 7, 5 + n, 6], **options) for n in range(8)]
     own = {"temperature": 1.0, "seed": 1} | options
-    jobs[3] = job_of(engine, [8, 6, bad, 8, 6], **own)
+    sequences[3] = job_of(engine, [8, 6, bad, 8, 6], **own)
     scheduler = Driver(engine)
-    for job in jobs:
-        scheduler.add(job)
+    for sequence in sequences:
+        scheduler.add(sequence)
     while scheduler.unfinished:
         scheduler.step()
-    failed = jobs.pop(3)
+    failed = sequences.pop(3)
     assert failed.result().finish_reason == "error"
-    assert isinstance(failed.session.error, Exception)
+    assert isinstance(failed.error, Exception)
     del alone[3]
-    assert [job.result().tokens for job in jobs] == alone
+    assert [sequence.result().tokens for sequence in sequences] == alone
 
 
 def nan_from(length: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -477,8 +480,8 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
         raise MemoryError("no room for a buffer of its own")
 
     monkeypatch.setattr(runner, "part", fails)
-    closed, own = list[Any](), Session.close_drafter
-    monkeypatch.setattr(Session, "close_drafter", lambda self: (closed.append(self), own(self)))
+    closed, own = list[Any](), Sequence.close_drafter
+    monkeypatch.setattr(Sequence, "close_drafter", lambda self: (closed.append(self), own(self)))
     prompts = [prompt(40, n) for n in range(3)]
     for result in engine.generate(prompts, max_new_tokens=4):
         assert any("no room for a buffer of its own" in said for said in result.notices)
@@ -523,24 +526,26 @@ def test_an_accelerated_model_serves_threads_and_raises_what_callbacks_raise() -
 def test_no_row_leaks(requests: int) -> None:
     """Neither rows nor bytes; resident memory, which the allocator has a say in, stays near."""
     engine, rng = engine_of("llama", max_batch=4), random.Random(1)
-    scheduler, running = Driver(engine), list[Job]()
+    scheduler, running = Driver(engine), list[TextSequence]()
     resident: list[int] = []
     for number in range(requests):
         if number in (requests // 2, requests - 1):
             gc.collect()
             resident.append(resident_bytes())
         ids, options = asked(rng, 60)
-        job = job_of(engine, ids, drafter=rng.choice(["copyspec", failing_drafter(3)]), **options)
+        sequence = job_of(
+            engine, ids, drafter=rng.choice(["copyspec", failing_drafter(3)]), **options
+        )
         if number % 5 == 0:
-            job.session.stop_rules += (Raises(ValueError("own"), rng.randrange(1, 9)),)
+            sequence.stop_rules += (Raises(ValueError("own"), rng.randrange(1, 9)),)
         if number % 3 == 0:
             fails = Raises(ValueError("the streamer's"), rng.randrange(1, 20))
-            job.session.stop_rules += (watched(lambda ids, fails=fails: fails(ids, None)),)
-        scheduler.add(job)
-        running.append(job)
+            sequence.stop_rules += (watched(lambda ids, fails=fails: fails(ids, None)),)
+        scheduler.add(sequence)
+        running.append(sequence)
         for _ in range(rng.randrange(4)):
             scheduler.step()
-        running = [job for job in running if not job.session.finished]
+        running = [sequence for sequence in running if not sequence.finished]
         if number % 7 == 0 and running:
             scheduler.abort(rng.choice(running))
     while scheduler.unfinished:
@@ -572,15 +577,15 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     scheduler = Driver(engine)
     scheduler.add(long)
     scheduler.step()
-    for job in (middle, short):
-        scheduler.add(job)
+    for sequence in (middle, short):
+        scheduler.add(sequence)
     scheduler.step()
-    assert short.session.generated == 1
-    assert middle.session.row.cached == 6
+    assert short.generated == 1
+    assert middle.row.cached == 6
     for _ in range(9):  # in one of them no prompt is read, to know what a pass takes
         scheduler.step()
-    assert middle.session.row.cached > 64
-    assert long.session.reading
+    assert middle.row.cached > 64
+    assert long.reading
 
 
 @pytest.mark.parametrize("read", [1, 7, 13])
@@ -594,8 +599,8 @@ def test_a_short_prompt_passes_a_long_one_however_much_of_it_is_read(read: int) 
         scheduler.step()
     scheduler.add(short)
     scheduler.step()
-    assert short.session.generated == 1
-    assert long.session.reading
+    assert short.generated == 1
+    assert long.reading
 
 
 def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
@@ -605,7 +610,7 @@ def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
     scheduler = Driver(engine)
     scheduler.add(long)
     steps = 0
-    while not long.session.generated:
+    while not long.generated:
         scheduler.add(job_of(engine, prompt(40, 1 + steps), max_new_tokens=1))
         scheduler.step()
         steps += 1
@@ -614,7 +619,7 @@ def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
 
 
 def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
-    chunks = Chunks()
+    chunks = ChunkedPrefill()
     assert chunks.room(0, 3, 512) == 512, "nobody waits for it"
     assert chunks.room(2, 1, 512) == 0, "one pass tells what passes take without"
     chunks.record(2, 0, 1.0)
@@ -631,7 +636,7 @@ def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
 
 
 def test_what_passes_take_is_measured_again() -> None:
-    chunks = Chunks()
+    chunks = ChunkedPrefill()
     found = []
     for seconds in [1.0] * 200 + [4.0] * 600:
         found.append(chunks.room(3, 1, 512))
@@ -642,7 +647,7 @@ def test_what_passes_take_is_measured_again() -> None:
 
 
 def test_one_slow_pass_says_nothing() -> None:
-    chunks = Chunks()
+    chunks = ChunkedPrefill()
     for n in range(60):
         read = chunks.room(3, 1, 512)
         chunks.record(3, read, (50 if n == 40 else 1) + read / 100)
@@ -654,11 +659,11 @@ def test_steps_tell_what_chunks_cost() -> None:
     short, long = job_of(engine, prompt(5, 0), max_new_tokens=40), job_of(engine, prompt(200, 1))
     scheduler = Driver(engine)
     scheduler.add(short)
-    while not short.session.generated:
+    while not short.generated:
         scheduler.step()
     scheduler.step()
     scheduler.add(long)
-    while long.session.reading:
+    while long.reading:
         scheduler.step()
     chunks = scheduler._chunked
     assert list(chunks._alone) == [1], "passes of one row without prompts"
@@ -675,22 +680,22 @@ def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
     ids, options = tokenizer.encode("hello world"), {"max_new_tokens": 12, "logprobs": True}
     answer = engine.generate(ids, **options).tokens
     asked = engine.prepare(options | {"drafter": oracle(answer, 4), "budget": 4})
-    job, seen = asked.job(ids, streaming=True), list[Any]()
-    job.session.stop_rules += (lambda *_: seen.append(job.result()),)
-    monkeypatch.setattr(job.session, "trace", lambda *_: seen.append(job.result()))
+    sequence, seen = asked.sequence(ids, streaming=True), list[Any]()
+    sequence.stop_rules += (lambda *_: seen.append(sequence.result()),)
+    monkeypatch.setattr(sequence, "trace", lambda *_: seen.append(sequence.result()))
     scheduler = Driver(engine)
-    scheduler.add(job)
+    scheduler.add(sequence)
     while scheduler.unfinished:
         scheduler.step()
-    assert [piece.token for piece in job.pieces] == answer
-    assert job.session.stats.passes < len(answer)
+    assert [piece.token for piece in sequence.pieces] == answer
+    assert sequence.stats.passes < len(answer)
     for one in seen:
         assert one.tokens == answer[: len(one.tokens)]
         assert one.text == tokenizer.decode(one.tokens, skip_special_tokens=True)
         assert len(one.sources) == len(one.origins) == len(one.logprobs) == len(one.tokens)
         assert one.finish_reason == "cancelled"
     assert max(len(one.tokens) for one in seen) > 1
-    assert job.result().finish_reason == "length"
+    assert sequence.result().finish_reason == "length"
 
 
 def test_a_callers_autocast_is_its_own() -> None:
@@ -720,7 +725,7 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         runner: Any = scheduler.runner
         if model.capabilities.packed:
             return int(runner._memory.held())
-        rows = [job.session.row for job in engine.scheduler._active if job.session.row]
+        rows = [sequence.row for sequence in engine.scheduler._active if sequence.row]
         rows += [kept.row for kept in engine.scheduler.prefixes._kept]
         pairs = [pair for row in rows if row.cached for pair in contents(runner, row)]
         return sum(keys.nbytes + values.nbytes for keys, values in pairs)
@@ -736,11 +741,11 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(packed, "grown", grown)
     lengths = [60, 60, 60, 60, 200, 9, 130, 60]
-    jobs = [job_of(engine, prompt(n, i), max_new_tokens=60, drafter=DRAFTERS[i])
+    sequences = [job_of(engine, prompt(n, i), max_new_tokens=60, drafter=DRAFTERS[i])
             for i, n in enumerate(lengths)]  # fmt: skip
     most = 0
-    for job in jobs:
-        scheduler.add(job)
+    for sequence in sequences:
+        scheduler.add(sequence)
     while scheduler.unfinished:
         scheduler.step()
         peak, most = max(peak, held()), max(most, len(scheduler.running))
@@ -758,11 +763,11 @@ def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> No
     model = build("falcon", multi_query=True) if name == "falcon_mqa" else build(name)
     engine = Engine.from_pretrained(model, drafter="none")
     model.to(later)
-    job = job_of(engine, prompt(20), max_new_tokens=2)
+    sequence = job_of(engine, prompt(20), max_new_tokens=2)
     scheduler = Driver(engine)
-    scheduler.add(job)
+    scheduler.add(sequence)
     scheduler.step()
-    row: Any = job.session.row
+    row: Any = sequence.row
     if not engine.model.capabilities.packed:
         pairs = [(one.keys, one.values) for one in row.state.layers if hasattr(one, "keys")]
     else:
@@ -789,20 +794,20 @@ def test_a_configuration_by_layers_fails_no_request(monkeypatch: pytest.MonkeyPa
 
 def test_a_drafter_that_cannot_count_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("llama", memory=10**9, max_batch=1)
-    jobs = [job_of(engine, prompt(20), max_new_tokens=4, drafter="copyspec") for _ in range(3)]
+    sequences = [job_of(engine, prompt(20), max_new_tokens=4, drafter="copyspec") for _ in range(3)]
     scheduler = Driver(engine)
-    for job in jobs[:2]:
-        scheduler.add(job)
+    for sequence in sequences[:2]:
+        scheduler.add(sequence)
 
     def fails(_self: Any, _positions: int) -> int:
         raise RuntimeError("no idea")
 
-    monkeypatch.setattr(type(jobs[0].session.drafter), "bytes_for", fails)
+    monkeypatch.setattr(type(sequences[0].drafter), "bytes_for", fails)
     with pytest.raises(RuntimeError, match="no idea"):
-        scheduler.add(jobs[2])
+        scheduler.add(sequences[2])
     while scheduler.unfinished:
         scheduler.step()
-    assert [job.session.generated for job in jobs] == [4, 4, 0]
+    assert [sequence.generated for sequence in sequences] == [4, 4, 0]
 
 
 def test_all_that_a_request_holds_is_counted() -> None:
@@ -811,8 +816,8 @@ def test_all_that_a_request_holds_is_counted() -> None:
     ids = [5 + i % 300 for i in range(280)]
 
     def parts(**options: Any) -> Need:
-        job = job_of(engine, ids, max_new_tokens=100, **options)
-        return need([job], engine.resources.prefixes.runner)
+        sequence = job_of(engine, ids, max_new_tokens=100, **options)
+        return need([sequence], engine.resources.prefixes.runner)
 
     plain, drafting = parts(drafter="none"), parts(drafter="copyspec")
     assert plain.rows > 2 * model.row_bytes(380)
@@ -820,14 +825,14 @@ def test_all_that_a_request_holds_is_counted() -> None:
     assert plain.logits == 4 * model.vocab_size
     assert drafting.logits == 5 * plain.logits
     assert drafting.drafter >= 380 * 1024
-    job = job_of(engine, ids, max_new_tokens=100, drafter="pld_plus")
-    most = need([job], engine.resources.prefixes.runner)
+    sequence = job_of(engine, ids, max_new_tokens=100, drafter="pld_plus")
+    most = need([sequence], engine.resources.prefixes.runner)
     scheduler = Driver(engine)
-    scheduler.add(job)
+    scheduler.add(sequence)
     row: Any = None
     while scheduler.unfinished:
         scheduler.step()
-        row = job.session.row or row
+        row = sequence.row or row
         assert row.taps.bytes * 1.5 <= most.taps
     assert row.taps.bytes * 3 > most.taps
     drafter = DraftModel(tiny.model(), tokenizer=tiny.tokenizer(), confidence=0, tokens=4)
@@ -865,13 +870,13 @@ def test_a_kept_row_stays_for_the_request_that_goes_on_from_it() -> None:
 def test_kept_rows_stay_where_letting_them_go_would_not_help() -> None:
     engine = engine_of("llama", memory=int(3 * loaded("llama").row_bytes(400)))
     engine.generate(prompt(40, 9), max_new_tokens=2)
-    jobs = [job_of(engine, prompt(300, 1 + n), max_new_tokens=20) for n in range(2)]
+    sequences = [job_of(engine, prompt(300, 1 + n), max_new_tokens=20) for n in range(2)]
     scheduler = Driver(engine)
-    for job in jobs:
-        scheduler.add(job)
+    for sequence in sequences:
+        scheduler.add(sequence)
     scheduler.step()
-    assert jobs[0].session.row is not None
-    assert jobs[1].session.row is None
+    assert sequences[0].row is not None
+    assert sequences[1].row is None
     assert len(engine.resources.prefixes) == 1
 
 
@@ -882,12 +887,14 @@ def test_a_stall_is_said_once() -> None:
     engine = Engine(replace(model, capabilities=plain), drafter="none", max_batch=8)
     scheduler = Driver(engine)
     scheduler.runner.chunk = 64
-    jobs = [job_of(engine, prompt(n, n), max_new_tokens=3) for n in (5, 100, 120, 9)]
-    for job in jobs:
-        scheduler.add(job)
+    sequences = [job_of(engine, prompt(n, n), max_new_tokens=3) for n in (5, 100, 120, 9)]
+    for sequence in sequences:
+        scheduler.add(sequence)
     while scheduler.unfinished:
         scheduler.step()
-    said = [notice for job in jobs for notice in job.notices if "in one pass" in notice]
+    said = [
+        notice for sequence in sequences for notice in sequence.notices if "in one pass" in notice
+    ]
     assert said == ["this model reads a prompt in one pass: others waited for one over 100 tokens "
                     "(said once)"]  # fmt: skip
 

@@ -19,7 +19,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
@@ -68,8 +68,8 @@ def test_a_failing_processor_ends_its_own_request_only(engine: Engine) -> None:
 
 def test_rows_hold_what_their_sessions_do_after_a_neighbours_failure() -> None:
     target = ToyTarget(20)
-    sessions = [
-        Session(
+    sequences = [
+        Sequence(
             ids,
             drafter=oracle(plain(target, ids, 20), 6),
             budget=FixedBudget(6),
@@ -80,13 +80,13 @@ def test_rows_hold_what_their_sessions_do_after_a_neighbours_failure() -> None:
         )
         for ids in ([5, 6, 7], [9, 10, 11], [12, 13])
     ]
-    for session in sessions:
-        start(session, target)
+    for sequence in sequences:
+        start(sequence, target)
     with suppress(ZeroDivisionError):
-        step(sessions, target)
-    for session in (sessions[0], sessions[2]):
-        assert session.row is not None
-        assert [*session.row.ids, *session.row.pending] == session.ids  # type: ignore[attr-defined]
+        step(sequences, target)
+    for sequence in (sequences[0], sequences[2]):
+        assert sequence.row is not None
+        assert [*sequence.row.ids, *sequence.row.pending] == sequence.ids  # type: ignore[attr-defined]
 
 
 def test_threads_share_an_engine_that_learns_its_budget() -> None:
@@ -253,12 +253,12 @@ def test_a_steps_work_does_not_depend_on_the_context(name: str) -> None:
 
     def least(tokens: int) -> int:
         request = engine.prepare({"budget": 4, "temperature": 0.0, "max_new_tokens": 100})
-        session = request.job([5 + i % 300 for i in range(tokens)]).session
+        sequence = request.sequence([5 + i % 300 for i in range(tokens)])
         runner = Runner(engine.model)
-        start(session, runner)
+        start(sequence, runner)
         for _ in range(3):
-            step([session], runner)
-        return min(peak_bytes(lambda: step([session], runner)) for _ in range(6))
+            step([sequence], runner)
+        return min(peak_bytes(lambda: step([sequence], runner)) for _ in range(6))
 
     assert least(4_000) <= least(500) + 8_000
 

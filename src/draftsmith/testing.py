@@ -10,7 +10,8 @@ For us and for plugin authors:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
@@ -23,7 +24,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefix
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams, TorchSampler
-from draftsmith.core.session import Session, StopRule
+from draftsmith.core.sequence import Sequence, StopRule
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, ModelFacts, Needs, RowOutput, Shape, Taps
 
 T = TypeVar("T", bound=Hashable)
@@ -80,7 +81,7 @@ class ToyTarget:
         """What drafters may know of it."""
         return ModelFacts(layers=2, heads=2, vocab_size=self.vocab_size, shape=self.shape)
 
-    def distribution(self, prefix: Sequence[int]) -> Tensor:
+    def distribution(self, prefix: abc.Sequence[int]) -> Tensor:
         """(V,) float64 probabilities of the next id after `prefix`."""
         key = tuple(prefix[-self.order :])
         if key not in self._distributions:
@@ -93,11 +94,11 @@ class ToyTarget:
         scores = noise.normal_(generator=generator)
         return (2 * scores).softmax(-1)
 
-    def logits(self, prefix: Sequence[int]) -> Tensor:
+    def logits(self, prefix: abc.Sequence[int]) -> Tensor:
         """(V,) log-probabilities; -inf where the distribution is zero."""
         return self.distribution(prefix).log()
 
-    def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
+    def open(self, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
         return ToyRow(list(ids), needs=needs)
 
     def prefill(self, row: ToyRow, rest: int = 1) -> None:  # noqa: ARG002
@@ -111,7 +112,10 @@ class ToyTarget:
         return True
 
     def forward(
-        self, rows: Sequence[ToyRow], drafts: Sequence[Draft], take: Sequence[int] | None = None
+        self,
+        rows: abc.Sequence[ToyRow],
+        drafts: abc.Sequence[Draft],
+        take: abc.Sequence[int] | None = None,
     ) -> list[RowOutput]:
         for row, count in zip(rows, take or [len(row.pending) for row in rows], strict=True):
             row.taken = count
@@ -143,9 +147,9 @@ class ToyTarget:
 
     def commit(
         self,
-        rows: Sequence[ToyRow],
-        paths: Sequence[Sequence[int]],
-        tokens: Sequence[Sequence[int]],
+        rows: abc.Sequence[ToyRow],
+        paths: abc.Sequence[abc.Sequence[int]],
+        tokens: abc.Sequence[abc.Sequence[int]],
     ) -> None:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             rest = row.pending[row.taken :]
@@ -154,7 +158,7 @@ class ToyTarget:
             row.ids += [*row.pending[: row.taken], *emitted[:-1]]
             row.pending = [*rest, *emitted[-1:]]
 
-    def extend(self, row: ToyRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
+    def extend(self, row: ToyRow, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> int:
         kept, row.needs = common_prefix(row.ids, ids[:-1]), needs
         row.ids, row.pending = list(ids[:kept]), list(ids[kept:])
         return kept
@@ -163,7 +167,7 @@ class ToyTarget:
         row.ids.clear()
 
 
-def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
+def toy_taps(ids: abc.Sequence[int], needs: Needs) -> Taps:
     """Hidden states and attention of all ids but the last: functions of the ids before them.
 
     A state mixes the last three ids, so that equal pasts have equal states; a head attends to
@@ -191,7 +195,7 @@ def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
 class Enumerated:
     """A `Sampler` that replays one branch of all random choices and weighs it exactly."""
 
-    def __init__(self, script: Sequence[int]) -> None:
+    def __init__(self, script: abc.Sequence[int]) -> None:
         self._script = list(script)
         self.taken: list[tuple[int, list[float]]] = []
         """Per choice: the option taken, and the probabilities of all options."""
@@ -243,7 +247,9 @@ def enumerate_distribution(
     raise AssertionError(f"more than {most} branches; make the experiment smaller")
 
 
-def exact_distribution(target: ToyTarget, prompt: Sequence[int], length: int) -> dict[Ids, float]:
+def exact_distribution(
+    target: ToyTarget, prompt: abc.Sequence[int], length: int
+) -> dict[Ids, float]:
     """The target's own distribution over the next `length` ids (temperature 1)."""
     distributions: dict[Ids, float] = {(): 1.0}
     for _ in range(length):
@@ -285,22 +291,22 @@ class _ScriptedState(DrafterState):
 def decode(
     target: ToyTarget,
     drafter: Drafter,
-    prompt: Sequence[int],
+    prompt: abc.Sequence[int],
     length: int,
     *,
     greedy: bool = True,
     seed: int = 0,
     budget: int = 16,
-    stop_rules: Sequence[StopRule] = (),
+    stop_rules: abc.Sequence[StopRule] = (),
     sampler: Sampler | None = None,
-) -> Session:
-    """A finished session of `drafter`, which is bound here, on the toy target.
+) -> Sequence:
+    """A finished sequence of `drafter`, which is bound here, on the toy target.
 
     With `sampler` all draws are its own, the drafter's, too. Raises what failed, the drafter's
     errors included.
     """
     drafter = drafter.bind(target.facts)
-    session = Session(
+    sequence = Sequence(
         prompt,
         drafter=drafter,
         budget=FixedBudget(budget),
@@ -314,18 +320,18 @@ def decode(
         draft_seed=seed + 1,
     )
     if sampler is not None:
-        session.context.sampler = sampler
-    start(session, target)
-    while not session.finished:
-        step([session], target)
-    for error in (target.refused, session.error, session.drafter_error):
+        sequence.context.sampler = sampler
+    start(sequence, target)
+    while not sequence.finished:
+        step([sequence], target)
+    for error in (target.refused, sequence.error, sequence.drafter_error):
         if error is not None:
             raise error
-    return session
+    return sequence
 
 
 def plain(
-    target: ToyTarget, prompt: Sequence[int], length: int, *, greedy: bool = True, seed: int = 0
+    target: ToyTarget, prompt: abc.Sequence[int], length: int, *, greedy: bool = True, seed: int = 0
 ) -> list[int]:
     """What plain decoding answers."""
     silent = Scripted(lambda _ctx: EMPTY)
@@ -396,7 +402,7 @@ def check_distribution(drafter: Drafter, *, length: int = 3, tolerance: float = 
 
 
 def _sampled_answer(
-    target: ToyTarget, drafter: Drafter, prompt: Sequence[int], length: int, sampler: Enumerated
+    target: ToyTarget, drafter: Drafter, prompt: abc.Sequence[int], length: int, sampler: Enumerated
 ) -> tuple[int, ...]:
     done = decode(target, drafter, prompt, length, greedy=False, budget=3, sampler=sampler)
     return tuple(done.ids[len(prompt) :])
@@ -432,7 +438,7 @@ def check_rewind(drafter: Drafter) -> None:
         assert again.tokens == expected.tokens, f"{drafter} drafts from a past that was rewound"
 
 
-def _context(drafter: Drafter, ids: Sequence[int]) -> Context:
+def _context(drafter: Drafter, ids: abc.Sequence[int]) -> Context:
     taps = toy_taps(ids, drafter.needs_of(ToyTarget(11).facts))
     return Context(
         ids=list(ids),

@@ -15,7 +15,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.attribution import Copy, Span, find_copies, spread
 from draftsmith.engine.engine import Engine
@@ -101,14 +101,14 @@ def test_accepted_copies_are_traced(spec: str, shape: Any) -> None:
     target = ToyTarget(11, order=1, shape=shape)  # every answer ends in a loop
     traced = []
     for prompt in contract_prompts(11):
-        session = decode(target, parse(spec), prompt, 40)
+        sequence = decode(target, parse(spec), prompt, 40)
         # Of these drafters every node is a copy, so what was accepted was copied.
-        assert len(session.origins) == session.stats.accepted
-        traced.append(len(session.origins))
-        for position, origin in session.origins.items():
-            assert len(prompt) <= position < len(session.ids)
+        assert len(sequence.origins) == sequence.stats.accepted
+        traced.append(len(sequence.origins))
+        for position, origin in sequence.origins.items():
+            assert len(prompt) <= position < len(sequence.ids)
             assert origin < position
-            assert session.ids[origin] == session.ids[position]
+            assert sequence.ids[origin] == sequence.ids[position]
     # γ = 1 may copy from the wrong place for a whole answer, but not in most of them.
     assert sum(map(bool, traced)) > len(traced) / 2
 
@@ -124,9 +124,9 @@ def test_invented_and_rejected_nodes_are_not_traced() -> None:
             return Draft()
         return Draft.chain([*answer[:2], wrong], "scripted", origins=(0, -1, 1))
 
-    session = decode(target, Scripted(propose), prompt, 6)
-    assert session.stats.accepted == 2
-    assert session.origins == {4: 0}
+    sequence = decode(target, Scripted(propose), prompt, 6)
+    assert sequence.stats.accepted == 2
+    assert sequence.origins == {4: 0}
 
 
 def test_the_loop_refuses_an_origin_outside_the_context() -> None:
@@ -139,8 +139,8 @@ def test_every_row_of_a_batch_has_its_own_origins() -> None:
     target = ToyTarget(11, order=1)
     prompts = list(contract_prompts(11))[1:]
 
-    def session(prompt: list[int]) -> Session:
-        return Session(
+    def sequence(prompt: list[int]) -> Sequence:
+        return Sequence(
             prompt,
             drafter=parse("copyspec(gamma=1)"),
             budget=FixedBudget(6),
@@ -150,8 +150,8 @@ def test_every_row_of_a_batch_has_its_own_origins() -> None:
             limit=20,
         )
 
-    together = [session(prompt) for prompt in prompts]
-    alone = [session(prompt) for prompt in prompts]
+    together = [sequence(prompt) for prompt in prompts]
+    alone = [sequence(prompt) for prompt in prompts]
     for one in together:
         start(one, target)
     while not all(one.finished for one in together):

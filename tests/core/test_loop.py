@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import abc
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import EndTokens, Session, Stalls
+from draftsmith.core.sequence import EndTokens, Sequence, Stalls
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError, DrafterStalled
@@ -28,10 +29,10 @@ from scripted import oracle, random_trees
 def test_full_acceptance_gives_one_more_than_was_drafted() -> None:
     target = ToyTarget(11)
     answer = plain(target, [1, 2], 33)
-    session = decode(target, oracle(answer, 8), [1, 2], 33)
-    assert session.ids[2:] == answer
-    assert session.stats.passes == 4  # 9 + 9 + 9 + 6
-    assert session.stats.mean_accepted_length == pytest.approx(33 / 4)
+    sequence = decode(target, oracle(answer, 8), [1, 2], 33)
+    assert sequence.ids[2:] == answer
+    assert sequence.stats.passes == 4  # 9 + 9 + 9 + 6
+    assert sequence.stats.mean_accepted_length == pytest.approx(33 / 4)
 
 
 def test_stats_add_up() -> None:
@@ -51,11 +52,11 @@ def test_a_finishing_guess_counts_as_accepted_but_is_not_cached() -> None:
     target = ToyTarget(11)
     answer = plain(target, [1], 20)
     end = answer[4]
-    session = decode(target, oracle(answer), [1], 20, stop_rules=[EndTokens([end])])
-    assert session.finish_reason == "stop"
-    assert session.row is not None
-    assert session.row.pending == [session.ids[-1]]
-    assert session.row.cached == len(session.ids) - 1
+    sequence = decode(target, oracle(answer), [1], 20, stop_rules=[EndTokens([end])])
+    assert sequence.finish_reason == "stop"
+    assert sequence.row is not None
+    assert sequence.row.pending == [sequence.ids[-1]]
+    assert sequence.row.cached == len(sequence.ids) - 1
 
 
 def test_batches_mix_drafters_and_rows_finish_alone() -> None:
@@ -63,8 +64,8 @@ def test_batches_mix_drafters_and_rows_finish_alone() -> None:
     prompts = [[1], [2, 3, 4], [5, 5, 5, 5]]
     answers = [plain(target, p, 10 + 5 * i) for i, p in enumerate(prompts)]
     drafters = [oracle(answers[0], 3), Scripted(lambda _c: EMPTY), random_trees(near=answers[2])]
-    sessions = [
-        Session(
+    sequences = [
+        Sequence(
             prompt,
             drafter=drafter,
             budget=FixedBudget(6),
@@ -75,11 +76,11 @@ def test_batches_mix_drafters_and_rows_finish_alone() -> None:
         )
         for prompt, drafter, answer in zip(prompts, drafters, answers, strict=True)
     ]
-    for session in sessions:
-        start(session, target)
-    while active := [s for s in sessions if not s.finished]:
+    for sequence in sequences:
+        start(sequence, target)
+    while active := [s for s in sequences if not s.finished]:
         step(active, target)
-    assert [s.ids[s.prompt_length :] for s in sessions] == answers
+    assert [s.ids[s.prompt_length :] for s in sequences] == answers
 
 
 def test_chain_targets_get_the_first_branch_and_plain_ones_nothing() -> None:
@@ -88,17 +89,17 @@ def test_chain_targets_get_the_first_branch_and_plain_ones_nothing() -> None:
     )
     chain, flat = ToyTarget(11, shape="chain"), ToyTarget(11, shape="plain")
     assert decode(chain, tree, [1], 20).ids[1:] == plain(chain, [1], 20)
-    session = decode(flat, tree, [1], 20)
-    assert session.stats.drafted == 0
+    sequence = decode(flat, tree, [1], 20)
+    assert sequence.stats.drafted == 0
 
 
 def test_drafts_end_where_the_target_has_no_room() -> None:
     target = ToyTarget(11, context_length=30)
     answer = plain(target, [1, 2], 28)
-    session = decode(target, oracle(answer, 16), [1, 2], 28)
-    assert session.ids[2:] == answer
-    assert session.row is not None
-    assert session.row.cached < 30
+    sequence = decode(target, oracle(answer, 16), [1, 2], 28)
+    assert sequence.ids[2:] == answer
+    assert sequence.row is not None
+    assert sequence.row.cached < 30
 
 
 def test_a_draft_beyond_its_budget_is_an_error_not_a_cut() -> None:
@@ -122,9 +123,9 @@ def test_observe_sees_the_committed_ids_and_the_probes() -> None:
         lambda ctx: Draft((4, 5, 6), (-1, -1, 1), ("t",) * 3, probes=2) if ctx.budget > 2 else EMPTY
     )
     target = ToyTarget(11)
-    session = decode(target, probing, [1], 10)
-    assert session.ids[1:] == plain(target, [1], 10), "probes must never be accepted"
-    assert seen[-1][0] == len(session.ids)
+    sequence = decode(target, probing, [1], 10)
+    assert sequence.ids[1:] == plain(target, [1], 10), "probes must never be accepted"
+    assert seen[-1][0] == len(sequence.ids)
     # Near the end the deepest probe has no room left, then none has.
     assert {shape for _, shape in seen} <= {(4, 11), (3, 11), (1, 11)}
     assert (4, 11) in {shape for _, shape in seen}
@@ -133,7 +134,7 @@ def test_observe_sees_the_committed_ids_and_the_probes() -> None:
 def test_costs_are_learnt_from_the_passes() -> None:
     target, cost = ToyTarget(11), CostCurve()
     answer = plain(target, [1], 20)
-    session = Session(
+    sequence = Sequence(
         [1],
         drafter=oracle(answer),
         budget=FixedBudget(0),
@@ -142,8 +143,8 @@ def test_costs_are_learnt_from_the_passes() -> None:
         vocab_size=11,
         limit=20,
     )
-    start(session, target)
-    step([session], target, cost)
+    start(sequence, target)
+    step([sequence], target, cost)
     assert cost.knows_plain
 
 
@@ -161,11 +162,11 @@ def test_e13_a_batch_that_shrinks_learns_its_costs_without_a_plain_pass_for_each
     """Eight requests took twice the passes that each took alone."""
 
     def passes(cost: CostCurve, together: bool) -> int:
-        target, sessions, made = ToyTarget(11), list[Session](), 0
+        target, sequences, made = ToyTarget(11), list[Sequence](), 0
         for number in range(8):
             answer = plain(target, [number], 40 + 8 * number)
-            sessions.append(
-                Session(
+            sequences.append(
+                Sequence(
                     [number],
                     drafter=oracle(answer, 8),
                     budget=AutoBudget(cost, 8),
@@ -175,8 +176,8 @@ def test_e13_a_batch_that_shrinks_learns_its_costs_without_a_plain_pass_for_each
                     limit=len(answer),
                 )
             )
-            start(sessions[-1], target)
-        for members in [sessions] if together else [[one] for one in sessions]:
+            start(sequences[-1], target)
+        for members in [sequences] if together else [[one] for one in sequences]:
             while going := [one for one in members if not one.finished]:
                 step(going, target, cost)
                 made += len(going)
@@ -194,15 +195,15 @@ def test_banned_ids_are_never_emitted(greedy: bool) -> None:
     target = ToyTarget(5)
     answers = []
     for lazy in (False, True):
-        session = Session(
+        sequence = Sequence(
             [1, 2], drafter=random_trees(2), budget=FixedBudget(6), sampler=TorchSampler.seeded(3),
             distribution=Distribution((), greedy=greedy, lazy=lazy, banned=[0, 3]),
             vocab_size=5, limit=60,
         )  # fmt: skip
-        start(session, target)
-        while not session.finished:
-            step([session], target)
-        answers.append(session.ids[2:])
+        start(sequence, target)
+        while not sequence.finished:
+            step([sequence], target)
+        answers.append(sequence.ids[2:])
     assert answers[0] == answers[1]
     assert not {0, 3} & set(answers[0])
     assert len(set(answers[0])) > 1
@@ -222,7 +223,10 @@ class Overflowing(ToyTarget):
     """Computes nothing right in a pass that carries id 2 as a draft."""
 
     def forward(
-        self, rows: Sequence[ToyRow], drafts: Sequence[Draft], take: Sequence[int] | None = None
+        self,
+        rows: abc.Sequence[ToyRow],
+        drafts: abc.Sequence[Draft],
+        take: abc.Sequence[int] | None = None,
     ) -> list[RowOutput]:
         outputs = super().forward(rows, drafts, take)
         return [
@@ -261,9 +265,9 @@ def test_guesses_that_overflow_are_followed_one_by_one() -> None:
         answer = plain(target, [1], 60, greedy=greedy)
         assert 2 in answer
         for drafter in (oracle(answer), random_trees(1, near=answer, probes=2)):
-            session = decode(target, drafter, [1], 60, greedy=greedy)
-            assert session.ids[1:] == answer
-            stats = session.stats
+            sequence = decode(target, drafter, [1], 60, greedy=greedy)
+            assert sequence.ids[1:] == answer
+            stats = sequence.stats
             wasted = stats.passes + stats.accepted - stats.tokens
             assert 0 < wasted < 60, "what it cost is counted"
 
@@ -279,16 +283,16 @@ def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> Non
     for distributions in (None, [q] * 4):
         guess = Draft.chain([1, 2, 3, 4], "told", distributions)
         told = Scripted(lambda ctx, guess=guess: replace(guess, chances=chances).clip(ctx.budget))
-        session = Session(
+        sequence = Sequence(
             [1], drafter=told, budget=AutoBudget(cost, 4),
             distribution=Distribution((), greedy=distributions is None),
             sampler=TorchSampler.seeded(0), vocab_size=11, limit=20,
         )  # fmt: skip
-        session.budget.survival = [0.9] * 4  # type: ignore[attr-defined]
+        sequence.budget.survival = [0.9] * 4  # type: ignore[attr-defined]
         target = ToyTarget(11)
-        start(session, target)
-        session.open_drafter()
-        [draft] = propose([session], [session], target)
+        start(sequence, target)
+        sequence.open_drafter()
+        [draft] = propose([sequence], [sequence], target)
         seen.append(len(draft))
     assert seen == [2, 4]
     with pytest.raises(DrafterError, match="chances must be 4 probabilities"):
@@ -339,26 +343,26 @@ def test_a_drafter_that_holds_up_a_pass_is_asked_once_for_an_answer(
             decode(target, Scripted(stall), [1], 9)
         assert asked == [1]
         return
-    session = decode(target, Scripted(stall), [1], 9)
-    assert session.ids[1:] == answer
+    sequence = decode(target, Scripted(stall), [1], 9)
+    assert sequence.ids[1:] == answer
     assert len(asked) == 4
-    assert session.stats.drafter_failures == 0
+    assert sequence.stats.drafter_failures == 0
 
 
-def answers_of(drafter: Scripted, count: int, clock: Clock) -> list[Session]:
+def answers_of(drafter: Scripted, count: int, clock: Clock) -> list[Sequence]:
     """Answers one after the other, by passes that take no time."""
     target, stalls, found = Slow(11), Stalls(), []
     target.clock, target.seconds = clock, 0.0
     for _ in range(count):
-        session = Session(
+        sequence = Sequence(
             [1, 2, 3], drafter=drafter, budget=FixedBudget(2), vocab_size=11, limit=4,
             distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
             stalls=stalls,
         )  # fmt: skip
-        start(session, target)
-        while not session.finished:
-            step([session], target)
-        found.append(session)
+        start(sequence, target)
+        while not sequence.finished:
+            step([sequence], target)
+        found.append(sequence)
     return found
 
 
@@ -393,10 +397,10 @@ def test_e5_a_drafter_that_stays_slow_is_asked_ever_less(monkeypatch: pytest.Mon
     drafter = Scripted(slow)
     found = answers_of(drafter, 100, clock)
     assert len(asked) == 7, "after 0, 1, 3, 7, 15 and 31 answers without it"
-    for session in found:
-        assert isinstance(session.drafter_error, DrafterStalled)
-        assert session.stats.drafter_failures == 1
-        assert session.stats.tokens == 4
+    for sequence in found:
+        assert isinstance(sequence.drafter_error, DrafterStalled)
+        assert sequence.stats.drafter_failures == 1
+        assert sequence.stats.tokens == 4
 
 
 def test_e5_who_gets_quick_again_is_asked_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +413,7 @@ def test_e5_who_gets_quick_again_is_asked_as_before(monkeypatch: pytest.MonkeyPa
         return EMPTY
 
     found = answers_of(Scripted(mostly_quick), 20, clock)
-    stalled = [session for session in found if session.drafter_error is not None]
+    stalled = [sequence for sequence in found if sequence.drafter_error is not None]
     assert len(stalled) == sum(1 for n in range(len(asked)) if n % 10 == 0), "no answer rested"
 
 
@@ -430,17 +434,17 @@ def test_what_a_drafter_compiles_and_reads_is_its_own_time(monkeypatch: pytest.M
         clock.now += 30.0 if len(ctx.ids) == ctx.prompt_length else 0.0
         return EMPTY
 
-    session = Session(
+    sequence = Sequence(
         [1, 2, 3], drafter=Scripted(reads), budget=FixedBudget(2), vocab_size=11, limit=3,
         distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
     )  # fmt: skip
-    start(session, target)
+    start(sequence, target)
     target.seconds = 26.0
-    step([session], target, take=[2])
+    step([sequence], target, take=[2])
     target.seconds = 0.0
-    step([session], target)
-    assert session.waited == 30.0
-    assert session.drafter_error is None
+    step([sequence], target)
+    assert sequence.waited == 30.0
+    assert sequence.drafter_error is None
 
 
 def test_one_that_waits_before_it_fails_is_not_asked_for_each_alone(
@@ -455,18 +459,18 @@ def test_one_that_waits_before_it_fails_is_not_asked_for_each_alone(
         raise TimeoutError("nobody answers")
 
     drafter = Scripted(times_out)
-    sessions = [
-        Session(
+    sequences = [
+        Sequence(
             [1] * n, drafter=drafter, budget=FixedBudget(2), vocab_size=11, limit=3,
             distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
         )
         for n in (1, 2, 3)
     ]  # fmt: skip
-    for session in sessions:
-        start(session, target)
-    step(sessions, target)
+    for sequence in sequences:
+        start(sequence, target)
+    step(sequences, target)
     assert asked == [1]
-    for session in sessions:
-        assert isinstance(session.drafter_error, DrafterStalled)
-        assert isinstance(session.drafter_error.__cause__, TimeoutError)
-        assert session.stats.drafter_failures == 1
+    for sequence in sequences:
+        assert isinstance(sequence.drafter_error, DrafterStalled)
+        assert isinstance(sequence.drafter_error.__cause__, TimeoutError)
+        assert sequence.stats.drafter_failures == 1

@@ -39,10 +39,10 @@ def run(target: ToyTarget, draft: Draft, sampler: Enumerated, length: int) -> tu
             ids.append(token)
             return len(ids) > length
 
-        verdict = verify(
+        verification = verify(
             draft, output.logits, Distribution((), greedy=False), sampler, lambda: None, emit
         )
-        target.commit([row], [verdict.path], [verdict.tokens])
+        target.commit([row], [verification.path], [verification.tokens])
         draft = EMPTY
     return tuple(ids[1:])
 
@@ -256,16 +256,16 @@ def test_guesses_spend_one_draw_per_token() -> None:
     draft = Draft.chain([0, 1, 2, 0], "guess")
     logits = target.forward([target.open([0])], [draft])[0].logits
     sampler = Enumerated(())
-    verdict = verify(
+    verification = verify(
         draft, logits, Distribution((), greedy=False), sampler, lambda: None, lambda *_: False
     )
-    assert len(sampler.taken) == len(verdict.tokens)
+    assert len(sampler.taken) == len(verification.tokens)
 
 
 def test_the_ending_token_stays_out_of_the_path() -> None:
     """The cache never holds the last committed token, even if a draft node carried it."""
     draft = Draft.chain([1, 2, 0], "guess")
-    verdict = verify_greedy(draft, [1, 2, 0, 1], lambda token, _: token == 2)
-    assert verdict.tokens == (1, 2)
-    assert verdict.path == (0,)
-    assert verdict.accepted == 2
+    verification = verify_greedy(draft, [1, 2, 0, 1], lambda token, _: token == 2)
+    assert verification.tokens == (1, 2)
+    assert verification.path == (0,)
+    assert verification.accepted == 2

@@ -17,7 +17,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import RowOutput
-from draftsmith.core.verify import Verdict, verify_greedy
+from draftsmith.core.verify import Verification, verify_greedy
 from draftsmith.drafters.auto import AutoState
 from draftsmith.drafters.mixer_prior import prior
 from draftsmith.text.grammar import GrammarState, Scout
@@ -36,28 +36,28 @@ def context(ids: list[int], prediction: tuple[int, ...] = (), vocab_size: int = 
     )
 
 
-def verified(draft: Draft, truth: list[int]) -> Verdict:
+def verified(draft: Draft, truth: list[int]) -> Verification:
     """What a target that emits `truth` accepts."""
     depths = (0, *draft.node_depths())
     return verify_greedy(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
 
 
-def outcome(draft: Draft, verdict: Verdict, logits: bool = False) -> Outcome:
+def outcome(draft: Draft, verification: Verification, logits: bool = False) -> Outcome:
     """Of a target that knows 60 tokens, with or without its logits."""
     if not logits:
-        return Outcome(draft, verdict, RowOutput(torch.empty((0, 0))))
+        return Outcome(draft, verification, RowOutput(torch.empty((0, 0))))
     source = random.Random(len(draft))
     rows = [[6 * source.random() for _ in range(60)] for _ in range(1 + len(draft))]
-    return Outcome(draft, verdict, RowOutput(torch.tensor(rows)))
+    return Outcome(draft, verification, RowOutput(torch.tensor(rows)))
 
 
 def step(state: AutoState, ctx: Context, truth: list[int], logits: bool = False) -> Draft:
     """One step on a sequence that goes on with `truth`."""
     draft = state.draft(ctx)
     draft.check(ctx.vocab_size, ctx.budget, len(ctx.ids))
-    verdict = verified(draft, truth)
-    ctx.ids = [*ctx.ids, *verdict.tokens]
-    state.observe(ctx, outcome(draft, verdict, logits))
+    verification = verified(draft, truth)
+    ctx.ids = [*ctx.ids, *verification.tokens]
+    state.observe(ctx, outcome(draft, verification, logits))
     return draft
 
 

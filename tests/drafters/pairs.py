@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from itertools import product
 from math import prod
 from typing import Any
@@ -13,7 +13,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams
-from draftsmith.core.session import EndTokens, Session
+from draftsmith.core.sequence import EndTokens, Sequence
 from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, GUESSING, DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
@@ -55,18 +55,18 @@ class ToyVocabulary(Vocabulary):
         return found
 
 
-def toy_vocabulary(tokens: Sequence[bytes | str | None]) -> ToyVocabulary:
+def toy_vocabulary(tokens: abc.Sequence[bytes | str | None]) -> ToyVocabulary:
     """Of tokens in bytes, and control tokens by name."""
     special = {i: name for i, name in enumerate(tokens) if isinstance(name, str)}
     return ToyVocabulary([None if isinstance(t, str) else t for t in tokens], special)
 
 
 def bound(
-    target: Sequence[bytes | str | None],
-    drafter: Sequence[bytes | str | None],
+    target: abc.Sequence[bytes | str | None],
+    drafter: abc.Sequence[bytes | str | None],
     algorithm: str,
     *,
-    ends: Sequence[int] = (),
+    ends: abc.Sequence[int] = (),
     distribution: Any = None,
     seed: int = 5,
     shape: Shape = "chain",
@@ -130,11 +130,11 @@ class Processed(ToyTarget):
 def answer(
     target: ToyTarget,
     drafter: Drafter,
-    prompt: Sequence[int],
+    prompt: abc.Sequence[int],
     length: int,
     sampler: Sampler,
     params: SamplingParams = SAMPLED,
-    ends: Sequence[int] = (),
+    ends: abc.Sequence[int] = (),
 ) -> tuple[int, ...]:
     """What the loop answers; one `sampler` for target and drafter, so that it can be enumerated."""
     return tuple(decoded(target, drafter, prompt, length, sampler, params, ends).ids[len(prompt) :])
@@ -143,14 +143,14 @@ def answer(
 def decoded(
     target: ToyTarget,
     drafter: Drafter,
-    prompt: Sequence[int],
+    prompt: abc.Sequence[int],
     length: int,
     sampler: Sampler,
     params: SamplingParams = SAMPLED,
-    ends: Sequence[int] = (),
-) -> Session:
-    """The finished session."""
-    done = session(target, drafter, prompt, length, sampler, params, ends)
+    ends: abc.Sequence[int] = (),
+) -> Sequence:
+    """The finished sequence."""
+    done = sequence(target, drafter, prompt, length, sampler, params, ends)
     while not done.finished:
         step([done], target)
     if done.drafter_error is not None:
@@ -158,17 +158,17 @@ def decoded(
     return done
 
 
-def session(
+def sequence(
     target: ToyTarget,
     drafter: Drafter,
-    prompt: Sequence[int],
+    prompt: abc.Sequence[int],
     length: int,
     sampler: Sampler,
     params: SamplingParams = SAMPLED,
-    ends: Sequence[int] = (),
-) -> Session:
-    """A session that has its row."""
-    started = Session(
+    ends: abc.Sequence[int] = (),
+) -> Sequence:
+    """A sequence that has its row."""
+    started = Sequence(
         prompt,
         drafter=drafter,
         budget=FixedBudget(3),
@@ -184,14 +184,14 @@ def session(
     return started
 
 
-def in_a_batch(drafter: Drafter, lengths: Sequence[int]) -> None:
+def in_a_batch(drafter: Drafter, lengths: abc.Sequence[int]) -> None:
     """Assert the exact distribution of three answers that share every pass, and every draw."""
     target = ToyTarget(2, order=1, seed=1)
     prompts = [[0], [1], [1, 0]]
 
     def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
         running = [
-            session(target, drafter, ids, length, sampler)
+            sequence(target, drafter, ids, length, sampler)
             for ids, length in zip(prompts, lengths, strict=True)
         ]
         while left := [one for one in running if not one.finished]:
@@ -207,7 +207,7 @@ def in_a_batch(drafter: Drafter, lengths: Sequence[int]) -> None:
 
 
 def exact(
-    target: ToyTarget, prompt: Sequence[int], length: int, params: SamplingParams = SAMPLED
+    target: ToyTarget, prompt: abc.Sequence[int], length: int, params: SamplingParams = SAMPLED
 ) -> dict[tuple[int, ...], float]:
     """The target's own distribution over the next `length` ids under `params`."""
     return exact_distribution(Processed(target, params), prompt, length)

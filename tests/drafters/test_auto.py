@@ -331,9 +331,9 @@ def test_a_stream_that_turns_around_cannot_drive_anything_out_of_bounds() -> Non
         best = draft.first_branch().tokens
         right = (round_ // 20) % 2 == 0
         truth = [*best, source.randrange(50)] if right else [999 + round_]
-        verdict = verified(draft, truth)
-        ctx.ids = [*ctx.ids, *verdict.tokens]
-        auto.observe(ctx, outcome(draft, verdict))
+        verification = verified(draft, truth)
+        ctx.ids = [*ctx.ids, *verification.tokens]
+        auto.observe(ctx, outcome(draft, verification))
     assert all(np.isfinite(auto.mixer.cells[name]).all() for name in ("prob", "count", "logit"))
     assert np.abs(auto.mixer.weights).max() <= MAX_WEIGHT
 

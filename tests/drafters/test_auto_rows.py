@@ -38,9 +38,9 @@ def step(state: AutoState, ctx: object, truth: list[int], logits: Tensor | None 
         logits = torch.stack(
             [logits_of(n, truth[min(depth, len(truth) - 1)]) for n, depth in enumerate(depths)]
         )
-    verdict = verified(draft, truth)
-    ctx.ids = [*ctx.ids, *verdict.tokens]
-    state.observe(ctx, Outcome(draft, verdict, RowOutput(logits)))
+    verification = verified(draft, truth)
+    ctx.ids = [*ctx.ids, *verification.tokens]
+    state.observe(ctx, Outcome(draft, verification, RowOutput(logits)))
     return draft
 
 
@@ -122,9 +122,9 @@ def test_what_was_accepted_weighs_more_than_what_was_rejected() -> None:
     assert 2 in draft.tokens
     logits = torch.stack([logits_of(n, 100) for n in range(1 + len(draft))])
     logits[0] = logits_of(0, 200)
-    verdict = verified(draft, [200])
-    ctx.ids = [*ctx.ids, *verdict.tokens]
-    state.observe(ctx, Outcome(draft, verdict, RowOutput(logits)))
+    verification = verified(draft, [200])
+    ctx.ids = [*ctx.ids, *verification.tokens]
+    state.observe(ctx, Outcome(draft, verification, RowOutput(logits)))
     ctx.ids = [*ctx.ids, 2]
     found = state.draft(ctx)
     first = {

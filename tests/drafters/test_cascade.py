@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters import cascade
 from draftsmith.drafters.cascade import Cascade
@@ -90,7 +90,9 @@ class Recording(Scripted):
         object.__setattr__(self, "asked", [])
         object.__setattr__(self, "told", [])
 
-    def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
+    def draft(
+        self, states: abc.Sequence[DrafterState], contexts: abc.Sequence[Context]
+    ) -> list[Draft]:
         self.asked.append(len(states))  # type: ignore[attr-defined]
         return super().draft(states, contexts)
 
@@ -101,19 +103,19 @@ class Recording(Scripted):
         return state
 
 
-def sessions(
+def sequences(
     drafter: Drafter, *prompts: list[int], vocab: int = 11, sampler: Sampler | None = None
-) -> list[Session]:
+) -> list[Sequence]:
     made = [
-        Session(
+        Sequence(
             prompt, drafter=drafter, budget=FixedBudget(4),
             distribution=Distribution((), greedy=sampler is None),
             sampler=sampler or TorchSampler.seeded(0), vocab_size=vocab, limit=2,
         )
         for prompt in prompts
     ]  # fmt: skip
-    for session in made:
-        session.context.sampler = sampler or session.context.sampler
+    for sequence in made:
+        sequence.context.sampler = sampler or sequence.context.sampler
     return made
 
 
@@ -121,18 +123,18 @@ def test_the_first_with_something_to_say_drafts() -> None:
     one, two = Draft.chain([1], "one"), Draft.chain([2], "two")
     first, second = Recording(one, EMPTY), Recording(two)
     target = ToyTarget(11)
-    running = sessions(Cascade((SILENT, first, second)), [3, 3], [3, 3, 3], [4] * 4)
-    for session in running:
-        start(session, target)
+    running = sequences(Cascade((SILENT, first, second)), [3, 3], [3, 3, 3], [4] * 4)
+    for sequence in running:
+        start(sequence, target)
     step(running, target)
     # The sequences of even length were drafted for by the first, the other one by the second.
     assert (first.asked, second.asked) == ([3], [1])  # type: ignore[attr-defined]
     told: list[Outcome] = first.told  # type: ignore[attr-defined]
     assert [outcome.draft for outcome in told] == [one, EMPTY, one]
     silent = told[1]
-    assert silent.verdict.path == ()
-    assert silent.verdict.accepted == 0
-    assert silent.verdict.tokens == tuple(running[1].ids[3:])
+    assert silent.verification.path == ()
+    assert silent.verification.accepted == 0
+    assert silent.verification.tokens == tuple(running[1].ids[3:])
     assert silent.output.logits.shape == (1, 11)
     assert [o.draft for o in second.told] == [EMPTY, two, EMPTY]  # type: ignore[attr-defined]
     assert running[0].state is not None
@@ -144,9 +146,9 @@ def test_probes_alone_are_sent_where_nobody_speaks() -> None:
     asking, copied = Draft((1,), (-1,), ("ask",), probes=1), Draft.chain([2], "copy")
     first, second, third = Recording(asking), Recording(asking), Recording(copied, EMPTY)
     target = ToyTarget(11)
-    running = sessions(Cascade((SILENT, first, second, third)), [3, 3], [3, 3, 3])
-    for session in running:
-        start(session, target)
+    running = sequences(Cascade((SILENT, first, second, third)), [3, 3], [3, 3, 3])
+    for sequence in running:
+        start(sequence, target)
     step(running, target)
     told = [[outcome.draft for outcome in one.told] for one in (first, second, third)]  # type: ignore[attr-defined]
     assert told == [[EMPTY, asking], [EMPTY, EMPTY], [copied, EMPTY]]
@@ -188,13 +190,13 @@ def test_copies_and_samples_share_a_pass() -> None:
     seen: set[tuple[str, ...]] = set()
 
     def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
-        running = sessions(drafter, [1, 0], [1, 1], vocab=3, sampler=sampler)
-        for session in running:
-            start(session, target)
-        while left := [session for session in running if not session.finished]:
+        running = sequences(drafter, [1, 0], [1, 1], vocab=3, sampler=sampler)
+        for sequence in running:
+            start(sequence, target)
+        while left := [sequence for sequence in running if not sequence.finished]:
             step(left, target)
-        seen.add(tuple(s for session in running for s in session.stats.by_source))
-        return tuple(tuple(session.ids[2:]) for session in running)
+        seen.add(tuple(s for sequence in running for s in sequence.stats.by_source))
+        return tuple(tuple(sequence.ids[2:]) for sequence in running)
 
     copied, sampled = (exact_distribution(target, prompt, 2) for prompt in ([1, 0], [1, 1]))
     both = {(a, b): p * q for a, p in copied.items() for b, q in sampled.items()}
@@ -240,25 +242,25 @@ def test_each_member_has_an_automatic_budget_of_its_own() -> None:
     wrong, right = adversary(answer), oracle(answer, width=16)
     drafter = Cascade((wrong, right))
     widths: dict[int, list[int]] = {0: [], 1: []}
-    session = Session(
+    sequence = Sequence(
         [1, 2], drafter=drafter, budget=drafter.auto_budget(cost),
         distribution=Distribution((), greedy=True),
         sampler=TorchSampler.seeded(0), vocab_size=11, limit=300,
     )  # fmt: skip
-    start(session, target)
-    session.open_drafter()
-    members: Any = session.state
-    while not session.finished:
-        draft = propose([session], [session], target)[0]
+    start(sequence, target)
+    sequence.open_drafter()
+    members: Any = sequence.state
+    while not sequence.finished:
+        draft = propose([sequence], [sequence], target)[0]
         if members.speaker is not None:
             widths[members.speaker].append(len(draft))
-        step([session], target)
-    assert session.ids[2:] == answer
+        step([sequence], target)
+    assert sequence.ids[2:] == answer
     assert max(widths[1]) == 16
     assert sum(widths[0][10:]) < 0.1 * sum(widths[1])
     # A fixed budget is everybody's.
-    assert session.context.cost is cost
-    fixed = sessions(drafter, [1, 2])[0]
+    assert sequence.context.cost is cost
+    fixed = sequences(drafter, [1, 2])[0]
     assert fixed.context.cost is None
 
 
@@ -286,16 +288,16 @@ def test_a_member_pays_for_the_nodes_of_its_drafts() -> None:
     # Nothing is learnt from these passes, so that the machine's speed decides nothing.
     cost.record = cost.record_draft = lambda *_: None  # type: ignore
     drafter = Cascade((member, SILENT))
-    session = Session(
+    sequence = Sequence(
         [1, 2], drafter=drafter, budget=drafter.auto_budget(cost),
         distribution=Distribution((), greedy=True),
         sampler=TorchSampler.seeded(0), vocab_size=12, limit=60,
     )  # fmt: skip
-    start(session, target)
-    while not session.finished:
-        step([session], target)
-    assert session.ids[2:] == answer
-    assert 0 < session.stats.attempts < 15
+    start(sequence, target)
+    while not sequence.finished:
+        step([sequence], target)
+    assert sequence.ids[2:] == answer
+    assert 0 < sequence.stats.attempts < 15
 
 
 class Untimed(CostCurve):
@@ -422,7 +424,7 @@ def test_a_draft_models_cache_stays_right_whoever_drafted(greedy: bool) -> None:
     fresh = drafter.drafters[1]
     target = Runner(loaded)
     running = [
-        Session(
+        Sequence(
             prompt, drafter=drafter, budget=FixedBudget(6),
             distribution=Distribution((), greedy=greedy),
             sampler=TorchSampler.seeded(1), vocab_size=loaded.vocab_size, limit=30, draft_seed=2,
@@ -430,17 +432,17 @@ def test_a_draft_models_cache_stays_right_whoever_drafted(greedy: bool) -> None:
         )
         for prompt in ([5, 6, 7, 8] * 4, [9, 9, 3], [40, 41, 42, 43])
     ]  # fmt: skip
-    for session in running:
-        start(session, target)
+    for sequence in running:
+        start(sequence, target)
     drafted: set[str] = set()
-    while left := [session for session in running if not session.finished]:
-        for session in left:
-            session.open_drafter()
+    while left := [sequence for sequence in running if not sequence.finished]:
+        for sequence in left:
+            sequence.open_drafter()
         drafts = propose(left, left, target)
-        for session, draft in zip(left, drafts, strict=True):
+        for sequence, draft in zip(left, drafts, strict=True):
             drafted |= set(draft.source)
             if greedy and "draft_model" in draft.source:
-                again = fresh.open(session.context).draft(session.context)
+                again = fresh.open(sequence.context).draft(sequence.context)
                 assert draft == again
         step(left, target)
     assert drafted == {"copyspec", "draft_model"}

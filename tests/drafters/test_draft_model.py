@@ -317,8 +317,8 @@ def test_rewinding() -> None:
     object.__setattr__(bound, "open", opening)
     call = serving.prepare({"max_new_tokens": 5})
     ids = call.encode(TEXTS[0])
-    used = call.job(ids).session.context
-    fresh = call.job([*ids[:5], *ids[2:9]]).session.context
+    used = call.sequence(ids).context
+    fresh = call.sequence([*ids[:5], *ids[2:9]]).context
     used.budget = used.depth = fresh.budget = fresh.depth = 8
     state = bound.open(used)
     state.draft(used)

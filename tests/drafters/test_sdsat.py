@@ -23,7 +23,7 @@ from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, SamplingParams
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.sdsat import SDSAT, likeliest, questions
@@ -102,22 +102,22 @@ def run(
 ) -> list[tuple[Draft, int]]:
     """The draft of each step, and how many tokens the step gave; output equals plain decoding."""
     seen: list[tuple[Draft, int]] = []
-    session = Session(
+    sequence = Sequence(
         [0, 1], drafter=drafter, budget=FixedBudget(budget),
         distribution=Distribution((), greedy=True),
         sampler=Enumerated([]), vocab_size=target.vocab_size, limit=limit,
     )  # fmt: skip
-    start(session, target)
-    session.open_drafter()
-    assert session.state is not None
-    observe = session.state.observe
-    session.state.observe = lambda ctx, outcome: (  # type: ignore[method-assign]
-        seen.append((outcome.draft, len(outcome.verdict.tokens))),
+    start(sequence, target)
+    sequence.open_drafter()
+    assert sequence.state is not None
+    observe = sequence.state.observe
+    sequence.state.observe = lambda ctx, outcome: (  # type: ignore[method-assign]
+        seen.append((outcome.draft, len(outcome.verification.tokens))),
         observe(ctx, outcome),
     )[1]
-    while not session.finished:
-        step([session], target)
-    assert session.ids[2:] == plain(target, [0, 1], limit)
+    while not sequence.finished:
+        step([sequence], target)
+    assert sequence.ids[2:] == plain(target, [0, 1], limit)
     return seen
 
 
@@ -251,16 +251,16 @@ def test_the_distribution_is_the_targets(spec: str, sampling: SamplingParams, fo
     accepted: set[int] = set()
 
     def answer(drafter: Drafter, sampler: Enumerated) -> tuple[int, ...]:
-        session = Session(
+        sequence = Sequence(
             [0, 1], drafter=drafter, budget=FixedBudget(8),
             distribution=Distribution.of(sampling, 2, ()),
             sampler=sampler, vocab_size=4, limit=4, sampling=sampling,
         )  # fmt: skip
-        start(session, target)
-        while not session.finished:
-            step([session], target)
-        accepted.add(session.stats.accepted)
-        return tuple(session.ids[2:])
+        start(sequence, target)
+        while not sequence.finished:
+            step([sequence], target)
+        accepted.add(sequence.stats.accepted)
+        return tuple(sequence.ids[2:])
 
     ours = enumerate_distribution(partial(answer, bound(spec, folder)))
     assert_same_distribution(ours, enumerate_distribution(partial(answer, parse("none"))))

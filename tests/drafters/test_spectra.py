@@ -22,7 +22,7 @@ from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.core.tree import Continuation
-from draftsmith.core.verify import Verdict
+from draftsmith.core.verify import Verification
 from draftsmith.drafters import spectra
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.spectra import Predictor, Spectra, _Pool
@@ -64,7 +64,7 @@ def logits_for(draft: Draft, predicted: Sequence[int], length: int) -> Tensor:
 def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int = 0) -> None:
     """One pass that accepted nothing and emitted `token`."""
     ctx.ids.append(token)  # type: ignore[attr-defined]
-    state.observe(ctx, Outcome(draft, Verdict((), (token,), (None,)), RowOutput(logits)))
+    state.observe(ctx, Outcome(draft, Verification((), (token,), (None,)), RowOutput(logits)))
 
 
 # ------------------------------------------------------------------------------ contract
@@ -607,14 +607,14 @@ def test_targets_that_verify_one_branch_decode_plainly() -> None:
 def test_dictionaries_live_on_in_a_chat(engine: Engine) -> None:
     chat = engine.chat(drafter="spectra", max_new_tokens=12)
     chat.send("hello world")
-    state = chat._last and chat._last.session.state
+    state = chat._last and chat._last.state
     assert isinstance(state, _Pool)
     learnt = {key for key, entries in state.ngrams._behind.items() if entries}
     assert len(learnt) > 20
     history = [*chat.messages, {"role": "user", "content": "this is a test"}]
     stream = chat.stream("this is a test")
     next(stream)
-    assert (chat._last and chat._last.session.state) is state or state.ngrams._behind
+    assert (chat._last and chat._last.state) is state or state.ngrams._behind
     assert all(state.ngrams._behind.get(key) for key in learnt)
     for _ in stream:
         pass

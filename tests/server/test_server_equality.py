@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith import builtin
 from draftsmith.core.sampling import Distribution, TorchSampler, without
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.agreement import first_difference
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
@@ -111,25 +111,24 @@ Key = tuple[tuple[int, ...], int | None]
 """An answer's prompt and seed."""
 
 
-def key(job: Job) -> Key:
-    session = job.session
-    return tuple(session.ids[: session.prompt_length]), session.context.sampling.seed
+def key(sequence: TextSequence) -> Key:
+    return tuple(sequence.ids[: sequence.prompt_length]), sequence.context.sampling.seed
 
 
-def tokens(job: Job) -> list[int]:
-    return job.session.ids[job.session.prompt_length :]
+def tokens(sequence: TextSequence) -> list[int]:
+    return sequence.ids[sequence.prompt_length :]
 
 
 @contextmanager
-def seeing(api: Api, see: Callable[[Job], None]) -> Iterator[None]:
-    """Show each job before it begins."""
+def seeing(api: Api, see: Callable[[TextSequence], None]) -> Iterator[None]:
+    """Show each sequence before it begins."""
     thread = api.engine.thread
     submit = thread.submit
 
-    def seen(jobs: Sequence[Job], listener: Any) -> None:
-        for job in jobs:
-            see(job)
-        submit(jobs, listener)
+    def seen(sequences: Sequence[TextSequence], listener: Any) -> None:
+        for sequence in sequences:
+            see(sequence)
+        submit(sequences, listener)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(thread, "submit", seen)
@@ -139,19 +138,18 @@ def seeing(api: Api, see: Callable[[Job], None]) -> Iterator[None]:
 class Judge:
     """Leads an answer to a place, where its scores are those of the model's own forward."""
 
-    def __init__(self, job: Job, model: Any, before: Sequence[int]) -> None:
-        session = job.session
-        self.job, self.model, self.before = job, model, before
-        self.given = given = session.distribution
+    def __init__(self, sequence: TextSequence, model: Any, before: Sequence[int]) -> None:
+        self.sequence, self.model, self.before = sequence, model, before
+        self.given = given = sequence.distribution
         self.scores = torch.empty(0)
-        session.limit = len(before) + 1
+        sequence.limit = len(before) + 1
         processors = (self.plain, *given.processors, self.lead)
-        session.distribution = Distribution(
+        sequence.distribution = Distribution(
             processors, greedy=given.greedy, needs_ids=True, banned=given.banned
         )
 
     def place(self, ids: Tensor) -> int:
-        return ids.shape[1] - self.job.session.prompt_length
+        return ids.shape[1] - self.sequence.prompt_length
 
     def plain(self, ids: Tensor, scores: Tensor) -> Tensor:
         if self.place(ids) < len(self.before):
@@ -166,7 +164,7 @@ class Judge:
             return torch.full_like(scores, -torch.inf).index_fill(1, only, 0)
         self.scores = scores[0].clone()
         if not self.given.greedy:  # what torch.multinomial compares, by the same generator
-            generator, sampler = torch.Generator(), self.job.session.sampler
+            generator, sampler = torch.Generator(), self.sequence.sampler
             assert isinstance(sampler, TorchSampler)
             assert sampler.generator is not None
             generator.set_state(sampler.generator.get_state())
@@ -177,7 +175,7 @@ class Judge:
     def behind(self, token: int) -> float:
         """How far a token is behind the best one; as for a draw, with its noise."""
         best = int(self.scores.argmax())
-        assert best == tokens(self.job)[len(self.before)]
+        assert best == tokens(self.sequence)[len(self.before)]
         return float(self.scores[best] - self.scores[token])
 
 
@@ -187,7 +185,7 @@ class Alone:
     def __init__(self, model: str, requests: int) -> None:
         self.model = load(builtin.resolve(model), dtype=torch.float32)
         self.asked = many(requests)
-        self.jobs: dict[Key, tuple[Job, dict[str, Any]]] = {}
+        self.sequences: dict[Key, tuple[TextSequence, dict[str, Any]]] = {}
         asking = self.asked[0]
 
         def in_turn() -> Iterator[dict[str, Any]]:
@@ -196,7 +194,9 @@ class Alone:
                 yield asking
 
         api = self.api()
-        with seeing(api, lambda job: self.jobs.update({key(job): (job, asking)})):
+        with seeing(
+            api, lambda sequence: self.sequences.update({key(sequence): (sequence, asking)})
+        ):
             self.told = one_by_one(api, in_turn())
 
     def api(self, drafter: str = "none", **options: Any) -> Api:
@@ -205,14 +205,14 @@ class Alone:
 
     def behind(self, which: Key, other: Sequence[int]) -> float:
         """How far the tokens were behind the best one where an answer parted from another one."""
-        job, body = self.jobs[which]
-        own, judges = tokens(job), dict[Key, Judge]()
+        sequence, body = self.sequences[which]
+        own, judges = tokens(sequence), dict[Key, Judge]()
         at = first_difference(own, other)
         assert at is not None
         assert at < min(len(own), len(other)), "one of them ended early"
         api = self.api()
 
-        def see(again: Job) -> None:
+        def see(again: TextSequence) -> None:
             if key(again) == which:
                 judges[which] = Judge(again, self.model.model, own[:at])
 
@@ -235,7 +235,9 @@ def test_in_float32_answers_part_at_ties_only(
     plain = alone(model, requests)
     for drafter in ("auto", "none"):
         parted = compared(plain, drafter)
-        print(f"{drafter}: {len(parted)} of {len(plain.jobs)} answers part, at gaps of {parted}")
+        print(
+            f"{drafter}: {len(parted)} of {len(plain.sequences)} answers part, at gaps of {parted}"
+        )
         assert max(parted, default=0) <= TIE
         assert len(parted) <= FEW
 
@@ -245,19 +247,19 @@ def compared(plain: Alone, drafter: str) -> list[float]:
 
     All others are equal in text and end.
     """
-    jobs = dict[Key, Job]()
+    sequences = dict[Key, TextSequence]()
     api = plain.api(drafter, max_batch=8, prefixes=8)
-    with seeing(api, lambda job: jobs.update({key(job): job})):
+    with seeing(api, lambda sequence: sequences.update({key(sequence): sequence})):
         found = at_once(api, plain.asked)
-    assert jobs.keys() == plain.jobs.keys()
+    assert sequences.keys() == plain.sequences.keys()
     if drafter == "auto":
         # How many depends on what passes take here: where drafts do not pay, few are made.
-        assert sum(job.session.stats.accepted for job in jobs.values()) > 0
+        assert sum(sequence.stats.accepted for sequence in sequences.values()) > 0
 
     parted, excused = list[float](), list[Any]()
-    for which, (job, body) in plain.jobs.items():
-        if tokens(job) != tokens(jobs[which]):
-            parted.append(plain.behind(which, tokens(jobs[which])))
+    for which, (sequence, body) in plain.sequences.items():
+        if tokens(sequence) != tokens(sequences[which]):
+            parted.append(plain.behind(which, tokens(sequences[which])))
             excused.append(body)
     for body, theirs, ours in zip(plain.asked, plain.told, found, strict=True):
         assert body in excused or theirs == ours
@@ -269,9 +271,9 @@ def test_a_parting_without_a_tie_is_seen(kind: str) -> None:
     """The judge follows the answer, knows what was drawn, and tells how far another token was."""
     plain = alone("edit-7m", 40)
     which, own = next(
-        (which, tokens(job))
-        for which, (job, body) in plain.jobs.items()
-        if kind in body and len(tokens(job)) > 3
+        (which, tokens(sequence))
+        for which, (sequence, body) in plain.sequences.items()
+        if kind in body and len(tokens(sequence)) > 3
     )
     parted = [*own[:2], (own[2] + 1) % plain.model.vocab_size, *own[3:]]
     assert plain.behind(which, parted) > TIE

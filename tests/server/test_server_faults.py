@@ -73,20 +73,20 @@ def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, strea
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
             client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             assert gate.stopped.wait(300)
-            (job,) = api.engine.resources.admitted
-            before = job.session.generated
+            (sequence,) = api.engine.resources.admitted
+            before = sequence.generated
         until(lambda: api.worker.open == 0)
         gate.open.set()
         until(lambda: idle(api))
-    assert job.result().finish_reason == "cancelled"
-    assert job.session.generated <= before + 1
+    assert sequence.result().finish_reason == "cancelled"
+    assert sequence.generated <= before + 1
 
 
 async def begun(api: Api, **options: Any) -> Call:
     """A call whose answer is in line."""
     call = api.worker.call(1, 300)
-    jobs = api.engine.prepare(options).jobs([ASK["messages"]], streaming=True)
-    call.start(jobs, [None])
+    sequences = api.engine.prepare(options).sequences([ASK["messages"]], streaming=True)
+    call.start(sequences, [None])
     return call
 
 
@@ -194,7 +194,7 @@ def test_time_is_limited(gate: Gate) -> None:
 
 
 def test_nothing_is_left_of_many_requests() -> None:
-    """Some leave in the middle, some are refused; no row, job or call stays."""
+    """Some leave in the middle, some are refused; no row, sequence or call stays."""
     leave_nothing(80)
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 import tiny
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Piece
+from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.answers import Choice
 from draftsmith.server.responses import chat_of, messages_of

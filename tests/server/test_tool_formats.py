@@ -17,7 +17,7 @@ from transformers import AddedToken
 import tiny
 from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Piece
+from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.tools import ToolReader, family_of, markers_of

@@ -14,7 +14,7 @@ from serving import api_of, client_of, loaded
 import tiny
 from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Piece
+from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.tools import ToolReader, described

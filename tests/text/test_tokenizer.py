@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class Counting:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.decoded = tokenizer, 0
 
-    def decode(self, ids: Sequence[int], **options: Any) -> str:
+    def decode(self, ids: abc.Sequence[int], **options: Any) -> str:
         self.decoded += len(ids)
         text: str = self.tokenizer.decode(ids, **options)
         return text
@@ -149,12 +149,12 @@ def test_text_behind_bytes_that_are_none_comes_at_once() -> None:
 
 
 def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
-    class Session:
+    class Sequence:
         ids = plain(0xFF)
 
     stream = TextStream(tiny.tokenizer(), stop=["stop"])
     for _ in range(100):
-        assert stream(Session(), None) is None  # type: ignore[arg-type]
+        assert stream(Sequence(), None) is None  # type: ignore[arg-type]
     assert "".join(stream.take()) == "\ufffd" * (100 - UNFINISHED)
     assert stream.held() == "\ufffd" * UNFINISHED
 

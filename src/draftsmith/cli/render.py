@@ -21,8 +21,8 @@ from draftsmith.text.repetition import looping, lost_lines, repeated_lines, surr
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
     from draftsmith.engine.engine import Engine
-    from draftsmith.engine.jobs import Piece
     from draftsmith.engine.result import GenerationResult
+    from draftsmith.engine.sequence import Piece
 
 TARGET = "target"
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "bright_red")

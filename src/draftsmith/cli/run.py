@@ -252,7 +252,7 @@ def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
     from draftsmith.text.tokenizer import token_texts
 
     texts, left = [], len(result.text)
-    for text in token_texts(engine.model.tokenizer, result.tokens, behind=result.behind):
+    for text in token_texts(engine.model.tokenizer, result.tokens, preceding=result.preceding):
         texts.append(text[:left])
         left -= len(texts[-1])
     return texts

@@ -19,7 +19,7 @@ from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput, Weights
-from draftsmith.core.verify import Verdict
+from draftsmith.core.verify import Verification
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Outcome:
     """What became of the draft: for `DrafterState.observe`."""
 
     draft: Draft
-    verdict: Verdict
+    verification: Verification
     output: RowOutput
 
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.verify import Verdict
+from draftsmith.core.verify import Verification
 
 TARGET = "target"
 """The source of tokens nobody had guessed."""
@@ -37,10 +37,10 @@ class Guess(NamedTuple):
     accepted: bool
 
 
-def guesses(draft: Draft, verdict: Verdict) -> tuple[Guess, ...]:
+def guesses(draft: Draft, verification: Verification) -> tuple[Guess, ...]:
     """The nodes of a draft that could be accepted, and whether they were."""
     nodes = zip(draft.tokens[: draft.size], draft.parents, draft.source, strict=False)
-    return tuple(Guess(*node, number in verdict.nodes) for number, node in enumerate(nodes))
+    return tuple(Guess(*node, number in verification.nodes) for number, node in enumerate(nodes))
 
 
 @dataclass(slots=True)
@@ -138,15 +138,15 @@ class Stats:
         """Tokens per wall second: of one answer as its caller waited for it, of a sum together."""
         return self.tokens / self.wall_seconds if self.wall_seconds else 0.0
 
-    def record(self, draft: Draft, verdict: Verdict) -> None:
+    def record(self, draft: Draft, verification: Verification) -> None:
         """Add one step of this sequence."""
         self.passes += 1
-        self.tokens += len(verdict.tokens)
+        self.tokens += len(verification.tokens)
         size = draft.size
         self.probes += draft.probes
         if not size:
             return
-        accepted = verdict.accepted
+        accepted = verification.accepted
         self.attempts += 1
         self.drafted += size
         self.accepted += accepted
@@ -157,11 +157,11 @@ class Stats:
             entry = self.by_source.setdefault(source, SourceStats())
             entry.attempts += 1
             entry.drafted += sources.count(source)
-        for node in verdict.nodes:
+        for node in verification.nodes:
             if node is not None:
                 self.by_source[draft.source[node]].accepted += 1
-        if verdict.nodes[-1] is not None:  # else the walk ended where no guess went on
-            behind = {verdict.nodes[-1]}
+        if verification.nodes[-1] is not None:  # else the walk ended where no guess went on
+            behind = {verification.nodes[-1]}
             for node, parent in enumerate(draft.parents[:size]):
                 if parent in behind:
                     behind.add(node)

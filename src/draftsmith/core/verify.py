@@ -28,7 +28,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """What one step decided."""
 
     path: tuple[int, ...]
@@ -51,7 +51,7 @@ def verify(
     sampler: Sampler,
     prefix: Callable[[], Tensor | None],
     emit: Emit,
-) -> Verdict:
+) -> Verification:
     """Walk `draft` under the target's `distribution`; lossless for guesses, samples and mixtures.
 
     logits: (1+n+m, V), row 0 follows the root, row 1+i follows node i. `prefix()` is the (1, T)
@@ -67,7 +67,7 @@ def verify(
     return walk(draft, next_token, emit)
 
 
-def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verdict:
+def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verification:
     """`verify` for a greedy distribution without processors; `choices` (1+n) is the arg-max of each
     row."""
     return walk(draft, lambda node: (choices[node + 1], None), emit)
@@ -75,7 +75,7 @@ def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verdict:
 
 def walk(
     draft: Draft, next_token: Callable[[int], tuple[int, Tensor | None]], emit: Emit
-) -> Verdict:
+) -> Verification:
     """Go down from the root while a child carries the next token; emits that token at each node.
 
     `next_token(node)` is the token that follows a node, with its scores.
@@ -93,7 +93,7 @@ def walk(
         ended = emit(token, scores)
         # A token that ends the sequence stays out of the path: the cache never holds the last one.
         if child is None or ended:
-            return Verdict(tuple(path), tuple(tokens), tuple(nodes))
+            return Verification(tuple(path), tuple(tokens), tuple(nodes))
         path.append(child)
         node = child
 

@@ -287,13 +287,13 @@ class AutoState(DrafterState):
         return PREDICTION if predicted else Auto.name
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
-        count, drafted = len(outcome.verdict.tokens), outcome.draft.size
+        count, drafted = len(outcome.verification.tokens), outcome.draft.size
         if self.emitted is None:
             self.emitted = self.offset + len(ctx.ids) - count
         self.take(ctx)
         logits, tokens = outcome.output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
         if self.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
-            path = [0, *(1 + node for node in outcome.verdict.path)]
+            path = [0, *(1 + node for node in outcome.verification.path)]
             self.passed = tokens[: 1 + drafted], logits[: 1 + drafted], path
         spent = float(np.interp(drafted, *self.line.T)) if drafted else 1.0
         self.tokens += PACE * (count - self.tokens)

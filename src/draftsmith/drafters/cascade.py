@@ -180,7 +180,7 @@ class _Members(DrafterState):
         speaker, self.speaker = self.speaker, None
         draft = outcome.draft
         if speaker is not None and self.budgets and len(draft):
-            self.budgets[speaker].record(draft.depth, len(outcome.verdict.path), len(draft))
+            self.budgets[speaker].record(draft.depth, len(outcome.verification.path), len(draft))
         for number, state in enumerate(self.states):
             state.observe(ctx, outcome if number == speaker else unheard(outcome))
 
@@ -200,9 +200,9 @@ class _Members(DrafterState):
 
 def unheard(outcome: Outcome) -> Outcome:
     """A step as one sees it who had drafted nothing: the emitted tokens, and the root's logits."""
-    theirs = outcome.verdict
-    verdict = replace(theirs, path=(), nodes=(None,) * len(theirs.tokens))
-    return Outcome(EMPTY, verdict, RowOutput(outcome.output.logits[:1]))
+    theirs = outcome.verification
+    verification = replace(theirs, path=(), nodes=(None,) * len(theirs.tokens))
+    return Outcome(EMPTY, verification, RowOutput(outcome.output.logits[:1]))
 
 
 def _both(a: Needs, b: Needs) -> Needs:

@@ -90,7 +90,7 @@ class _Matcher(DrafterState):
     def observe(self, ctx: Context, outcome: Outcome) -> None:  # noqa: ARG002
         drafted = outcome.draft.size
         if drafted and self._bucket is not None:
-            self.trust[self._bucket].record(drafted, len(outcome.verdict.path))
+            self.trust[self._bucket].record(drafted, len(outcome.verification.path))
         self._bucket = None
 
     def truncate(self, length: int) -> None:

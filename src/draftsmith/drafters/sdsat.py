@@ -200,7 +200,7 @@ class _Questions(DrafterState):
         )
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
-        draft, path = outcome.draft, outcome.verdict.path
+        draft, path = outcome.draft, outcome.verification.path
         if self.config.tree is None:
             for depth in range(min(draft.size, len(path) + 1)):
                 self.held[depth].record(depth < len(path))

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from draftsmith.engine.jobs import Job, Piece, partial_results, raise_failures
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.sequence import Piece, TextSequence, partial_results, raise_failures
 from draftsmith.model.openmp import end_team
 
 
@@ -23,7 +23,7 @@ class Call(AbstractContextManager["Call"]):
     def __init__(
         self,
         resources: Resources,
-        jobs: Sequence[Job],
+        sequences: Sequence[TextSequence],
         max_batch: int,
         on_start: Callable[[], None] | None = None,
         on_end: Callable[[bool], None] = lambda _: None,
@@ -32,7 +32,7 @@ class Call(AbstractContextManager["Call"]):
 
         Neither is called for a call that is closed before its first step.
         """
-        self.jobs = jobs
+        self.sequences = sequences
         self._resources, self._max_batch = resources, max_batch
         self._on_start, self._on_end = on_start, on_end
         self._scheduler: Scheduler | None = None
@@ -70,10 +70,10 @@ class Call(AbstractContextManager["Call"]):
                 turns = self._resources.turns
                 with turns.line(), turns.lock, turns.owner():
                     self._on_start()
-            for job in self.jobs:
-                self._scheduler.add(job)
-        for job in self._scheduler.step():
-            job.book()
+            for sequence in self.sequences:
+                self._scheduler.add(sequence)
+        for sequence in self._scheduler.step():
+            sequence.book()
         return self._scheduler.unfinished
 
     def close(self) -> None:
@@ -87,8 +87,8 @@ class Call(AbstractContextManager["Call"]):
     def _end(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close(sound=self._sound)
-            for job in self.jobs:
-                job.book()
+            for sequence in self.sequences:
+                sequence.book()
             self._on_end(self._sound)
             end_team()  # other threads may make the next pass
         self.ended = True
@@ -103,8 +103,8 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     One that is dropped is closed.
     """
 
-    def __init__(self, job: Job, call: Call) -> None:
-        self._job, self._call = job, call
+    def __init__(self, sequence: TextSequence, call: Call) -> None:
+        self._job, self._call = sequence, call
         self._exhausted = False
 
     def __repr__(self) -> str:
@@ -113,18 +113,18 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         return f"Stream({len(result.tokens)} tokens, {state})"
 
     def __next__(self) -> Piece:
-        job, call = self._job, self._call
+        sequence, call = self._job, self._call
         if call.closed:
             raise StopIteration
-        with partial_results([job]):
-            while not (job.pieces or call.ended):
+        with partial_results([sequence]):
+            while not (sequence.pieces or call.ended):
                 call.step()
-            if not (job.pieces or call.closed or self._exhausted):
+            if not (sequence.pieces or call.closed or self._exhausted):
                 self._exhausted = True
-                raise_failures([job])
-        if not job.pieces:
+                raise_failures([sequence])
+        if not sequence.pieces:
             raise StopIteration
-        return job.pieces.popleft()
+        return sequence.pieces.popleft()
 
     @property
     def result(self) -> GenerationResult:

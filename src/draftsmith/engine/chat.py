@@ -10,10 +10,10 @@ from weakref import ref
 from draftsmith.core.drafter import sync
 from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.call import Call, Stream
-from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import Options, Request
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError
 from draftsmith.model.loaded import last_part
 
@@ -46,7 +46,7 @@ class Chat:
         self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """The last turn's stream while somebody has it; a turn knows its chat, so only weakly."""
-        self._last: Job | None = None
+        self._last: TextSequence | None = None
         """The last turn's, whose drafter state the next one takes."""
 
     def __repr__(self) -> str:
@@ -69,18 +69,18 @@ class Chat:
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
         request = self._prepare({**self.options, **options}, began)
-        job = request.job(request.encode(history), streaming=True)
-        job.rewinds = job.keeps_drafter = True
-        if job.session.context.earlier is None:
-            job.session.context.earlier = self._answers.of(job.salt)
+        sequence = request.sequence(request.encode(history), streaming=True)
+        sequence.rewinds = sequence.keeps_drafter = True
+        if sequence.context.earlier is None:
+            sequence.context.earlier = self._answers.of(sequence.salt)
 
         def begin() -> None:
-            self._resume(job)
+            self._resume(sequence)
 
         def end(sound: bool) -> None:
-            self._keep(job, history, sound and job.session.error is None)
+            self._keep(sequence, history, sound and sequence.error is None)
 
-        stream = Stream(job, Call(self._resources, [job], 1, begin, end))
+        stream = Stream(sequence, Call(self._resources, [sequence], 1, begin, end))
         self._open = ref(stream)
         return stream
 
@@ -90,7 +90,7 @@ class Chat:
         self.messages = [m for m in self.messages if m["role"] == "system"]
         last, self._last = self._last, None
         if last is not None:
-            self._resources.turns.between(last.session.close_drafter)
+            self._resources.turns.between(last.close_drafter)
         self._answers.forget()
 
     def _close(self) -> None:
@@ -101,12 +101,12 @@ class Chat:
             if not stream.closed:
                 raise OptionError("another thread reads this chat's answer: let it end first")
 
-    def _resume(self, job: Job) -> None:
+    def _resume(self, sequence: TextSequence) -> None:
         """Give a new turn the drafter's state of the last one."""
         last, self._last = self._last, None
-        if last is None or (state := last.session.state) is None:
+        if last is None or (state := last.state) is None:
             return
-        old, new = last.session, job.session
+        old, new = last, sequence
         before, now = old.context, new.context
         same = before.prediction == now.prediction and before.earlier is now.earlier
         if old.drafter == new.drafter and same:
@@ -115,8 +115,8 @@ class Chat:
         else:
             old.close_drafter()
 
-    def _keep(self, job: Job, history: list[dict[str, Any]], healthy: bool) -> None:
+    def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history; keep its drafter's state for the next turn."""
-        self._last = job
-        if job.session.generated or healthy:
-            self.messages = [*history, {"role": "assistant", "content": job.result().text}]
+        self._last = sequence
+        if sequence.generated or healthy:
+            self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]

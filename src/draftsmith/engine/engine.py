@@ -20,10 +20,10 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.call import Call, Stream
 from draftsmith.engine.chat import Chat
-from draftsmith.engine.jobs import partial_results, raise_failures
 from draftsmith.engine.memory import usual_limit
 from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
 from draftsmith.engine.resources import Resources
+from draftsmith.engine.sequence import partial_results, raise_failures
 from draftsmith.engine.thread import EngineThread, Handle
 from draftsmith.errors import OptionError
 from draftsmith.model import generation_config
@@ -215,11 +215,11 @@ class Engine:
         began = perf_counter()
         n = number("n", n, int, least=1)
         prompts, batched = as_batch(prompt)
-        jobs = self.prepare(options, began).jobs(prompts, n)
-        with partial_results(jobs), Call(self.resources, jobs, self.max_batch) as call:
+        sequences = self.prepare(options, began).sequences(prompts, n)
+        with partial_results(sequences), Call(self.resources, sequences, self.max_batch) as call:
             call.run()
-            raise_failures(jobs)
-        results = [job.result() for job in jobs]
+            raise_failures(sequences)
+        results = [sequence.result() for sequence in sequences]
         if n > 1:
             grouped = [results[i : i + n] for i in range(0, len(results), n)]
             return grouped if batched else grouped[0]
@@ -228,8 +228,8 @@ class Engine:
     @known_options("stream", request.INSTEAD_OF_PROMPT, Options.__annotations__)
     def stream(self, prompt: Any, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
-        (job,) = self.prepare(options).jobs([prompt], streaming=True)
-        return Stream(job, Call(self.resources, [job], self.max_batch))
+        (sequence,) = self.prepare(options).sequences([prompt], streaming=True)
+        return Stream(sequence, Call(self.resources, [sequence], self.max_batch))
 
     def submit(self, prompt: Any, **options: Unpack[Options]) -> Handle:
         """Answer one prompt in the engine's own thread, which shares passes between all that are
@@ -239,8 +239,8 @@ class Engine:
         needs a tokenizer, as streaming does.
         """
         streaming = self.model.tokenizer is not None
-        (job,) = self.prepare(options).jobs([prompt], streaming=streaming)
-        return Handle(self.thread, job, self)
+        (sequence,) = self.prepare(options).sequences([prompt], streaming=streaming)
+        return Handle(self.thread, sequence, self)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Chat:
         """A conversation that keeps cache and drafter state from turn to turn."""

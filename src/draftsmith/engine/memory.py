@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.measure import free_bytes
 from draftsmith.model.runner import Runner
 from draftsmith.model.taps import recorded
@@ -44,26 +44,26 @@ class Need(NamedTuple):
         return f"{sum(self):,} bytes ({each})"
 
 
-def need(jobs: Sequence[Job], runner: Runner, kept: Sequence[int] = ()) -> Need:
-    """The most that jobs may come to hold together, beside `kept` rows of so many bytes.
+def need(sequences: Sequence[TextSequence], runner: Runner, kept: Sequence[int] = ()) -> Need:
+    """The most that sequences may come to hold together, beside `kept` rows of so many bytes.
 
-    A drafter is asked for its own once: should that fail, then before its job is in line.
+    A drafter is asked for its own once: should that fail, then before its sequence is in line.
     """
-    for job in jobs:
-        job.need = job.need or _alone(job, runner)
-    rows, *others = zip(*(job.need for job in jobs), strict=True)
+    for sequence in sequences:
+        sequence.need = sequence.need or _alone(sequence, runner)
+    rows, *others = zip(*(sequence.need for sequence in sequences), strict=True)
     return Need(runner.bytes_for(rows, kept), *map(sum, others))
 
 
-def _alone(job: Job, runner: Runner) -> Need:
-    session, loaded = job.session, runner.loaded
-    width = session.budget.width
-    positions = session.prompt_length + session.limit + width
+def _alone(sequence: TextSequence, runner: Runner) -> Need:
+    sequence, loaded = sequence, runner.loaded
+    width = sequence.budget.width
+    positions = sequence.prompt_length + sequence.limit + width
     hidden = int(getattr(loaded.config, "hidden_size", 0) or 0)
     return Need(
-        runner.row_bytes(positions, rewinds=job.rewinds),
-        runner.most_mark_bytes(session.prompt_length, rewinds=job.rewinds),
-        recorded(session.needs, positions, hidden) * loaded.dtype.itemsize,
+        runner.row_bytes(positions, rewinds=sequence.rewinds),
+        runner.most_mark_bytes(sequence.prompt_length, rewinds=sequence.rewinds),
+        recorded(sequence.needs, positions, hidden) * loaded.dtype.itemsize,
         (1 + width) * loaded.vocab_size * loaded.dtype.itemsize,
-        session.drafter.bytes_for(positions + len(session.context.prediction)) if width else 0,
+        sequence.drafter.bytes_for(positions + len(sequence.context.prediction)) if width else 0,
     )

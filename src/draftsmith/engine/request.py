@@ -1,10 +1,11 @@
-"""From a prompt and options to a session: the only place that prepares answers for users."""
+"""From a prompt and options to a sequence: the only place that prepares answers for users."""
 
 from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Mapping, Sequence
+from collections import abc
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import FunctionType, ModuleType
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict
@@ -17,10 +18,10 @@ from draftsmith.core.budget import Budget, FixedBudget
 from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
-from draftsmith.core.session import EndTokens, Session, Stalls
+from draftsmith.core.sequence import EndTokens, Sequence, Stalls
 from draftsmith.core.target import Needs
 from draftsmith.drafters.answer_cache import AnswerCache
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.model import generation_config
 from draftsmith.model.load import check_mode
@@ -46,7 +47,7 @@ class Options(TypedDict, total=False):
 
     drafter: str | Drafter | None
     budget: SupportsIndex | Literal["auto", "drafter"] | None
-    prediction: str | Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
+    prediction: str | abc.Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
     grammar: Grammar | None
     chat_template_kwargs: Mapping[str, Any] | None
     cache_salt: str | None
@@ -60,10 +61,10 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     max_new_tokens: SupportsIndex | None
     min_new_tokens: SupportsIndex | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: SupportsIndex | Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
+    stop: str | abc.Sequence[str] | None
+    stop_token_ids: SupportsIndex | abc.Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
     seed: SupportsIndex | None
-    processors: Processor | Sequence[Processor] | None
+    processors: Processor | abc.Sequence[Processor] | None
     logprobs: bool | None
 
 
@@ -98,7 +99,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who drafts a model's answers, and how wide; serves any number of sessions."""
+    """Who drafts a model's answers, and how wide; serves any number of sequences."""
 
     model: LoadedModel
     drafter: Drafter
@@ -121,9 +122,9 @@ class Drafting:
         end_team()  # models were loaded, and tried; other threads may drive them
         return made
 
-    def session(self, ids: Sequence[int], **options: Any) -> Session:
-        """A sequence ready to start; `options` are those of `Session` about what is emitted."""
-        return Session(
+    def sequence(self, ids: abc.Sequence[int], **options: Any) -> Sequence:
+        """A sequence ready to start; `options` are those of `Sequence` about what is emitted."""
+        return Sequence(
             ids,
             drafter=self.drafter,
             needs=self.needs,
@@ -144,7 +145,7 @@ class Drafting:
 
 @dataclass(frozen=True)
 class Request:
-    """One call's choices, checked before anything runs; makes the jobs for its prompts."""
+    """One call's choices, checked before anything runs; makes the sequences for its prompts."""
 
     drafting: Drafting
     sampling: SamplingParams
@@ -193,7 +194,9 @@ class Request:
         """Ids of a prompt that fits the model; raises PromptError."""
         return encode(self.drafting.model, prompt, self.template)
 
-    def jobs(self, prompts: Sequence[Any], n: int = 1, *, streaming: bool = False) -> list[Job]:
+    def sequences(
+        self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
+    ) -> list[TextSequence]:
         """`n` answers to each prompt, with seeds seed, seed+1, … and processors of their own."""
         encoded = []
         for index, prompt in enumerate(prompts):
@@ -208,9 +211,11 @@ class Request:
             tokenizer = self.drafting.model.tokenizer
             encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
         if len(encoded) * n == 1:
-            return [self.job(*encoded[0], streaming=streaming)]
+            return [self.sequence(*encoded[0], streaming=streaming)]
         return [
-            self._own(turn).job(*one, streaming=streaming) for one in encoded for turn in range(n)
+            self._own(turn).sequence(*one, streaming=streaming)
+            for one in encoded
+            for turn in range(n)
         ]
 
     def _own(self, turn: int) -> Request:
@@ -219,16 +224,16 @@ class Request:
         processors = own(self.sampling.processors)
         return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
 
-    def job(
-        self, ids: Sequence[int], behind: tuple[int, ...] = (), *, streaming: bool = False
-    ) -> Job:
-        """A session ready to start, with its text, which is decoded `behind` some ids."""
+    def sequence(
+        self, ids: abc.Sequence[int], preceding: tuple[int, ...] = (), *, streaming: bool = False
+    ) -> TextSequence:
+        """A sequence ready to start, with its text, which is decoded `preceding` some ids."""
         model, drafter, params = self.drafting.model, self.drafting.drafter, self.sampling
         settings = self.settings
         strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
         stream = None
         if streaming or strings:
-            stream = text.TextStream(model.tokenizer, strings, behind=behind)
+            stream = text.TextStream(model.tokenizer, strings, preceding=preceding)
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
         grammar = None if self.grammar is None else self.grammar.state(len(ids))
@@ -241,7 +246,7 @@ class Request:
             first,
         )
         room, limit = model.context_length, params.max_new_tokens
-        session = self.drafting.session(
+        sequence = self.drafting.sequence(
             ids,
             distribution=distribution,
             sampler=(
@@ -258,15 +263,15 @@ class Request:
             device=model.device,
         )
         if params.logprobs:
-            session.logprobs = []
-        session.context.grammar = grammar
+            sequence.logprobs = []
+        sequence.context.grammar = grammar
         if self.drafting.answers is not None:
-            session.context.earlier = self.drafting.answers.of(self.salt)
-        if session.limit <= 0:
-            session.finish_reason = "length"
+            sequence.context.earlier = self.drafting.answers.of(self.salt)
+        if sequence.limit <= 0:
+            sequence.finish_reason = "length"
         why = self.drafting.needs.why
         told = notices(model, settings) + ((why,) if why else ())
-        return Job(session, model.tokenizer, stream, told, self.began, self.salt, behind)
+        return TextSequence(sequence, model.tokenizer, stream, told, self.began, self.salt, behind)
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:
@@ -296,7 +301,7 @@ def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
     # One alone may be given bare: stop="\n", processors=my_processor, stop_token_ids=2.
     for name in ("stop", "processors"):
         value = merged.get(name, ())
-        many = isinstance(value, Sequence) and not isinstance(value, str)
+        many = isinstance(value, abc.Sequence) and not isinstance(value, str)
         merged[name] = tuple(value) if many else (value,)
     if is_number(merged.get("stop_token_ids"), int):
         merged["stop_token_ids"] = (merged["stop_token_ids"],)

@@ -12,9 +12,9 @@ from time import sleep
 
 from draftsmith.core.cost import CostCurve
 from draftsmith.engine.autocast import autocast_mode
-from draftsmith.engine.jobs import Job
 from draftsmith.engine.memory import need
-from draftsmith.engine.prefixes import Prefixes
+from draftsmith.engine.prefix_cache import PrefixCache
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
@@ -123,8 +123,8 @@ class Resources:
         """`memory`: most bytes of all sequences. `prefixes`: ended rows that are kept."""
         self.model, self.cost, self.memory = model, cost, memory
         self.turns = Turns()
-        self.prefixes = Prefixes(Runner(model, rewinds=False), prefixes)
-        self.admitted: list[Job] = []
+        self.prefixes = PrefixCache(Runner(model, rewinds=False), prefixes)
+        self.admitted: list[TextSequence] = []
         """Those of all schedulers that have a row."""
 
     def new_runner(self) -> Runner:
@@ -136,37 +136,36 @@ class Resources:
             return self.prefixes.runner
         return Runner(self.model, rewinds=False)
 
-    def check(self, job: Job) -> None:
-        """Raise OptionError for a job that can never run."""
-        session = job.session
+    def check(self, sequence: TextSequence) -> None:
+        """Raise OptionError for a sequence that can never run."""
         if self.memory < inf:
-            alone = need([job], self.prefixes.runner)
+            alone = need([sequence], self.prefixes.runner)
             if sum(alone) > self.memory:
                 raise OptionError(
-                    f"this request, {session.prompt_length} tokens and up to {session.limit} new "
+                    f"this request, {sequence.prompt_length} tokens and up to {sequence.limit} new "
                     f"ones, needs {alone}, but memory={self.memory:,} is all there may be (by "
                     "default most of what was free); shorten the prompt, ask for fewer tokens, or "
                     "raise memory"
                 )
-        job.exact = self.model.exact is not None
-        if job.exact and autocast_mode(self.model.device):
+        sequence.exact = self.model.exact is not None
+        if sequence.exact and autocast_mode(self.model.device):
             raise OptionError("exact=True cannot hold under autocast: leave its context first")
 
-    def fits(self, job: Job) -> bool:
+    def fits(self, sequence: TextSequence) -> bool:
         """Whether there is memory for one more; kept rows are dropped for it, the oldest first."""
         if self.memory == inf:
             return True
-        jobs, runner = [*self.admitted, job], self.prefixes.runner
-        if sum(need(jobs, runner)) > self.memory:
+        sequences, runner = [*self.admitted, sequence], self.prefixes.runner
+        if sum(need(sequences, runner)) > self.memory:
             return False  # with none of them neither
-        kept = self.prefixes.others(job)
-        while sum(need(jobs, runner, [one.bytes for one in kept])) > self.memory:
+        kept = self.prefixes.others(sequence)
+        while sum(need(sequences, runner, [one.bytes for one in kept])) > self.memory:
             self.prefixes.drop(kept.pop(0))
         return True
 
     def wait_for_memory(self) -> None:
         """Let other threads end sequences; raises OptionError where only this one has any."""
-        threads = {job.thread for job in list(self.admitted)}
+        threads = {sequence.thread for sequence in list(self.admitted)}
         if threads == {threading.get_ident()}:
             raise OptionError(
                 f"streams that are paused in this thread hold the memory (memory={self.memory:,}): "
@@ -174,34 +173,33 @@ class Resources:
             )
         sleep(10 * _POLL)
 
-    def retire(self, job: Job, runner: Runner, sound: bool) -> None:
+    def retire(self, sequence: TextSequence, runner: Runner, sound: bool) -> None:
         """Free what an ended sequence holds; its row may be kept for prompts that begin alike.
 
         Called between passes or within one, and again where an interrupt cut it short. `sound`: no
         pass of it was interrupted.
         """
-        session = job.session
-        healthy = sound and session.error is None
-        if session.row is not None:
-            if healthy and job.key is not None:
-                self.prefixes.keep(job)
+        healthy = sound and sequence.error is None
+        if sequence.row is not None:
+            if healthy and sequence.key is not None:
+                self.prefixes.keep(sequence)
             else:
-                self.prefixes.close(session.row, runner)
-            session.row = None
+                self.prefixes.close(sequence.row, runner)
+            sequence.row = None
         if sound:
-            session.end_drafter()
-        if not (healthy and job.keeps_drafter):
-            session.close_drafter()
-        if job in self.admitted:
-            self.admitted.remove(job)
+            sequence.end_drafter()
+        if not (healthy and sequence.keeps_drafter):
+            sequence.close_drafter()
+        if sequence in self.admitted:
+            self.admitted.remove(sequence)
 
-    def retire_later(self, job: Job, runner: Runner, sound: bool) -> None:
+    def retire_later(self, sequence: TextSequence, runner: Runner, sound: bool) -> None:
         """Do so now, or after the pass that runs."""
-        self.turns.between(partial(self.retire, job, runner, sound))
+        self.turns.between(partial(self.retire, sequence, runner, sound))
 
     @property
     def reserved(self) -> float:
         """Share of the memory that sequences and kept rows may come to hold; 0 without a limit."""
-        needs = (job.need for job in list(self.admitted))
+        needs = (sequence.need for sequence in list(self.admitted))
         held = sum(sum(need) for need in needs if need) + self.prefixes.bytes
         return held / self.memory

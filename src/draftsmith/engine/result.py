@@ -34,7 +34,7 @@ class GenerationResult:
     """What could not be accelerated, and why."""
     exact: bool = False
     """Whether its engine is `exact`: every token was computed alike in any pass."""
-    behind: tuple[int, ...] = ()
+    preceding: tuple[int, ...] = ()
     """The token of the prompt behind which its tokens are `text`; empty where they begin a text."""
 
     def __repr__(self) -> str:

@@ -13,9 +13,9 @@ from threading import get_ident
 from time import perf_counter
 
 from draftsmith.core.loop import LEAST_CHUNK, start, step, unread
-from draftsmith.engine.chunks import Chunks
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.chunked_prefill import ChunkedPrefill
 from draftsmith.engine.resources import Resources
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.load import check_mode
 
 _STALL = "this model reads a prompt in one pass: others waited for one over {} tokens (said once)"
@@ -28,10 +28,10 @@ class Scheduler:
         """`max_batch`: most sequences in a pass."""
         self.resources, self.max_batch = resources, max_batch
         self.runner = resources.new_runner()
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
+        self.waiting: deque[TextSequence] = deque()
+        self.running: list[TextSequence] = []
         self._passes = 0
-        self._chunked = Chunks()
+        self._chunked = ChunkedPrefill()
         self._stall_noted = False
 
     @property
@@ -39,13 +39,13 @@ class Scheduler:
         """Whether any sequence waits or runs."""
         return bool(self.waiting or self.running)
 
-    def add(self, job: Job) -> None:
+    def add(self, sequence: TextSequence) -> None:
         """Put a sequence in line; raises OptionError for one that can never run."""
-        self.resources.check(job)
-        if not job.session.finished:
-            self.waiting.append(job)
+        self.resources.check(sequence)
+        if not sequence.finished:
+            self.waiting.append(sequence)
 
-    def step(self) -> list[Job]:
+    def step(self) -> list[TextSequence]:
         """Make one pass; return the sequences that took part in it, or failed before it.
 
         Without memory for any, waits a little instead. Raises OptionError for a model that was put
@@ -60,68 +60,73 @@ class Scheduler:
             self.resources.wait_for_memory()
         return served
 
-    def abort(self, job: Job, *, sound: bool = True) -> None:
+    def abort(self, sequence: TextSequence, *, sound: bool = True) -> None:
         """End a sequence, which waits for no pass; `sound`: no pass of it was interrupted.
 
         May be called again where it was interrupted.
         """
-        if job in self.running:
-            self.resources.retire_later(job, self.runner, sound)
-            self.running.remove(job)
-        if job in self.waiting:
-            self.waiting.remove(job)
+        if sequence in self.running:
+            self.resources.retire_later(sequence, self.runner, sound)
+            self.running.remove(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
 
     def close(self, *, sound: bool = True) -> None:
         """End all sequences; `sound`: no pass was interrupted."""
-        for job in [*self.waiting, *self.running]:
-            self.abort(job, sound=sound)
+        for sequence in [*self.waiting, *self.running]:
+            self.abort(sequence, sound=sound)
 
     # --- one step -------------------------------------------------------------------------------
 
-    def _step(self) -> list[Job]:
+    def _step(self) -> list[TextSequence]:
         check_mode(self.resources.model.model)
         failed = self._admit()
         takes = self._schedule()
-        jobs = [job for job in self.running if takes[id(job)]]
-        if not jobs:
+        sequences = [sequence for sequence in self.running if takes[id(sequence)]]
+        if not sequences:
             return failed
-        sessions = [job.session for job in jobs]
-        decoding = sum(not session.reading for session in sessions)
-        read = sum(takes[id(job)] for job in jobs if job.session.reading)
+        sequences = [sequence for sequence in sequences]
+        decoding = sum(not sequence.reading for sequence in sequences)
+        read = sum(takes[id(sequence)] for sequence in sequences if sequence.reading)
         begin = perf_counter()
-        step(sessions, self.runner, self.resources.cost, [takes[id(job)] for job in jobs])
+        step(
+            sequences,
+            self.runner,
+            self.resources.cost,
+            [takes[id(sequence)] for sequence in sequences],
+        )
         self._passes += 1
         self._chunked.record(decoding, read, perf_counter() - begin)
-        for job in jobs:
-            self.resources.prefixes.mark(job)
-            if job.session.finished:
-                self.resources.retire(job, self.runner, sound=True)
-                self.running.remove(job)
-        return failed + jobs
+        for sequence in sequences:
+            self.resources.prefixes.mark(sequence)
+            if sequence.finished:
+                self.resources.retire(sequence, self.runner, sound=True)
+                self.running.remove(sequence)
+        return failed + sequences
 
-    def _admit(self) -> list[Job]:
+    def _admit(self) -> list[TextSequence]:
         """Give rows to the next in line, while there is memory for their whole answers.
 
         Returns those that failed at that.
         """
         failed = []
         while self.waiting and len(self.running) < self.max_batch:
-            job = self.waiting[0]
-            if not self.resources.fits(job):
+            sequence = self.waiting[0]
+            if not self.resources.fits(sequence):
                 break
             self.waiting.popleft()
-            job.since = self._passes
-            self.resources.prefixes.label(job)
+            sequence.since = self._passes
+            self.resources.prefixes.label(sequence)
             try:
-                start(job.session, self.runner)
+                start(sequence, self.runner)
             except Exception as error:  # a drafter's needs that the model cannot fulfil
-                job.session.fail(error)
-                failed.append(job)
+                sequence.fail(error)
+                failed.append(sequence)
                 continue
-            job.session.row.rewinds = job.rewinds
-            job.admitted, job.thread = perf_counter(), get_ident()
-            self.running.append(job)
-            self.resources.admitted.append(job)
+            sequence.row.rewinds = sequence.rewinds
+            sequence.admitted, sequence.thread = perf_counter(), get_ident()
+            self.running.append(sequence)
+            self.resources.admitted.append(sequence)
         return failed
 
     def _schedule(self) -> dict[int, int]:
@@ -131,35 +136,35 @@ class Scheduler:
         every pass read the least part of each: ten tokens after thirty thousand begin with the next
         pass, but no prompt is passed for ever.
         """
-        takes = {id(job): len(job.session.row.pending) for job in self.running}
-        reading = [job for job in self.running if job.session.reading]
+        takes = {id(sequence): len(sequence.row.pending) for sequence in self.running}
+        reading = [sequence for sequence in self.running if sequence.reading]
         if not reading:
             return takes
-        waiting = [job for job in reading if unread(job.session, self.runner)]
+        waiting = [sequence for sequence in reading if unread(sequence, self.runner)]
         decoding = len(self.running) - len(reading)
         room = self._chunked.room(decoding, len(reading), self.runner.chunk)
         prefixes = self.resources.prefixes
 
-        def due(job: Job) -> float:
-            new = job.session.prompt_length - job.session.stats.reused_tokens
-            return job.since + new / LEAST_CHUNK
+        def due(sequence: TextSequence) -> float:
+            new = sequence.prompt_length - sequence.stats.reused_tokens
+            return sequence.since + new / LEAST_CHUNK
 
-        for job in sorted(reading, key=due):
-            row = job.session.row
+        for sequence in sorted(reading, key=due):
+            row = sequence.row
             if not row.cached:
-                if prefixes.coming(job, waiting):
-                    takes[id(job)] = 0
+                if prefixes.coming(sequence, waiting):
+                    takes[id(sequence)] = 0
                     continue
-                prefixes.borrow(job, self.running)
-                row = job.session.row
+                prefixes.borrow(sequence, self.running)
+                row = sequence.row
             left = len(row.pending)
             splits = self.runner.splits(row)
             take = min(room, left) if splits else left
-            if splits and take == left > 1 and prefixes.ends(job):
+            if splits and take == left > 1 and prefixes.ends(sequence):
                 take -= 1
             if take > self.runner.chunk and len(self.running) > 1 and not self._stall_noted:
                 self._stall_noted = True
-                job.notices += (_STALL.format(take),)
+                sequence.notices += (_STALL.format(take),)
             room -= min(room, take)
-            takes[id(job)] = take
+            takes[id(sequence)] = take
         return takes

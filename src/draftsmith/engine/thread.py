@@ -1,6 +1,6 @@
 """The engine's own thread: one scheduler, whose passes all that was submitted shares.
 
-any thread:    submit ── jobs ─▶ commands            listener(job) ─▶ its own reader
+any thread:    submit ── sequences ─▶ commands            listener(sequence) ─▶ its own reader
 this thread:                       └▶ Scheduler.add · step · abort ─┘
 """
 
@@ -17,17 +17,17 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from draftsmith.engine.jobs import Job, Piece, partial_results, raise_failures
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.scheduler import Scheduler
+from draftsmith.engine.sequence import Piece, TextSequence, partial_results, raise_failures
 from draftsmith.errors import DraftsmithError, LoadError, OptionError
 from draftsmith.model.openmp import end_team
 from draftsmith.text.tokenizer import NO_TOKENIZER
 
 log = logging.getLogger(__name__)
 
-Listener = Callable[[Job, bool], None]
+Listener = Callable[[TextSequence, bool], None]
 """Called in the engine's thread when a sequence has new pieces or has ended; the second argument
 says if it has ended."""
 
@@ -39,7 +39,7 @@ class EngineThread:
         self._resources, self._max_batch = resources, max_batch
         self.turns = resources.turns
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._listeners: dict[Job, Listener] = {}
+        self._listeners: dict[TextSequence, Listener] = {}
         """Of the thread alone."""
         self._lock = threading.Lock()
         """So that nothing is submitted once `_closing` is set."""
@@ -51,26 +51,26 @@ class EngineThread:
         """Whether what is submitted would be served."""
         return not self._closing and (self._thread is None or self._thread.is_alive())
 
-    def submit(self, jobs: Sequence[Job], listener: Listener) -> None:
+    def submit(self, sequences: Sequence[TextSequence], listener: Listener) -> None:
         """Drive some sequences, all of them or none; `listener` hears of each of them.
 
         Raises OptionError for one that can never run, and after `close`.
         """
-        for job in jobs:
-            self._resources.check(job)
+        for sequence in sequences:
+            self._resources.check(sequence)
         with self._lock:
             if not self.alive:
                 raise OptionError("this engine is closed, and takes no more requests")
-            self._commands.put(partial(self._add, jobs, listener))
+            self._commands.put(partial(self._add, sequences, listener))
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="draftsmith-engine", daemon=True
                 )
                 self._thread.start()
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
+    def cancel(self, sequences: Sequence[TextSequence]) -> None:
         """End sequences after the running pass; their listener hears of it."""
-        self._commands.put(partial(self._cancel, jobs))
+        self._commands.put(partial(self._cancel, sequences))
 
     def close(self, seconds: float | None = None) -> None:
         """End all sequences and the thread; wait at most so long for the pass that runs."""
@@ -94,8 +94,8 @@ class EngineThread:
                     self._step()
         except BaseException:
             log.exception("the engine's thread failed")
-            for job in self._listeners:
-                job.session.fail(DraftsmithError("the engine's thread failed; the log says why"))
+            for sequence in self._listeners:
+                sequence.fail(DraftsmithError("the engine's thread failed; the log says why"))
         finally:
             self._end_submissions()
             while not self._commands.empty():
@@ -121,30 +121,30 @@ class EngineThread:
         except Exception as error:  # the model was changed meanwhile: concerns all sequences
             log.exception("a pass failed")
             served = [*self._listeners]
-            for job in served:
-                job.session.fail(error)
-                self._scheduler.abort(job, sound=False)
-        for job in served:
-            job.book()
-            self._tell(job, job.session.finished)
+            for sequence in served:
+                sequence.fail(error)
+                self._scheduler.abort(sequence, sound=False)
+        for sequence in served:
+            sequence.book()
+            self._tell(sequence, sequence.finished)
 
-    def _add(self, jobs: Sequence[Job], listener: Listener) -> None:
-        for job in jobs:
-            self._listeners[job] = listener
-            self._scheduler.add(job)
-            if job.session.finished:  # no token was asked for
-                self._tell(job, True)
+    def _add(self, sequences: Sequence[TextSequence], listener: Listener) -> None:
+        for sequence in sequences:
+            self._listeners[sequence] = listener
+            self._scheduler.add(sequence)
+            if sequence.finished:  # no token was asked for
+                self._tell(sequence, True)
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            if job in self._listeners:
-                self._scheduler.abort(job)
-                self._tell(job, True)
+    def _cancel(self, sequences: Sequence[TextSequence]) -> None:
+        for sequence in sequences:
+            if sequence in self._listeners:
+                self._scheduler.abort(sequence)
+                self._tell(sequence, True)
 
-    def _tell(self, job: Job, ended: bool) -> None:
-        listener = self._listeners.pop(job) if ended else self._listeners[job]
+    def _tell(self, sequence: TextSequence, ended: bool) -> None:
+        listener = self._listeners.pop(sequence) if ended else self._listeners[sequence]
         try:
-            listener(job, ended)
+            listener(sequence, ended)
         except Exception:  # the reader's own failure ends nobody else's answer
             log.exception("the reader of an answer failed")
 
@@ -156,19 +156,19 @@ class Handle(Iterator[Piece]):
     whether it is read or not.
     """
 
-    def __init__(self, thread: EngineThread, job: Job, owner: object) -> None:
+    def __init__(self, thread: EngineThread, sequence: TextSequence, owner: object) -> None:
         """`owner` closes the thread when it is collected as garbage; not before the answer ends."""
-        self._thread, self._job, self._owner = thread, job, owner
+        self._thread, self._job, self._owner = thread, sequence, owner
         self._pieces: deque[Piece] = deque()
         self._ended = False
         self._wakers: deque[Callable[[], None]] = deque()
         """What wakes those that wait. They note theirs first and look for news then; the engine's
         thread does it the other way round. So no lock is needed that an interrupt could leave."""
-        thread.submit([job], self._hear)
+        thread.submit([sequence], self._hear)
 
-    def _hear(self, job: Job, ended: bool) -> None:
-        while job.pieces:
-            self._pieces.append(job.pieces.popleft())
+    def _hear(self, sequence: TextSequence, ended: bool) -> None:
+        while sequence.pieces:
+            self._pieces.append(sequence.pieces.popleft())
         self._ended = ended
         while self._wakers:
             self._wakers.popleft()()

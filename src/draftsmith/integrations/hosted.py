@@ -7,7 +7,8 @@ any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, sync
 from draftsmith.core.loop import learn, propose
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, RowOutput, Shape
 from draftsmith.core.verify import verify_greedy
@@ -59,7 +60,7 @@ class Row:
     """(T,) all its committed ids, a NumPy array; read before the host goes on, never kept."""
     fresh: int
     """How many of them came with this step."""
-    scheduled: Sequence[int]
+    scheduled: abc.Sequence[int]
     """The drafted tokens that were in the pass."""
 
 
@@ -68,7 +69,7 @@ class Hosted:
     """A request as it is followed here."""
 
     record: object
-    session: Session
+    sequence: Sequence
     draft: Draft = EMPTY
     """What was drafted last, until it is known what became of it."""
     failed: bool = False
@@ -77,13 +78,13 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A session's row in the host's cache, as far as drafting asks."""
+    """A sequence's row in the host's cache, as far as drafting asks."""
 
-    session: Session
+    sequence: Sequence
 
     @property
     def cached(self) -> int:
-        return len(self.session.ids) - 1
+        return len(self.sequence.ids) - 1
 
 
 class _Elsewhere:
@@ -136,22 +137,22 @@ class Host:
         gone = [name for name, one in self._hosted.items() if records.get(name) is not one.record]
         for name in sorted(gone):  # what is remembered of answers must not depend on a set's order
             one = self._hosted.pop(name)
-            one.session.end_drafter()
-            one.session.close_drafter()
+            one.sequence.end_drafter()
+            one.sequence.close_drafter()
             self._tell(one)
 
-    def draft(self, rows: Sequence[Row], asked: Callable[[Row], Asked]) -> list[list[int]]:
+    def draft(self, rows: abc.Sequence[Row], asked: Callable[[Row], Asked]) -> list[list[int]]:
         """Drafts for the requests of a step, each a chain; `asked` is called for new ones."""
         hosted = [self.follow(row, asked) for row in rows]
-        sessions = [one.session for one in hosted]
-        for one, draft in zip(hosted, propose(sessions, sessions, self._target), strict=True):
+        sequences = [one.sequence for one in hosted]
+        for one, draft in zip(hosted, propose(sequences, sequences, self._target), strict=True):
             one.draft = draft
             self._tell(one)
         return [list(one.draft.tokens[: one.draft.size]) for one in hosted]
 
     def _tell(self, one: Hosted) -> None:
         """Warn, once for a request, that the drafter failed."""
-        error = one.session.drafter_error or one.session.error
+        error = one.sequence.drafter_error or one.sequence.error
         if error is not None and not one.failed:
             one.failed = True
             self.warn(f"{self.drafter} failed, this request goes on plainly: {first_line(error)}")
@@ -161,25 +162,25 @@ class Host:
         one = self._hosted.get(row.name)
         if one is None or one.record is not row.record:
             one = self._hosted[row.name] = Hosted(row.record, self._open(row, asked(row)))
-        session, known = one.session, len(one.session.ids)
+        sequence, known = one.sequence, len(one.sequence.ids)
         draft, one.draft = one.draft.clip(len(row.scheduled)), EMPTY
         if draft.tokens != tuple(row.scheduled):
             draft = EMPTY  # somebody else's: the host makes some up where ours cannot fit
         start = max(0, known - OVERLAP)
-        if row.ids[start:known].tolist() != session.ids[start:]:
+        if row.ids[start:known].tolist() != sequence.ids[start:]:
             now = row.ids.tolist()
-            common = 0 if session.state is None else sync(session.state, session.ids, now)
-            del session.ids[common:]
-            session.ids += now[common:]
+            common = 0 if sequence.state is None else sync(sequence.state, sequence.ids, now)
+            del sequence.ids[common:]
+            sequence.ids += now[common:]
         elif len(row.ids) - known == row.fresh:
-            _settle(session, draft, row.ids[known:].tolist())
+            _settle(sequence, draft, row.ids[known:].tolist())
         else:
-            session.ids += row.ids[known:].tolist()  # of steps that nobody was asked in
+            sequence.ids += row.ids[known:].tolist()  # of steps that nobody was asked in
         return one
 
-    def _open(self, row: Row, asked: Asked) -> Session:
+    def _open(self, row: Row, asked: Asked) -> Sequence:
         cost, drafter = self.cost, self.drafter
-        session = Session(
+        sequence = Sequence(
             row.ids[: asked.prompt_length].tolist(),
             drafter=drafter,
             budget=FixedBudget(self._width) if cost is None else drafter.auto_budget(cost),
@@ -190,20 +191,20 @@ class Host:
             limit=asked.limit,
             prediction=asked.prediction,
         )
-        session.row = _Place(session)
-        session.stats = self.stats
+        sequence.row = _Place(sequence)
+        sequence.stats = self.stats
         if self.answers is not None:
-            session.context.earlier = self.answers.of(asked.salt)
-        session.open_drafter()
-        return session
+            sequence.context.earlier = self.answers.of(asked.salt)
+        sequence.open_drafter()
+        return sequence
 
 
-def _settle(session: Session, draft: Draft, tokens: Sequence[int]) -> None:
+def _settle(sequence: Sequence, draft: Draft, tokens: abc.Sequence[int]) -> None:
     """Commit what a pass with `draft` emitted, and learn from it."""
     left = reversed(range(len(tokens)))
-    verdict = verify_greedy(draft, tokens, lambda *_: not next(left))
-    session.ids += tokens
-    learn(session, draft, RowOutput(_NO_LOGITS, tokens), verdict)
+    verification = verify_greedy(draft, tokens, lambda *_: not next(left))
+    sequence.ids += tokens
+    learn(sequence, draft, RowOutput(_NO_LOGITS, tokens), verification)
 
 
 def refuse(drafter: Drafter) -> None:

@@ -12,7 +12,8 @@ import functools
 import inspect
 import warnings
 import zlib
-from collections.abc import Hashable, Sequence
+from collections import abc
+from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from math import nextafter
 from threading import RLock
@@ -35,13 +36,13 @@ from draftsmith.core.sampling import (
     SamplingParams,
     TorchSampler,
 )
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
 from draftsmith.engine.call import Call
-from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
 from draftsmith.engine.resources import Resources
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.exact.find import exactly
@@ -313,26 +314,26 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             )  # fmt: skip
         record = Observer(stopping_criteria, streamer, generation_config)
         pads = [0] * len(input_ids) if mask is None else (mask == 0).sum(1).tolist()
-        sessions = [
-            record.session(index, row, hidden, logits_processor, self.drafting)
+        sequences = [
+            record.sequence(index, row, hidden, logits_processor, self.drafting)
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
-        jobs = [Job(session, None, began=began) for session in sessions]
+        sequences = [TextSequence(sequence, None, began=began) for sequence in sequences]
         try:
-            with Call(self.resources, jobs, _NO_LIMIT) as call:
+            with Call(self.resources, sequences, _NO_LIMIT) as call:
                 call.run()
         finally:
-            self.stats = total([session.stats for session in sessions])
-        for session in sessions:
-            if session.error is not None:
-                raise session.error
+            self.stats = total([sequence.stats for sequence in sequences])
+        for sequence in sequences:
+            if sequence.error is not None:
+                raise sequence.error
         if streamer is not None:
             streamer.end()
-        for what, said in {k: v for s in sessions for k, v in s.notices.items()}.items():
+        for what, said in {k: v for s in sequences for k, v in s.notices.items()}.items():
             if what not in self._told:
                 self._told.add(what)
                 warnings.warn(said, DraftingNotice, stacklevel=3)
-        return record.output(_sequences(input_ids, sessions, generation_config))
+        return record.output(_sequences(input_ids, sequences, generation_config))
 
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
         """Measured once for every way in which `generate` may feed this model."""
@@ -360,19 +361,19 @@ class Observer:
     def _collected(self, asked: bool) -> tuple[Tensor, ...] | None:
         return () if self._wanted and asked else None
 
-    def __call__(self, session: Session, scores: Tensor | None) -> str | None:
+    def __call__(self, sequence: Sequence, scores: Tensor | None) -> str | None:
         if self.scores is not None and scores is not None:
             self.scores += (scores,)
         if self.streamer is not None:
-            self.streamer.put(torch.tensor(session.ids[-1:], device="cpu"))
-        return "stop" if bool(self.criteria(session.prefix(), self.scores).all()) else None
+            self.streamer.put(torch.tensor(sequence.ids[-1:], device="cpu"))
+        return "stop" if bool(self.criteria(sequence.prefix(), self.scores).all()) else None
 
-    def session(
+    def sequence(
         self, index: int, row: Tensor, pads: int, processors: Any, drafting: Drafting
-    ) -> Session:
+    ) -> Sequence:
         """A row of a batch: draws from torch's global generator, ends when the criteria say."""
         limit, drafter = self.criteria.max_length, drafting.drafter
-        return drafting.session(
+        return drafting.sequence(
             row[pads:].tolist(),
             padding=row[:pads].tolist(),
             distribution=self._distribution(_of_row(processors, index), row, drafting.model),
@@ -432,10 +433,10 @@ def _draft_seed(device: torch.device, index: int) -> int:
     return zlib.crc32(source.get_rng_state().cpu().numpy().tobytes()) + index
 
 
-def _sequences(input_ids: Tensor, sessions: Sequence[Session], config: Any) -> Tensor:
+def _sequences(input_ids: Tensor, sequences: abc.Sequence[Sequence], config: Any) -> Tensor:
     """(B, T) prompts and answers; shorter answers are padded on the right."""
     pad = config._pad_token_tensor
-    answers = [torch.tensor(one.ids[one.prompt_length :], device="cpu") for one in sessions]
+    answers = [torch.tensor(one.ids[one.prompt_length :], device="cpu") for one in sequences]
     fill = 0 if pad is None else int(pad.flatten()[0])
     new = pad_sequence(answers, batch_first=True, padding_value=fill)
     return torch.cat([input_ids, new.to(input_ids)], dim=1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.errors import (
     DraftsmithError,
     first_line,
@@ -58,10 +59,10 @@ def processor() -> str:
 class Grid:
     """What is measured."""
 
-    positions: Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
+    positions: abc.Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
     """Widths of a pass; 11 is the root and a draft of ten, the papers' block."""
-    contexts: Sequence[int] = (128, 512, 2048)
-    batches: Sequence[int] = (1, 4)
+    contexts: abc.Sequence[int] = (128, 512, 2048)
+    batches: abc.Sequence[int] = (1, 4)
     repeats: int = 9
 
     def longest(self, loaded: LoadedModel) -> int:
@@ -73,7 +74,7 @@ class Grid:
 
 def pass_cost(
     loaded: LoadedModel,
-    widths: Sequence[int] = WIDTHS,
+    widths: abc.Sequence[int] = WIDTHS,
     context: int = 256,
     repeats: int = 7,
 ) -> dict[int, float]:
@@ -192,8 +193,8 @@ def timed_steps(
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
     budgets = [FixedBudget(0) for _ in range(batch)]
     size = loaded.vocab_size
-    sessions = [
-        Session(
+    sequences = [
+        Sequence(
             [(31 * i + row) % size for i in range(context)],
             drafter=_Filler(),
             budget=budget,
@@ -208,9 +209,9 @@ def timed_steps(
     seconds: dict[int, list[float]] = {width: [] for width in widths}
     try:
         begin = perf_counter()
-        for session in sessions:
-            start(session, runner)
-            runner.prefill(session.row)
+        for sequence in sequences:
+            start(sequence, runner)
+            runner.prefill(sequence.row)
         runner.wait()
         began = (perf_counter() - begin) / batch
         for turn in range(grid.repeats + 1):
@@ -218,14 +219,14 @@ def timed_steps(
                 for budget in budgets:
                     budget.width = width - 1
                 begin = perf_counter()
-                step(sessions, runner)
+                step(sequences, runner)
                 runner.wait()
                 if turn:  # The first turn may allocate.
                     seconds[width].append(perf_counter() - begin)
     finally:
-        for session in sessions:
-            if session.row is not None:
-                runner.close(session.row)
+        for sequence in sequences:
+            if sequence.row is not None:
+                runner.close(sequence.row)
     return began, seconds
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import DraftsmithError
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.text.tokenizer import decode
@@ -33,10 +33,10 @@ class Alternatives:
         self._rows: list[Tensor] = []
 
     @classmethod
-    def watch(cls, job: Job, top: int) -> Alternatives:
-        """Look on at a job that has not begun."""
-        seen, session = cls(top), job.session
-        session.distribution = session.distribution.watched(seen)
+    def watch(cls, sequence: TextSequence, top: int) -> Alternatives:
+        """Look on at a sequence that has not begun."""
+        seen, sequence = cls(top), sequence
+        sequence.distribution = sequence.distribution.watched(seen)
         return seen
 
     def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:

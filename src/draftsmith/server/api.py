@@ -19,7 +19,7 @@ from sse_starlette.sse import SendTimeoutError
 
 from draftsmith.engine.call import Call as EngineCall
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job, partial_results, raise_failures
+from draftsmith.engine.sequence import TextSequence, partial_results, raise_failures
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
@@ -98,23 +98,26 @@ class Api:
         Else the first client waits for it. Raises what the model does.
         """
         log.info("warming up")
-        began, jobs = perf_counter(), [self._short()]
+        began, sequences = perf_counter(), [self._short()]
         schema = Grammar.json_schema({"enum": _TEXTS})
         try:
-            jobs.append(self._short(grammar=schema, prediction=_TEXTS[0]))
+            sequences.append(self._short(grammar=schema, prediction=_TEXTS[0]))
         except OptionError as error:  # the model follows no grammar; requests for one say so, too
             log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
-        with partial_results(jobs), EngineCall(self.engine.resources, jobs, len(jobs)) as call:
+        with (
+            partial_results(sequences),
+            EngineCall(self.engine.resources, sequences, len(sequences)) as call,
+        ):
             call.run()
-            raise_failures(jobs)
+            raise_failures(sequences)
         log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
 
-    def _short(self, **options: Any) -> Job:
+    def _short(self, **options: Any) -> TextSequence:
         """An answer that is too short to be kept, and that is not remembered."""
         options |= {"max_new_tokens": 8, "min_new_tokens": 8, "budget": "drafter"}
-        job = self.engine.prepare(options).job([0, 1, 0, 1])
-        job.session.context.earlier = None
-        return job
+        sequence = self.engine.prepare(options).sequence([0, 1, 0, 1])
+        sequence.context.earlier = None
+        return sequence
 
     def close(self) -> None:
         """End the threads that prepare requests."""
@@ -233,11 +236,11 @@ class Api:
         prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
         loop = asyncio.get_running_loop()
         made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
-        jobs = [job for _, job in made if job is not None]
-        if jobs:
-            call = self.worker.call(len(jobs), self.settings.timeout, counted=False)
+        sequences = [sequence for _, sequence in made if sequence is not None]
+        if sequences:
+            call = self.worker.call(len(sequences), self.settings.timeout, counted=False)
             try:
-                call.start(jobs, [None] * len(jobs))
+                call.start(sequences, [None] * len(sequences))
                 async for _ in call.chunks():
                     pass
             finally:
@@ -328,14 +331,16 @@ class Api:
             if grammar is not None:
                 await self._compiled(grammar)
             prepare = partial(self._prepare, prompts, options, body.n, arrival.began)
-            jobs = await call.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
-            for job in jobs if body.return_drafts else ():
-                job.session.drafts = []
-            for job in jobs:
-                assert job.stream is not None
-                job.stream.apart = self.markers
-            watching = [None if top is None else Alternatives.watch(job, top) for job in jobs]
-            call.start(jobs, watching)
+            sequences = await call.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
+            for sequence in sequences if body.return_drafts else ():
+                sequence.drafts = []
+            for sequence in sequences:
+                assert sequence.stream is not None
+                sequence.stream.apart = self.markers
+            watching = [
+                None if top is None else Alternatives.watch(sequence, top) for sequence in sequences
+            ]
+            call.start(sequences, watching)
         except BaseException:
             call.close()
             raise
@@ -355,22 +360,27 @@ class Api:
                 400, "the grammar took too long to compile; simplify it", param="response_format"
             ) from None
 
-    async def _prepared(self, prepare: Callable[[], list[Job]], *, long: bool) -> list[Job]:
+    async def _prepared(
+        self, prepare: Callable[[], list[TextSequence]], *, long: bool
+    ) -> list[TextSequence]:
         """What a thread of the request's own prepares; long prompts one after the other."""
         async with self._long if long else nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
     def _prepare(
         self, prompts: Sequence[Any], options: Mapping[str, Any], n: int, began: float
-    ) -> list[Job]:
-        jobs = self.engine.prepare(options, began).jobs(prompts, n, streaming=True)
+    ) -> list[TextSequence]:
+        sequences = self.engine.prepare(options, began).sequences(prompts, n, streaming=True)
         end_team()  # the next request is prepared in another thread
-        most, longest = self.settings.max_context, max(job.session.prompt_length for job in jobs)
+        most, longest = (
+            self.settings.max_context,
+            max(sequence.prompt_length for sequence in sequences),
+        )
         if most is not None and longest > most:
             raise PromptError(
                 f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
             )
-        return jobs
+        return sequences
 
     async def _reply(
         self, body: Sampling, call: Call, answer: Answer, request: Request

@@ -17,8 +17,8 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Distribution
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job
 from draftsmith.engine.request import Drafting
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.server.alternatives import Logprob, logprob_of
 from draftsmith.text.tokenizer import StreamDecoder
 
@@ -71,10 +71,12 @@ class _Reading(DrafterState):
         return Draft.chain(ctx.prediction[done : done + min(ctx.budget, ctx.depth)], "prompt")
 
 
-def echo_of(engine: Engine, prompt: Any, top: int | None, salt: str) -> tuple[Echo, Job | None]:
-    """Return a prompt as it is told back, and the job that writes its log-probabilities.
+def echo_of(
+    engine: Engine, prompt: Any, top: int | None, salt: str
+) -> tuple[Echo, TextSequence | None]:
+    """Return a prompt as it is told back, and the sequence that writes its log-probabilities.
 
-    `top`: alternatives for each token; None: no log-probabilities. No job where there are none to
+    `top`: alternatives for each token; None: no log-probabilities. No sequence where there are none to
     compute. Raises PromptError.
     """
     ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
@@ -89,11 +91,10 @@ def echo_of(engine: Engine, prompt: Any, top: int | None, salt: str) -> tuple[Ec
     return echo, _scoring(engine, ids, Recital(ids, top, echo.logprobs), salt) if ids[1:] else None
 
 
-def _scoring(engine: Engine, ids: Sequence[int], recital: Recital, salt: str) -> Job:
+def _scoring(engine: Engine, ids: Sequence[int], recital: Recital, salt: str) -> TextSequence:
     options = {"max_new_tokens": len(ids) - 1, "prediction": ids, "cache_salt": salt}
     drafting = Drafting.of(engine.model, _Prompt(), WIDTH, engine.cost)
-    job = replace(engine.prepare(options), drafting=drafting).job(ids[:1])
-    session = job.session
-    session.distribution = Distribution((recital,), greedy=True)
-    session.stop_rules = ()
-    return job
+    sequence = replace(engine.prepare(options), drafting=drafting).sequence(ids[:1])
+    sequence.distribution = Distribution((recital,), greedy=True)
+    sequence.stop_rules = ()
+    return sequence

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from draftsmith.engine.jobs import Piece
+from draftsmith.engine.sequence import Piece
 from draftsmith.server.calls.formats import FORMATS, Format, family_of, markers_of, shows_tools
 from draftsmith.server.calls.source import Call, NoCall, Parser, Source
 from draftsmith.text.tokenizer import shows_role

@@ -3,7 +3,7 @@
     event loop:        Call.start ─▶ EngineThread.submit        Call.chunks ◀─ Call.put
     engine's thread:                   └▶ passes ─▶ Call.hear ──────────────────┘
 
-Nothing of a job is touched by the event loop once it has started, and nothing else of a `Call` by
+Nothing of a sequence is touched by the event loop once it has started, and nothing else of a `Call` by
 the engine's thread.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.session import OF_DRAFTER
+from draftsmith.core.sequence import OF_DRAFTER
 from draftsmith.core.stats import Guess
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.jobs import Job, Piece
 from draftsmith.engine.result import GenerationResult
+from draftsmith.engine.sequence import Piece, TextSequence
 from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.server.alternatives import Alternatives, Logprob
 from draftsmith.server.refusals import Refusal
@@ -70,18 +70,20 @@ class Call:
         self._left = answers
         self._waiting: deque[Chunk | Refusal] = deque()
         self._news = asyncio.Event()
-        self._jobs: dict[Job, tuple[int, Alternatives | None]] = {}
+        self._jobs: dict[TextSequence, tuple[int, Alternatives | None]] = {}
         self._closed = False
 
     @property
     def running(self) -> int:
         """Answers that have a row, or had one."""
-        return sum(job.admitted is not None for job in self._jobs)
+        return sum(sequence.admitted is not None for sequence in self._jobs)
 
-    def start(self, jobs: Sequence[Job], alternatives: Sequence[Alternatives | None]) -> None:
-        """Put the jobs in line; raises what the scheduler has against them."""
-        self._jobs = dict(zip(jobs, enumerate(alternatives), strict=True))
-        self._worker.engine.thread.submit(jobs, self.hear)
+    def start(
+        self, sequences: Sequence[TextSequence], alternatives: Sequence[Alternatives | None]
+    ) -> None:
+        """Put the sequences in line; raises what the scheduler has against them."""
+        self._jobs = dict(zip(sequences, enumerate(alternatives), strict=True))
+        self._worker.engine.thread.submit(sequences, self.hear)
 
     async def in_time(self, news: Awaitable[Any]) -> Any:
         """Wait for something; raises Refusal when the request's time is over."""
@@ -134,20 +136,20 @@ class Call:
             if self._left and self._jobs:
                 self._worker.engine.thread.cancel([*self._jobs])
 
-    def hear(self, job: Job, ended: bool) -> None:
+    def hear(self, sequence: TextSequence, ended: bool) -> None:
         """Hand a step's news to the event loop; called in the engine's thread."""
-        (index, seen), now = self._jobs[job], perf_counter()
-        pieces = tuple(job.pieces)
-        job.pieces.clear()
+        (index, seen), now = self._jobs[sequence], perf_counter()
+        pieces = tuple(sequence.pieces)
+        sequence.pieces.clear()
         logprobs = () if seen is None else tuple(seen.take([piece.token for piece in pieces]))
-        drafts = tuple(job.session.drafts or ())
+        drafts = tuple(sequence.drafts or ())
         if drafts:
-            job.session.drafts = []
+            sequence.drafts = []
         chunk = Chunk(index, pieces, logprobs, drafts)
         if ended:
-            self._worker.log_failures(job)
-            queued = (job.admitted or now) - job.began
-            end = job.result(), job.session.error, queued, now - job.began
+            self._worker.log_failures(sequence)
+            queued = (sequence.admitted or now) - sequence.began
+            end = sequence.result(), sequence.error, queued, now - sequence.began
             chunk = Chunk(index, pieces, logprobs, drafts, *end)
         if pieces or ended:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
@@ -239,13 +241,12 @@ class Worker:
         if call.counted:
             self._observe(chunk)
 
-    def log_failures(self, job: Job) -> None:
+    def log_failures(self, sequence: TextSequence) -> None:
         """Log why an answer failed, and once for each kind of error what it did in another way."""
-        session = job.session
-        if session.error is not None and Refusal.of(session.error).status >= 500:
-            log.error("an answer failed", exc_info=session.error)
-        for (what, kind), said in session.notices.items():
-            fields = {"drafter": str(session.drafter), "kind": kind}
+        if sequence.error is not None and Refusal.of(sequence.error).status >= 500:
+            log.error("an answer failed", exc_info=sequence.error)
+        for (what, kind), said in sequence.notices.items():
+            fields = {"drafter": str(sequence.drafter), "kind": kind}
             # Errors of other people's drafters may name what was asked.
             why = {"why": said} if what not in OF_DRAFTER or kind in _OURS else {}
             if (key := (what, *fields.values())) not in self._logged:

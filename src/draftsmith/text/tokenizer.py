@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import abc
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from draftsmith.core.drafter import common_prefix
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.errors import LoadError, OptionError, PromptError
 from draftsmith.text.spelling import FALLBACK
 from draftsmith.values import integers, listed, shown, token_ids
@@ -47,7 +48,7 @@ def as_batch(prompt: Any) -> tuple[list[Any], bool]:
     if tensor and isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
     single = isinstance(rows, str) or _are_ids(rows) or _are_messages(rows)
-    if single or not isinstance(rows, Sequence) or isinstance(rows, bytes) or not len(rows):
+    if single or not isinstance(rows, abc.Sequence) or isinstance(rows, bytes) or not len(rows):
         return [rows], False
     return list(rows), True
 
@@ -71,14 +72,14 @@ def _are_messages(prompt: Any) -> bool:
 
 
 def _is_list(prompt: Any) -> bool:
-    some = isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes | bytearray)
+    some = isinstance(prompt, abc.Sequence) and not isinstance(prompt, str | bytes | bytearray)
     return some and len(prompt) > 0
 
 
 def encode_prompt(tokenizer: Any, prompt: Any, template: Mapping[str, Any]) -> list[int]:
     """Token ids of one prompt of any kind; `template` are the chat template's extra variables."""
     (one, *_), many = as_batch(prompt)
-    if isinstance(one, Sequence) and not len(one):
+    if isinstance(one, abc.Sequence) and not len(one):
         raise PromptError("the prompt is empty; give a text, token ids, or messages")
     if isinstance(one, str) and not many:
         return encode(tokenizer, one, special=True)
@@ -156,7 +157,7 @@ def continues(messages: Any, template: Mapping[str, Any]) -> bool:
 
 
 def render_chat(
-    tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any] | None = None
+    tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any] | None = None
 ) -> list[int]:
     """Token ids of a chat in the model's own template, ready for the assistant to answer.
 
@@ -208,7 +209,7 @@ def shows_role(tokenizer: Any, role: str) -> bool:
         return False
 
 
-def _left_open(tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
+def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any]) -> str:
     """A chat up to the end of its last message's text.
 
     Templates trim texts, so another word is rendered in its place.
@@ -230,7 +231,7 @@ def _left_open(tokenizer: Any, messages: Sequence[Message], template: Mapping[st
 
 
 def _rendered(
-    tokenizer: Any, messages: Sequence[Message], template: Mapping[str, Any], begins: bool
+    tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any], begins: bool
 ) -> str:
     """A chat as its template writes it; `begins`: with the beginning of an answer."""
     given = {name: value for name, value in template.items() if name not in OPENING}
@@ -244,7 +245,7 @@ def _rendered(
     return text
 
 
-def split_stops(tokenizer: Any, stop: Sequence[str]) -> tuple[list[str], list[int]]:
+def split_stops(tokenizer: Any, stop: abc.Sequence[str]) -> tuple[list[str], list[int]]:
     """Stop strings to look for in the text, and ids of those that are special tokens.
 
     Special tokens never show in the text, so they are recognised by their id. Raises OptionError
@@ -288,14 +289,14 @@ class StreamDecoder:
     """
 
     def __init__(
-        self, tokenizer: Any, *, special: bool = False, behind: Sequence[int] = ()
+        self, tokenizer: Any, *, special: bool = False, preceding: abc.Sequence[int] = ()
     ) -> None:
-        """`behind`: what the ids follow, as for `decode`."""
+        """`preceding`: what the ids follow, as for `decode`."""
         if tokenizer is None:
             raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         self.tokenizer = tokenizer
         self.special = special
-        self._given = list(behind)
+        self._given = list(preceding)
         """The last ids whose text was given out: some ids are written otherwise at a beginning."""
         self._held: list[int] = []
         self._text = ""
@@ -327,7 +328,7 @@ class StreamDecoder:
                 return self._give(count)
         return self._give(len(held)) if len(held) >= MOST_HELD else ""
 
-    def _before_last(self, held: Sequence[int], text: str) -> int:
+    def _before_last(self, held: abc.Sequence[int], text: str) -> int:
         """Characters of what `held` write, `text`, that end before the last token.
 
         Bytes that are no character are characters of their own. A token in the midst of one that
@@ -352,15 +353,15 @@ class StreamDecoder:
         self._text = self._behind(self._held)
         return text
 
-    def _behind(self, ids: Sequence[int]) -> str:
+    def _behind(self, ids: abc.Sequence[int]) -> str:
         """What `ids` write behind those given out."""
-        return decode(self.tokenizer, ids, special=self.special, behind=self._given)
+        return decode(self.tokenizer, ids, special=self.special, preceding=self._given)
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: abc.Sequence[int]) -> str:
         return decode(self.tokenizer, ids, special=self.special)
 
 
-def fallback_bytes(tokenizer: Any, ids: Sequence[int]) -> bytes:
+def fallback_bytes(tokenizer: Any, ids: abc.Sequence[int]) -> bytes:
     """Return the bytes of tokens that are one byte each (`<0x0A>`); empty if one is not."""
     named = getattr(tokenizer, "convert_ids_to_tokens", None)  # some only decode
     if named is None:
@@ -370,14 +371,18 @@ def fallback_bytes(tokenizer: Any, ids: Sequence[int]) -> bytes:
 
 
 def token_texts(
-    tokenizer: Any, ids: Sequence[int], *, special: bool = False, behind: Sequence[int] = ()
+    tokenizer: Any,
+    ids: abc.Sequence[int],
+    *,
+    special: bool = False,
+    preceding: abc.Sequence[int] = (),
 ) -> list[str]:
     """The text that each id adds, "" for one that only begins a character; joined, the whole text.
 
-    `special` shows special tokens too; `behind`: what the ids follow, as for `decode`. Raises
+    `special` shows special tokens too; `preceding`: what the ids follow, as for `decode`. Raises
     LoadError without a tokenizer.
     """
-    decoder = StreamDecoder(tokenizer, special=special, behind=behind)
+    decoder = StreamDecoder(tokenizer, special=special, preceding=preceding)
     texts = [decoder.push(token) for token in ids]
     if texts:
         texts[-1] += decoder.unfinished()
@@ -385,23 +390,27 @@ def token_texts(
 
 
 def decode(
-    tokenizer: Any, ids: Sequence[int], *, special: bool = False, behind: Sequence[int] = ()
+    tokenizer: Any,
+    ids: abc.Sequence[int],
+    *,
+    special: bool = False,
+    preceding: abc.Sequence[int] = (),
 ) -> str:
     """Text of `ids` exactly as the model wrote it; without special tokens, unless `special`.
 
-    `behind` stands before them and is no part of the text: SentencePiece's kind of tokenizer drops
+    `preceding` stands before them and is no part of the text: SentencePiece's kind of tokenizer drops
     the space before the first word of all.
     """
     text: str = tokenizer.decode(
-        [*behind, *ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        [*preceding, *ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
     )
-    return text[len(decode(tokenizer, behind, special=special)) :] if behind else text
+    return text[len(decode(tokenizer, preceding, special=special)) :] if preceding else text
 
 
-def last_written(tokenizer: Any, ids: Sequence[int]) -> tuple[int, ...]:
+def last_written(tokenizer: Any, ids: abc.Sequence[int]) -> tuple[int, ...]:
     """The last of some ids that writes whole characters by itself; empty if none does.
 
-    What goes on a text is decoded `behind` it.
+    What goes on a text is decoded `preceding` it.
     """
     for token in reversed(ids[-REACH:]):
         # Bytes of a character would become one with the bytes that follow, special tokens show
@@ -419,10 +428,10 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Any, stop: Sequence[str] = (), *, behind: Sequence[int] = ()
+        self, tokenizer: Any, stop: abc.Sequence[str] = (), *, preceding: abc.Sequence[int] = ()
     ) -> None:
-        """`behind`: what the answer follows, as for `decode`."""
-        self._decoder = StreamDecoder(tokenizer, behind=behind)
+        """`preceding`: what the answer follows, as for `decode`."""
+        self._decoder = StreamDecoder(tokenizer, preceding=preceding)
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
@@ -432,9 +441,9 @@ class TextStream:
         self.apart: Collection[int] = ()
         """Special tokens that part the text: no stop string goes on behind one."""
 
-    def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
+    def __call__(self, sequence: Sequence, _scores: Tensor | None, /) -> str | None:
         """Stop rule: take the newest token; `stop` when a stop string is complete."""
-        token = session.ids[-1]
+        token = sequence.ids[-1]
         text = self._release(self._decoder.push(token))
         self.starts.append(self._decoder.start)
         if token in self.apart:

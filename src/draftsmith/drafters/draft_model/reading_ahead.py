@@ -53,9 +53,9 @@ class ReadAhead:
             self.ids.append(token)
             return len(self.ids) == end
 
-        verdict = verify_greedy(guess, tokens, emit)
-        if verdict.nodes[-1] is not None:  # the draft ended, right so far
-            guess = guess.clip(len(verdict.path))
+        verification = verify_greedy(guess, tokens, emit)
+        if verification.nodes[-1] is not None:  # the draft ended, right so far
+            guess = guess.clip(len(verification.path))
         if guess.tokens:
-            self.budget.record(guess.size, len(verdict.path))
-            self.state.observe(self.context, Outcome(guess, verdict, output))
+            self.budget.record(guess.size, len(verification.path))
+            self.state.observe(self.context, Outcome(guess, verification, output))

@@ -6,8 +6,7 @@ the verifier and the statistics are the real ones, only the target is a recordin
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, abc
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
 from draftsmith.errors import UnsupportedError
@@ -56,12 +55,12 @@ class ReplayTarget:
 
     shape: Shape = "tree"
 
-    def __init__(self, answer: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, answer: abc.Sequence[int], vocab_size: int) -> None:
         self.answer = list(answer)
         self.vocab_size = vocab_size
         self.passes: Passes = Counter()
 
-    def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> ReplayRow:  # noqa: ARG002
+    def open(self, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> ReplayRow:  # noqa: ARG002
         return ReplayRow(list(ids))
 
     def prefill(self, row: ReplayRow, rest: int = 1) -> None:  # noqa: ARG002
@@ -76,9 +75,9 @@ class ReplayTarget:
 
     def forward(
         self,
-        rows: Sequence[ReplayRow],
-        drafts: Sequence[Draft],
-        take: Sequence[int] | None = None,  # noqa: ARG002  always all
+        rows: abc.Sequence[ReplayRow],
+        drafts: abc.Sequence[Draft],
+        take: abc.Sequence[int] | None = None,  # noqa: ARG002  always all
     ) -> list[RowOutput]:
         outputs = []
         for row, draft in zip(rows, drafts, strict=True):
@@ -95,9 +94,9 @@ class ReplayTarget:
 
     def commit(
         self,
-        rows: Sequence[ReplayRow],
-        paths: Sequence[Sequence[int]],
-        tokens: Sequence[Sequence[int]],
+        rows: abc.Sequence[ReplayRow],
+        paths: abc.Sequence[abc.Sequence[int]],
+        tokens: abc.Sequence[abc.Sequence[int]],
     ) -> None:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             row.cached += len(row.pending) + len(path)
@@ -107,7 +106,7 @@ class ReplayTarget:
     def taps(self, row: ReplayRow) -> Taps:  # noqa: ARG002
         return NO_TAPS  # `check` has refused whoever asks for some.
 
-    def extend(self, row: ReplayRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:  # noqa: ARG002
+    def extend(self, row: ReplayRow, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> int:  # noqa: ARG002
         row.cached, row.pending = 0, list(ids)
         return 0
 
@@ -125,7 +124,7 @@ class ReplayBudget:
     """(draft nodes, seconds of a pass): decide like the engine's automatic budget would."""
 
     def for_drafter(self, drafter: Drafter) -> Budget:
-        """The budget of one session."""
+        """The budget of one sequence."""
         own = drafter.preferred_width()
         if not self.curve or own == 0:
             return FixedBudget(own if self.width is None else self.width)
@@ -139,7 +138,7 @@ class Replay:
     stats: Stats
     passes: Passes
     """The histogram of passes by context and width, from which their cost follows."""
-    origins: Sequence[int | None] = ()
+    origins: abc.Sequence[int | None] = ()
     """Position that each token of the answer was copied from, if any; `as_dict` leaves it out."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -170,8 +169,8 @@ def check(drafter: Drafter) -> None:
 
 
 def replay(
-    prompt: Sequence[int],
-    answer: Sequence[int],
+    prompt: abc.Sequence[int],
+    answer: abc.Sequence[int],
     drafter: Drafter,
     vocab_size: int,
     budget: ReplayBudget | None = None,
@@ -186,7 +185,7 @@ def replay(
     """
     check(drafter)
     target = ReplayTarget(answer, vocab_size)
-    session = Session(
+    sequence = Sequence(
         prompt,
         drafter=drafter,
         budget=(budget or ReplayBudget()).for_drafter(drafter),
@@ -198,15 +197,15 @@ def replay(
         limit=max(len(answer), limit or len(answer) + _BEYOND),
         stop_rules=(lambda own, _: "length" if own.generated >= len(answer) else None,),
     )
-    session.context.earlier = earlier
-    start(session, target)
-    target.prefill(session.row)
-    while not session.finished:
-        step([session], target)
-    session.end_drafter()
-    if session.drafter_error is not None:
-        raise session.drafter_error
-    if session.ids[session.prompt_length :] != list(answer):
+    sequence.context.earlier = earlier
+    start(sequence, target)
+    target.prefill(sequence.row)
+    while not sequence.finished:
+        step([sequence], target)
+    sequence.end_drafter()
+    if sequence.drafter_error is not None:
+        raise sequence.drafter_error
+    if sequence.ids[sequence.prompt_length :] != list(answer):
         raise AssertionError("the replay did not reproduce the recording")
-    places = range(session.prompt_length, len(session.ids))
-    return Replay(session.stats, target.passes, [session.origins.get(i) for i in places])
+    places = range(sequence.prompt_length, len(sequence.ids))
+    return Replay(sequence.stats, target.passes, [sequence.origins.get(i) for i in places])

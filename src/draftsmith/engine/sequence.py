@@ -1,15 +1,15 @@
-"""Jobs: sessions with their text, and what their callers are handed."""
+"""Jobs: sequences with their text, and what their callers are handed."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import abc, deque
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.session import Session
+from draftsmith.core.sequence import Sequence
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.text.tokenizer import TextStream, decode
@@ -29,10 +29,10 @@ class Piece:
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """A session with what it takes to drive it and to turn it into a result."""
+class TextSequence:
+    """A sequence with what it takes to drive it and to turn it into a result."""
 
-    session: Session
+    sequence: Sequence
     tokenizer: Any
     stream: TextStream | None = None
     """Set where text is wanted while tokens come: for streaming and for stop strings."""
@@ -40,8 +40,8 @@ class Job:
     began: float = field(default_factory=perf_counter)
     """When the call was made, or the request arrived."""
     salt: str = ""
-    """Prefixes are shared with requests of the same salt only."""
-    behind: tuple[int, ...] = ()
+    """PrefixCache are shared with requests of the same salt only."""
+    preceding: tuple[int, ...] = ()
     """What its text is decoded behind."""
     rewinds: bool = False
     """Whether the next request is expected to begin in the middle of this one's row."""
@@ -73,18 +73,18 @@ class Job:
 
     def book(self) -> None:
         """Make pieces of the tokens that came since the last time."""
-        session, now = self.session, perf_counter() - self.began
-        if not session.settled:  # a pass was interrupted
+        sequence, now = self.sequence, perf_counter() - self.began
+        if not sequence.settled:  # a pass was interrupted
             return
-        new, texts, held = range(self.booked[0], session.generated), list[str](), ""
+        new, texts, held = range(self.booked[0], sequence.generated), list[str](), ""
         if not new:
             return
-        session.stats.wall_seconds = now
+        sequence.stats.wall_seconds = now
         if not new.start:
-            session.stats.first_token_seconds = now
+            sequence.stats.first_token_seconds = now
         if self.stream is not None:
             texts, held = self.stream.take(), self.stream.held()
-            if session.finished and texts:
+            if sequence.finished and texts:
                 texts[-1] += held
                 held = ""
                 if self.stream.silent:  # it stands behind all text
@@ -93,41 +93,41 @@ class Job:
         self.booked = new.stop, held
         # One that failed may have emitted a token and not its text.
         for text, at in zip(texts, new, strict=False):
-            token = session.ids[session.prompt_length + at]
+            token = sequence.ids[sequence.prompt_length + at]
             start = 0 if self.stream is None else self.stream.starts[at]
-            self.pieces.append(Piece(text, token, session.sources[at], now, start))
+            self.pieces.append(Piece(text, token, sequence.sources[at], now, start))
 
     def result(self) -> GenerationResult:
         """What was generated so far, but for the tokens of a pass that is not over."""
-        session, (booked, held) = self.session, self.booked
-        reason = session.finish_reason  # its token came before it, so it counts if that does
-        if session.generated > booked:
+        sequence, (booked, held) = self.sequence, self.booked
+        reason = sequence.finish_reason  # its token came before it, so it counts if that does
+        if sequence.generated > booked:
             reason = None
-        new = range(session.prompt_length, session.prompt_length + booked)
-        tokens = session.ids[new.start : new.stop]
+        new = range(sequence.prompt_length, sequence.prompt_length + booked)
+        tokens = sequence.ids[new.start : new.stop]
         if self.stream is not None:
             text = "".join(self.released[:booked]) + held
         else:
             known = self.tokenizer is not None
-            text = decode(self.tokenizer, tokens, behind=self.behind) if known else ""
+            text = decode(self.tokenizer, tokens, preceding=self.preceding) if known else ""
         return GenerationResult(
             tokens=tokens,
             text=text,
             finish_reason=reason or "cancelled",
-            stats=session.stats,
-            sources=session.sources[:booked],
-            origins=[session.origins.get(position) for position in new],
-            logprobs=None if session.logprobs is None else session.logprobs[:booked],
-            prompt_tokens=session.ids[: session.prompt_length],
-            notices=(*self.notices, *session.notices.values()),
+            stats=sequence.stats,
+            sources=sequence.sources[:booked],
+            origins=[sequence.origins.get(position) for position in new],
+            logprobs=None if sequence.logprobs is None else sequence.logprobs[:booked],
+            prompt_tokens=sequence.ids[: sequence.prompt_length],
+            notices=(*self.notices, *sequence.notices.values()),
             exact=self.exact,
-            behind=self.behind,
+            preceding=self.preceding,
         )
 
 
 @contextmanager
-def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
-    """Turn an error into GenerationInterrupted, which holds what there is of all jobs.
+def partial_results(sequences: abc.Sequence[TextSequence]) -> Iterator[None]:
+    """Turn an error into GenerationInterrupted, which holds what there is of all sequences.
 
     Ctrl-C stays a KeyboardInterrupt, with the same attribute `partial`; an error before the first
     token stays what it is.
@@ -135,10 +135,10 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        stop.partial = [job.result() for job in jobs]  # type: ignore[attr-defined]
+        stop.partial = [sequence.result() for sequence in sequences]  # type: ignore[attr-defined]
         raise
     except Exception as error:
-        done = sum(job.session.generated for job in jobs)
+        done = sum(sequence.generated for sequence in sequences)
         if not done:
             raise
         # The drafter's or the processor's own error stays visible as the cause.
@@ -146,17 +146,17 @@ def partial_results(jobs: Sequence[Job]) -> Iterator[None]:
         raise GenerationInterrupted(
             f"generation failed after {done} tokens ({kind}{error}); "
             f"what was generated is in this error's .partial",
-            [job.result() for job in jobs],
+            [sequence.result() for sequence in sequences],
         ) from error
 
 
-def raise_failures(jobs: Sequence[Job]) -> None:
-    """Raise what has ended the first of the jobs that failed.
+def raise_failures(sequences: abc.Sequence[TextSequence]) -> None:
+    """Raise what has ended the first of the sequences that failed.
 
     A StopIteration becomes a RuntimeError, as in a generator: it would end a loop over a stream.
     """
-    for job in jobs:
-        if isinstance(error := job.session.error, StopIteration):
+    for sequence in sequences:
+        if isinstance(error := sequence.error, StopIteration):
             raise RuntimeError("a callback raised StopIteration") from error
         if error is not None:
             raise error

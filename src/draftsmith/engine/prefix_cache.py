@@ -8,7 +8,7 @@ from typing import Any
 
 from draftsmith.core.drafter import common_prefix
 from draftsmith.engine.autocast import autocast_mode
-from draftsmith.engine.jobs import Job
+from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
 
@@ -31,7 +31,7 @@ class Kept:
     """That it holds."""
 
 
-class Prefixes:
+class PrefixCache:
     """Kept rows, the least recently used first."""
 
     def __init__(self, runner: Runner, most: int) -> None:
@@ -50,97 +50,107 @@ class Prefixes:
         """That the kept rows hold."""
         return sum(kept.bytes for kept in list(self._kept))
 
-    def label(self, job: Job) -> None:
-        """Note under what a job's row is computed: equal keys can serve each other."""
+    def label(self, sequence: TextSequence) -> None:
+        """Note under what a sequence's row is computed: equal keys can serve each other."""
         if self.most:
             weights = state(self.runner.loaded.model)
-            job.key = weights, *self._conditions(job)
+            sequence.key = weights, *self._conditions(sequence)
 
-    def _conditions(self, job: Job) -> tuple[Any, ...]:
+    def _conditions(self, sequence: TextSequence) -> tuple[Any, ...]:
         """Under what a row is computed, beside the weights."""
-        return autocast_mode(self.runner.loaded.device), job.session.needs, job.salt
+        return autocast_mode(self.runner.loaded.device), sequence.needs, sequence.salt
 
-    def borrow(self, job: Job, jobs: Sequence[Job]) -> None:
-        """Let a job begin behind the longest prefix that is computed, kept or in use by another.
+    def borrow(self, sequence: TextSequence, sequences: Sequence[TextSequence]) -> None:
+        """Let a sequence begin behind the longest prefix that is computed, kept or in use by another.
 
         A kept row is taken over where most of it serves; else its keys are copied.
         """
         if not self.most:
             return
-        for old in [old for old in self._kept if old.key[0] != job.key[0]]:
+        for old in [old for old in self._kept if old.key[0] != sequence.key[0]]:
             self.drop(old)  # the weights are others by now
-        session, runner = job.session, self.runner
-        mine: list[tuple[Any, Kept | None]] = [(k.row, k) for k in self._kept if k.key == job.key]
+        sequence, runner = sequence, self.runner
+        mine: list[tuple[Any, Kept | None]] = [
+            (k.row, k) for k in self._kept if k.key == sequence.key
+        ]
         if runner.copies:
-            mine += [(other.session.row, None) for other in jobs if other.key == job.key]
-        reached = [runner.reach(row, common_tokens(row.ids, job)) for row, _ in mine]
+            mine += [(other.row, None) for other in sequences if other.key == sequence.key]
+        reached = [runner.reach(row, common_tokens(row.ids, sequence)) for row, _ in mine]
         common = max(reached, default=0)
         if common < LEAST:
-            if max((common_tokens(row.ids, job) for row, kept in mine if kept), default=0) >= LEAST:
-                self._say(job, runner.loaded.capabilities.rereads)
+            if (
+                max((common_tokens(row.ids, sequence) for row, kept in mine if kept), default=0)
+                >= LEAST
+            ):
+                self._say(sequence, runner.loaded.capabilities.rereads)
             return
         row, kept = mine[reached.index(common)]
         if kept is not None and self._serves(kept, common):
-            session.row, empty = row, session.row  # first, so that an interrupt loses no row
+            sequence.row, empty = row, sequence.row  # first, so that an interrupt loses no row
             self._kept.remove(kept)
             runner.close(empty)
-            row.rewinds = job.rewinds
-            runner.extend(row, session.ids, session.needs)
+            row.rewinds = sequence.rewinds
+            runner.extend(row, sequence.ids, sequence.needs)
         else:
-            runner.copy(row, session.row, common)
-        session.stats.reused_tokens = session.row.cached
-        if not session.row.cached:
-            self._say(job, _NOT_COPIED)
+            runner.copy(row, sequence.row, common)
+        sequence.stats.reused_tokens = sequence.row.cached
+        if not sequence.row.cached:
+            self._say(sequence, _NOT_COPIED)
 
-    def ends(self, job: Job) -> bool:
+    def ends(self, sequence: TextSequence) -> bool:
         """Whether a prompt's last token gets a pass of its own, since a state knows no shorter past
         and who has the same prompt computes that token again."""
         recurrent = self.runner.loaded.capabilities.cache == "replay"
-        return bool(self.most and recurrent and job.session.prompt_length > LEAST)
+        return bool(self.most and recurrent and sequence.prompt_length > LEAST)
 
-    def _say(self, job: Job, why: str | None) -> None:
+    def _say(self, sequence: TextSequence, why: str | None) -> None:
         """Tell the first caller whose prompt is read again that it is, and why."""
         if why and not self._told:
             self._told = True
-            job.notices += (f"{why} (said once)",)
+            sequence.notices += (f"{why} (said once)",)
 
-    def mark(self, job: Job) -> None:
-        """Keep the end of a job's prompt for others, once it is read.
+    def mark(self, sequence: TextSequence) -> None:
+        """Keep the end of a sequence's prompt for others, once it is read.
 
         But for its last token: who has the same prompt computes that one again.
         """
-        session, row = job.session, job.session.row
-        end = session.prompt_length - 1
-        if job.marked or row is None or row.cached < end:
+        sequence, row = sequence, sequence.row
+        end = sequence.prompt_length - 1
+        if sequence.marked or row is None or row.cached < end:
             return
-        job.marked = True
+        sequence.marked = True
         already = row.mark is not None and row.mark[0] == end
         if self.most and end >= LEAST and not already:
             self.runner.mark(row)
 
-    def coming(self, job: Job, waiting: Sequence[Job]) -> bool:
-        """Whether an earlier job is just computing what this one begins with: then it waits."""
-        if job not in waiting or not self.most or not self.runner.copies or job.session.needs.taps:
+    def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
+        """Whether an earlier sequence is just computing what this one begins with: then it waits."""
+        if (
+            sequence not in waiting
+            or not self.most
+            or not self.runner.copies
+            or sequence.needs.taps
+        ):
             return False
-        ahead = [j for j in waiting[: waiting.index(job)] if j.key == job.key]
-        shared = [(common_tokens(j.session.ids, job), j.session.row.cached) for j in ahead]
+        ahead = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]
+        shared = [(common_tokens(j.ids, sequence), j.row.cached) for j in ahead]
         return any(common >= LEAST and cached < common for common, cached in shared)
 
-    def keep(self, job: Job) -> None:
-        """Keep an ended job's row, or close it."""
-        row = job.session.row
+    def keep(self, sequence: TextSequence) -> None:
+        """Keep an ended sequence's row, or close it."""
+        row = sequence.row
         if not self.most or row.cached < LEAST:
             self.close(row, self.runner)
             return
         try:
             self.runner.part(row)
         except (MemoryError, RuntimeError) as error:  # no room: torch's is a RuntimeError
-            job.session.note(NOT_KEPT, error)
+            sequence.note(NOT_KEPT, error)
             self.close(row, self.runner)
             return
         size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
         size += row.taps.bytes if row.taps else 0
-        self._kept.append(Kept(row, job.key, size))
+        self._kept.append(Kept(row, sequence.key, size))
         while len(self._kept) > self.most:
             self.drop(self._kept[0])
 
@@ -149,15 +159,15 @@ class Prefixes:
         self._kept = [kept for kept in self._kept if kept.row is not row]
         runner.close(row)
 
-    def others(self, job: Job) -> list[Kept]:
-        """The kept rows, but for one that a job in line is going to take over."""
-        own = self._conditions(job)
-        mine = [(common_tokens(k.row.ids, job), k) for k in self._kept if k.key[1:] == own]
+    def others(self, sequence: TextSequence) -> list[Kept]:
+        """The kept rows, but for one that a sequence in line is going to take over."""
+        own = self._conditions(sequence)
+        mine = [(common_tokens(k.row.ids, sequence), k) for k in self._kept if k.key[1:] == own]
         common, best = max(mine, key=lambda one: one[0], default=(0, None))
         return [k for k in self._kept if k is not best or not self._serves(k, common)]
 
     def _serves(self, kept: Kept, common: int) -> bool:
-        """Whether a job with so much in common takes a row over, rather than a copy of its keys."""
+        """Whether a sequence with so much in common takes a row over, rather than a copy of its keys."""
         return common >= LEAST and (2 * common > kept.row.cached or not self.runner.copies)
 
     def drop(self, kept: Kept) -> None:
@@ -166,7 +176,7 @@ class Prefixes:
         self.runner.close(kept.row)
 
 
-def common_tokens(ids: list[int], job: Job) -> int:
-    """How many of these tokens a job begins with, but for its last."""
-    wanted: list[int] = job.session.ids
+def common_tokens(ids: list[int], sequence: TextSequence) -> int:
+    """How many of these tokens a sequence begins with, but for its last."""
+    wanted: list[int] = sequence.ids
     return min(common_prefix(ids, wanted), len(wanted) - 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from traceback import format_tb
 from typing import Any
@@ -16,11 +17,11 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingParams, TorchSampler
 from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
-from draftsmith.core.verify import Verdict
+from draftsmith.core.verify import Verification
 from draftsmith.errors import DrafterStalled, OptionError, UnsupportedError, first_line
 
-StopRule = Callable[["Session", Tensor | None], "str | None"]
-"""Asked once per emitted token, which is already in `session.ids`: the finish reason, or None."""
+StopRule = Callable[["Sequence", Tensor | None], "str | None"]
+"""Asked once per emitted token, which is already in `sequence.ids`: the finish reason, or None."""
 
 
 PUT_ASIDE = "the drafter failed; the answer goes on plainly"
@@ -33,11 +34,11 @@ OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
 class EndTokens:
     """Ends at any of several end-of-sequence ids."""
 
-    def __init__(self, ids: Sequence[int]) -> None:
+    def __init__(self, ids: abc.Sequence[int]) -> None:
         self.ids = frozenset(ids)
 
-    def __call__(self, session: Session, _scores: Tensor | None, /) -> str | None:
-        return "stop" if session.ids[-1] in self.ids else None
+    def __call__(self, sequence: Sequence, _scores: Tensor | None, /) -> str | None:
+        return "stop" if sequence.ids[-1] in self.ids else None
 
 
 @dataclass(slots=True)
@@ -69,12 +70,12 @@ class Stalls:
         )
 
 
-class Session:
+class Sequence:
     """The state of one sequence between steps."""
 
     def __init__(
         self,
-        ids: Sequence[int],
+        ids: abc.Sequence[int],
         *,
         drafter: Drafter,
         budget: Budget,
@@ -82,13 +83,13 @@ class Session:
         sampler: Sampler,
         vocab_size: int,
         limit: int,
-        stop_rules: Sequence[StopRule] = (),
+        stop_rules: abc.Sequence[StopRule] = (),
         sampling: SamplingParams | None = None,
-        prediction: Sequence[int] = (),
+        prediction: abc.Sequence[int] = (),
         needs: Needs = NO_NEEDS,
         draft_seed: int | None = None,
         device: str | torch.device = "cpu",
-        padding: Sequence[int] = (),
+        padding: abc.Sequence[int] = (),
         stalls: Stalls | None = None,
     ) -> None:
         self.ids = list(ids)
@@ -171,7 +172,7 @@ class Session:
     def open_drafter(self) -> None:
         """Open the drafter's state, unless it is open; an error puts the drafter aside.
 
-        But one about its options is the caller's to mend, and ends the session.
+        But one about its options is the caller's to mend, and ends the sequence.
         """
         if self.state is None and self.drafter_error is None:
             if (stalled := self.stalls.rest()) is not None:
@@ -251,11 +252,11 @@ class Session:
             self.finish_reason = "length"
         return self.finished
 
-    def trace(self, draft: Draft, verdict: Verdict) -> None:
+    def trace(self, draft: Draft, verification: Verification) -> None:
         """Note where the tokens of the last step were copied from."""
         if draft.origins is None:
             return
-        first = len(self.ids) - len(verdict.tokens)
-        for position, node in enumerate(verdict.nodes, first):
+        first = len(self.ids) - len(verification.tokens)
+        for position, node in enumerate(verification.nodes, first):
             if node is not None and draft.origins[node] >= 0:
                 self.origins[position] = draft.origins[node]
