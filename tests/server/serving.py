@@ -25,11 +25,13 @@ import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
-from draftsmith.server.app import create_app
+from draftsmith.server.app import application
 from draftsmith.server.keys import Keys
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
 
+Ask = Callable[..., httpx2.Response]
+"""(path, chat template, what the model answers, fields of the body) → the response."""
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""
 
@@ -51,7 +53,7 @@ def api_of(made: Engine | None = None, keys: tuple[str, ...] = (), **settings: A
 
 @contextmanager
 def client_of(api: Api | None = None) -> Iterator[TestClient]:
-    with TestClient(create_app(api or api_of())) as client:
+    with TestClient(application(api or api_of())) as client:
         yield client
 
 
@@ -141,6 +143,17 @@ def events(response: httpx2.Response) -> list[dict[str, Any]]:
     lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def stream_of(response: httpx2.Response) -> list[dict[str, Any]]:
+    """The events of a response's stream, each of which says what it is and its number."""
+    lines = response.text.split("\n")
+    found = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    names = [line[7:] for line in lines if line.startswith("event: ")]
+    assert names == [event["type"] for event in found]
+    numbers = [event["sequence_number"] for event in found if "sequence_number" in event]
+    assert numbers in ([], list(range(len(found))))  # Anthropic's have none
+    return found
 
 
 def said(chunks: list[dict[str, Any]], index: int = 0) -> str:

@@ -220,10 +220,11 @@ class Engine:
         result of a tokenizer), or messages (to which the model's chat template is applied).
 
         Options: `drafter` and `budget` for this call; `prediction`, a text or ids that the answer
-        is expected to resemble; `grammar`, a `Grammar` that the answer must follow;
-        `chat_template_kwargs`; `cache_salt`, a text: only requests with the same one share cached
-        prefixes and earlier answers; and the fields of `SamplingParams`, with defaults from the
-        model's generation_config. `progress` shows on standard error how many answers have ended.
+        is expected to resemble; `grammar`, a `Grammar` that the answer must follow; `thoughts`, the
+        `Thoughts` before the answer; `chat_template_kwargs`; `cache_salt`, a text: only requests
+        with the same one share cached prefixes and earlier answers; and the fields of
+        `SamplingParams`, with defaults from the model's generation_config. `progress` shows on
+        standard error how many answers have ended.
 
         Returns a `GenerationResult`, or a list of them for a list of prompts. With n > 1 there are
         n results per prompt, sampled with the seeds seed, seed+1, … Raises PromptError or

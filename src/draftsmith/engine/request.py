@@ -30,6 +30,8 @@ from draftsmith.model.openmp import end_team
 from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar
+from draftsmith.text.thoughts import ThinkingState, Thoughts
+from draftsmith.text.vocab import Vocabulary
 from draftsmith.values import is_number, number, shown, token_ids
 
 BudgetSpec = int | Literal["auto", "drafter"]
@@ -49,6 +51,7 @@ class Options(TypedDict, total=False):
     budget: SupportsIndex | Literal["auto", "drafter"] | None
     prediction: str | abc.Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
     grammar: Grammar | None
+    thoughts: Thoughts | None
     chat_template_kwargs: Mapping[str, Any] | None
     cache_salt: str | None
     temperature: SupportsFloat | None
@@ -158,6 +161,7 @@ class Request:
     salt: str
     """Only requests with the same salt share cached prefixes and earlier answers."""
     grammar: Compiled | None = None
+    thoughts: Thoughts | None = None
 
     @classmethod
     def of(cls, drafting: Drafting, options: Mapping[str, Any], began: float) -> Request:
@@ -178,7 +182,9 @@ class Request:
         salt = given.pop("cache_salt", None)
         if not isinstance(salt, str | None):
             raise OptionError(f"cache_salt must be a text, got {shown(salt)}")
-        grammar = given.pop("grammar", None)
+        grammar, thoughts = given.pop("grammar", None), given.pop("thoughts", None)
+        if not isinstance(thoughts, Thoughts | None):
+            raise OptionError(f"thoughts must be made by Thoughts.of, got {shown(thoughts)}")
         if isinstance(prediction, str):
             prediction = text.encode(model.tokenizer, prediction)
         else:
@@ -188,7 +194,7 @@ class Request:
         settings = generation_config.given(model.generation_config)
         params = sampling(model, given)
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
-        return cls(drafting, params, ids, template, settings, began, salt or "", compiled)
+        return cls(drafting, params, ids, template, settings, began, salt or "", compiled, thoughts)
 
     def encode(self, prompt: Any) -> list[int]:
         """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""
@@ -236,8 +242,11 @@ class Request:
             stream = text.TextStream(model.tokenizer, strings, preceding=preceding)
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
-        grammar = None if self.grammar is None else self.grammar.state(len(ids))
-        last = () if grammar is None else (grammar,)  # after all changes to the scores
+        thinking, grammar = self._thinking(ids), None
+        if self.grammar is not None:
+            grammar = self.grammar.state(len(ids), thinking)
+        # After all changes to the scores.
+        last = [state for state in (grammar, thinking) if state is not None]
         distribution = Distribution.of(
             replace(params, processors=(*further, *params.processors, *last)),
             len(ids),
@@ -277,6 +286,14 @@ class Request:
         if sequence.limit <= 0:
             sequence.finish_reason = "length"
         return sequence
+
+    def _thinking(self, ids: abc.Sequence[int]) -> ThinkingState | None:
+        """Where the thoughts of an answer to `ids` stand, if anything depends on that."""
+        if self.thoughts is None or (self.grammar is None and self.thoughts.limit is None):
+            return None
+        model = self.drafting.model
+        known = None if self.grammar is None else Vocabulary.of(model.tokenizer, model.vocab_size)
+        return ThinkingState(self.thoughts, model.tokenizer, ids, known)
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:

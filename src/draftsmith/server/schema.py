@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from draftsmith.server.refusals import Refusal
 from draftsmith.text.tokenizer import OPENING
@@ -47,7 +47,8 @@ class Body(BaseModel):
         return {
             name: value
             for name, value in data.items()
-            if name not in IGNORED and (value is not None or name == "max_tokens")
+            if (name not in IGNORED or name in cls.model_fields)
+            and (value is not None or name == "max_tokens")
         }
 
 
@@ -86,9 +87,19 @@ class Message(Tolerant):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def says_something(self) -> Message:
+        """Refuse a message without content, unless it is the assistant's, who may only call."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError(
+                f"a message of the role {self.role!r} needs content; send a text, or '' for none"
+            )
+        return self
 
     def plain(self) -> dict[str, Any]:
         """As chat templates want it: text alone, arguments as objects."""
@@ -101,12 +112,12 @@ class Message(Tolerant):
                     "type": "function",
                     "function": {
                         "name": call.function.name,
-                        "arguments": _object(call.function.arguments),
+                        "arguments": arguments_of(call.function.arguments),
                     },
                 }
                 for call in self.tool_calls
             ]
-        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        more = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
         return told | {name: value for name, value in more.items() if value is not None}
 
 
@@ -122,7 +133,7 @@ def text_of(content: str | list[Part] | None) -> str:
     return content or ""
 
 
-def _object(arguments: str) -> Any:
+def arguments_of(arguments: str) -> Any:
     """Arguments as the object they spell; as they are where they spell none."""
     try:
         return json.loads(arguments)
@@ -231,9 +242,19 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+
+    @classmethod
+    def of(cls, asked: dict[str, Any]) -> ChatRequest:
+        """Return the chat that a request of another shape means; raise Refusal."""
+        try:
+            return cls.model_validate(asked)
+        except ValidationError as error:
+            raise Refusal.of_validation(error.errors()) from None
 
     @property
     def longest(self) -> str:
@@ -266,10 +287,43 @@ class ResponsesRequest(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    reasoning: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
+
+
+class Turn(Tolerant):
+    """What one side says in Anthropic's interface."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+
+class CountRequest(Body):
+    """POST /v1/messages/count_tokens: Anthropic's fields."""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    system: str | list[Part] | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages"""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool = False
 
 
 class TokenizeRequest(Body):

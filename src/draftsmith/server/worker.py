@@ -50,6 +50,8 @@ class Chunk:
     """With the last one: seconds from the request to its row."""
     seconds: float = 0.0
     """With the last one: from the request to its end."""
+    stop: str | None = None
+    """With the last one: the stop string that ended it."""
 
 
 class Call:
@@ -72,6 +74,8 @@ class Call:
         self._news = asyncio.Event()
         self._jobs: dict[TextSequence, tuple[int, Alternatives | None]] = {}
         self._closed = False
+        self.prompt: list[int] = []
+        """Ids of the first prompt, once the sequences are in line."""
 
     @property
     def running(self) -> int:
@@ -83,6 +87,8 @@ class Call:
     ) -> None:
         """Put the sequences in line; raises what the scheduler has against them."""
         self._jobs = dict(zip(sequences, enumerate(alternatives), strict=True))
+        sequence = sequences[0]
+        self.prompt = sequence.ids[: sequence.prompt_length]
         self._worker.engine.thread.submit(sequences, self.hear)
 
     async def in_time(self, news: Awaitable[Any]) -> Any:
@@ -149,7 +155,8 @@ class Call:
         if ended:
             self._worker.log_failures(sequence)
             queued = (sequence.admitted or now) - sequence.began
-            end = sequence.result(), sequence.error, queued, now - sequence.began
+            stop = None if sequence.stream is None else sequence.stream.stopped
+            end = sequence.result(), sequence.error, queued, now - sequence.began, stop
             chunk = Chunk(index, pieces, logprobs, drafts, *end)
         if pieces or ended:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more

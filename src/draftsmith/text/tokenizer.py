@@ -437,7 +437,8 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
-        self.stopped = False
+        self.stopped: str | None = None
+        """The stop string that ended the text."""
         self.starts: list[int] = []
         """Position where each token's own text begins, even if it is released later."""
         self.apart: Collection[int] = ()
@@ -451,7 +452,7 @@ class TextStream:
         if token in self.apart:
             text, self._held = text + self._held, ""
         self._ready.append(text)
-        return "stop" if self.stopped else None
+        return None if self.stopped is None else "stop"
 
     def take(self) -> list[str]:
         """Return the text released by each token since the last call, in order."""
@@ -465,22 +466,22 @@ class TextStream:
 
     def held(self) -> str:
         """Return the text that is held back, to show it if nothing follows."""
-        return "" if self.stopped else self._held + self._decoder.unfinished()
+        return "" if self.stopped is not None else self._held + self._decoder.unfinished()
 
     def _release(self, piece: str) -> str:
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         text = self._held + piece
-        cuts = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        cuts = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if cuts:
-            self.stopped, self._held = True, ""
-            return text[: min(cuts)]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+            (end, self.stopped), self._held = min(cuts), ""
+            return text[:end]
+        keep = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return the length of the longest end of `text` that is a beginning of `stop`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)
