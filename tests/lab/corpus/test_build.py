@@ -24,8 +24,9 @@ from draftsmith.drafters.corpus.datastore import Datastore
 from draftsmith.drafters.corpus.files import ID, SEPARATOR, Header
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.lab.corpus import build as building
-from draftsmith.lab.corpus.build import LEAST_PIECE, CorpusPlan, build
+from draftsmith.lab.corpus.build import build
 from draftsmith.lab.corpus.pieces import Pieces, read_pieces
+from draftsmith.lab.corpus.plan import LEAST_PIECE, CorpusPlan
 from draftsmith.lab.corpus.texts import documents, find
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -348,7 +349,8 @@ from pathlib import Path
 import torch
 import tiny
 from draftsmith.lab.corpus import perplexity
-from draftsmith.lab.corpus.build import CorpusPlan, build
+from draftsmith.lab.corpus.build import build
+from draftsmith.lab.corpus.plan import CorpusPlan
 from draftsmith.model.load import load
 from work import DIES
 
@@ -429,9 +431,9 @@ def test_folders_with_something_else_are_left_alone(
 
 
 def test_numbers_that_cannot_work_are_refused(plan: CorpusPlan, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="piece must be at least 4 tokens, got 3"):
+    with pytest.raises(OptionError, match="piece must be an integer >= 4, got 3"):
         CorpusPlan(texts=[], piece=3)
-    with pytest.raises(OptionError, match="keep must be at least 1, got 0"):
+    with pytest.raises(OptionError, match="keep must be an integer >= 1, got 0"):
         CorpusPlan(texts=[], keep=0)
     small = load(tiny.model(context=8), tokenizer=tiny.tokenizer())
     with pytest.raises(OptionError, match="the context of LlamaForCausalLM is 8; give --piece"):

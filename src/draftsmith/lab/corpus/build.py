@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from draftsmith.errors import OptionError
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.lab.corpus.pieces import Pieces, read_pieces
+from draftsmith.lab.corpus.plan import CorpusPlan
 from draftsmith.lab.corpus.suffixes import sorter
 from draftsmith.lab.corpus.texts import find
 from draftsmith.lab.lines import JsonLines
@@ -33,9 +33,6 @@ from draftsmith.storage import write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
-LEAST_PIECE = 4
-"""Documents cut at this many tokens never leave a piece of one token, which predicts nothing."""
-
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: (title, total) → context with a function that adds finished items."""
 
@@ -43,30 +40,6 @@ Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG001
     """Show nothing."""
     return nullcontext(lambda _: None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusPlan:
-    """Options of a corpus; raises OptionError for invalid numbers."""
-
-    texts: Sequence[Path]
-    """Files (.jsonl, else plain text; also .gz, .xz) and folders of .txt, .md and .jsonl."""
-    fields: tuple[str, ...] = ("text",)
-    """Fields to read from each JSON line; several are joined by line breaks."""
-    piece: int = 512
-    """Longest piece in tokens. Longer documents are cut, and the pieces are ranked."""
-    keep: int | None = 100_000
-    """Number of pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
-
-    def __post_init__(self) -> None:
-        if self.piece < LEAST_PIECE:
-            raise OptionError(f"piece must be at least {LEAST_PIECE} tokens, got {self.piece}")
-        if self.keep is not None and self.keep < 1:
-            raise OptionError(f"keep must be at least 1, got {self.keep}")
-
-    def settings(self) -> dict[str, Any]:
-        """Return the options that the header stores."""
-        return {"fields": list(self.fields), "piece": self.piece, "keep": self.keep}
 
 
 def build(

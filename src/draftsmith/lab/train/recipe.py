@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from operator import ge, gt, le
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+from cyclopts import Group, Parameter
+
+from draftsmith.cli.options import group
 from draftsmith.errors import OptionError, UnknownName
+from draftsmith.values import number
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
@@ -19,20 +23,21 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"help": help, **limits})
 
 
-_LIMITS = (("least", "at least", ge), ("most", "at most", le), ("above", "above", gt))
-
-
 def check(settings: Any) -> None:
     """Raise OptionError for the first field of a dataclass that exceeds its limits."""
     for known in fields(settings):
-        name, value, limits = known.name, getattr(settings, known.name), known.metadata
-        if "choices" in limits and value not in limits["choices"]:
-            raise UnknownName(name, value, limits["choices"])
-        for limit, words, holds in _LIMITS:
-            if limit in limits and not holds(value, limits[limit]):
-                raise OptionError(f"{name} must be {words} {limits[limit]}, got {name}={value}")
+        name, value, limits = known.name, getattr(settings, known.name), dict(known.metadata)
+        if value not in limits.pop("choices", [value]):
+            raise UnknownName(name, value, known.metadata["choices"])
+        if limits.pop("help", None) and limits:
+            number(name, value, int if isinstance(known.default, int) else float, **limits)
 
 
+ADAPTIVE = Parameter(group=Group("Adaptive tokens", sort_key=2))
+STEPS = Parameter(group=Group("Steps", sort_key=3))
+
+
+@group("Learning", 4)
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Settings of a training; the defaults are the paper's. Raises OptionError for invalid values.
@@ -41,37 +46,39 @@ class Recipe:
     Not in the paper: `weight_decay` and `clip`, which are Llama 2's, and `token_rate`.
     """
 
-    objective: str = setting(
+    objective: Annotated[str, ADAPTIVE] = setting(
         "improved",
         "improved (equation 9), basic (equation 8), or plain: no adaptive tokens, for comparison.",
         choices=("improved", "basic", "plain"),
     )
-    L: int = setting(5, "The longest window of adaptive tokens.", least=1)
-    diverse: bool = setting(
-        False, "One token per depth (appendix B) instead of one for all; then k < L when decoding."
+    L: Annotated[int, Parameter(name="--L"), ADAPTIVE] = setting(
+        5, "The longest window of adaptive tokens.", least=1
     )
-    share: float = setting(
-        0.1, "Share of the positions of a mixed sequence; share_of defines which.", least=0, most=1
+    diverse: Annotated[bool, ADAPTIVE] = setting(
+        False, "One for each depth (appendix B), not one for all; then k < L when decoding."
     )
-    share_of: str = setting(
+    share: Annotated[float, ADAPTIVE] = setting(
+        0.1, "Share of the positions of a mixed sequence; share_of says of which.", least=0, most=1
+    )
+    share_of: Annotated[str, ADAPTIVE] = setting(
         "windows",
         "What the share counts: positions where windows begin (the paper), or replaced ones.",
         choices=("windows", "replaced"),
     )
-    w: float = setting(1.0, "Weight of the adaptive tokens in equation 9.", least=0)
-    infill: float = setting(
+    w: Annotated[float, ADAPTIVE] = setting(
+        1.0, "Weight of the adaptive tokens in equation 9.", least=0
+    )
+    infill: Annotated[float, STEPS] = setting(
         0.5, "Share of code rearranged as prefix, suffix, middle; 0 for none.", least=0, most=1
     )
-    length: int = setting(1024, "T: tokens of a sequence.", least=2)
-    rows: int = setting(8, "Sequences of a step.", least=1)
-    rows_per_pass: int = setting(
+    length: Annotated[int, STEPS] = setting(1024, "T: tokens of a sequence.", least=2)
+    rows: Annotated[int, STEPS] = setting(8, "Sequences of a step.", least=1)
+    rows_per_pass: Annotated[int, STEPS] = setting(
         8, "Sequences of a forward pass; fewer accumulate their gradients.", least=1
     )
-    steps: int = setting(2000, "Number of steps.", least=1)
-    learning_rate: float = setting(
-        5e-5, "Highest learning rate, reached after the warm-up.", above=0
-    )
-    final_learning_rate: float = setting(1e-5, "Last learning rate.", least=0)
+    steps: Annotated[int, STEPS] = setting(2000, "How many steps.", least=1)
+    learning_rate: float = setting(5e-5, "The highest, reached after warming up.", above=0)
+    final_learning_rate: float = setting(1e-5, "The last.", least=0)
     token_rate: float = setting(
         1.0,
         "Factor on the learning rate of adaptive tokens' rows; use 100 in short runs.",
@@ -83,8 +90,8 @@ class Recipe:
     lora: int = setting(
         0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.", least=0
     )
-    bfloat16: bool = setting(
-        True, "Compute passes in bfloat16 where it is safe; weights stay in float32."
+    bfloat16: Annotated[bool, Parameter(negative="--float32")] = setting(
+        True, "Compute passes in bfloat16 where that is safe; weights stay in float32."
     )
     seed: int = setting(0, "Seed of the order of the texts, and of the windows.", least=0)
 
@@ -123,3 +130,44 @@ class Recipe:
         fallen = (step - rising) / max(1, self.steps - 1 - rising)
         span = self.learning_rate - self.final_learning_rate
         return self.final_learning_rate + span * (1 + math.cos(math.pi * fallen)) / 2
+
+
+@group("Steps", 3)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run a training. Only `tokens` changes the weights it ends with.
+
+    Raises OptionError for invalid values.
+    """
+
+    tokens: Annotated[tuple[int, ...], Parameter(name="--token"), ADAPTIVE] = setting(
+        (),
+        "Id of an adaptive token, once for each; free ones are found if none are named.",
+    )
+    add_token: Annotated[bool, ADAPTIVE] = setting(
+        False, "Add new tokens to the vocabulary instead."
+    )
+    cpu: bool = setting(False, "Stay on the CPU.")
+    save_every: int = setting(100, "Steps between checkpoints.", least=1)
+    measure_every: int = setting(
+        0, "Steps between held-out losses; 0: only before and after.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@group("Texts", 1)
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Texts to train on, and held-out texts."""
+
+    paths: Annotated[tuple[Path, ...], Parameter(name="--texts")]
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files. Those
+    that end in .txt or .md are prose, all others code. May be given several times."""
+    prose: tuple[Path, ...] = ()
+    """Files and folders of other texts, such as chats: never rearranged for infilling."""
+    held_out: tuple[Path, ...] = ()
+    """Files and folders of text that is removed from the others and measured on."""
+    fields: Annotated[tuple[str, ...], Parameter(name="--field")] = ("text",)
+    """Fields to read from each JSON line; several are joined by line breaks."""
