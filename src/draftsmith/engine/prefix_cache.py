@@ -15,7 +15,7 @@ from draftsmith.model.runner import Runner
 NOT_KEPT = "the sequence could not be kept for later requests"
 _NOT_COPIED = (
     "This prompt begins like an earlier one and is read again: keys cannot be copied where a "
-    "drafter looks at the model's states, or where rotary angles depend on the length of a pass."
+    "drafter looks at the model's attention, or where rotary angles depend on the length of a pass."
 )
 LEAST = 16
 """Common tokens below which computing them again is as good."""
@@ -125,11 +125,12 @@ class PrefixCache:
 
     def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
         """Whether an earlier sequence is just computing what this one begins with: then it waits."""
+        needs = sequence.needs
         if (
             sequence not in waiting
             or not self.most
             or not self.runner.copies
-            or sequence.needs.taps
+            or needs.attention_heads
         ):
             return False
         ahead = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]
