@@ -144,7 +144,7 @@ def test_every_benchmark_prints_something_that_a_page_shows() -> None:
             assert f"benchmarks.{file.stem}" in shown, f"no page has a command of {file.name}"
 
 
-QUOTED = re.compile(r"```python\n# ([a-z_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
+QUOTED = re.compile(r"```python\n# ([a-z0-9_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
 
 
 def source_of(path: Path, qualified: str) -> str:
@@ -162,7 +162,7 @@ def test_the_script_of_the_recording_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["copyspec", "pld_plus", "sdsat", "draft_model", "slem", "slrs"]
+    "algorithm", ["copyspec", "pld_plus", "sdsat", "draft_model", "slem", "slrs", "eagle3"]
 )
 def test_quoted_code_is_the_source(algorithm: str) -> None:
     page = f"algorithms/{algorithm}.md"
@@ -201,7 +201,7 @@ def test_every_example_runs_is_quoted_or_says_why_not(page: Path) -> None:
     if page.stem in (*RUN, "writing-a-drafter", "spectra") or page not in PAGES:  # their own tests
         return
     for excuse, block in PYTHON.findall(page.read_text(encoding="utf-8")):
-        assert excuse or re.match(r"# [a-z_/]+\.py: [\w.]+\n", block), block
+        assert excuse or re.match(r"# [a-z0-9_/]+\.py: [\w.]+\n", block), block
 
 
 # ---------------------------------------------------------------------------------- links

@@ -52,7 +52,8 @@ class Context:
     cost: CostCurve | None = None
     """Cost of passes, for a drafter that divides an automatic budget itself; else None."""
     hidden: Tensor | None = None
-    """(T-1, D) states of the layer `Needs.hidden_layer`, a view that is valid during `draft` only.
+    """(T-1, k·D) states of the k `Needs.hidden_layers`, or the result of `Needs.fold`; a view that
+    is valid during `draft` only.
 
     The last of the T ids has no state yet. None if the target has recorded no states.
     """

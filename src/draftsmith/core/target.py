@@ -18,24 +18,36 @@ REST = 64
 """Pending tokens that may share a pass with a draft: the pass then takes hardly any longer."""
 
 
+class Fold(Protocol):
+    """Makes hidden states narrower as soon as they are there, so that less is kept."""
+
+    width: int
+
+    def __call__(self, states: Tensor, /) -> Tensor:
+        """(n, k·D) outputs of k blocks → (n, width)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the target must record for a drafter in addition to its usual work."""
 
-    hidden_layer: int | None = None
-    """Record the output of this block (counted from 1) for every position, before a final norm."""
+    hidden_layers: tuple[int, ...] = ()
+    """Record the outputs of these blocks (counted from 1) for every position, side by side, before
+    a final norm."""
     attention_heads: tuple[tuple[int, int], ...] = ()
     """Record the attention of the last accepted position for these (layer, head), counted from
     0."""
     logits: bool = False
     """Compute the logits of the root, the draft nodes and the probes."""
+    fold: Fold | None = None
+    """Makes the recorded states narrower before they are kept; None: they are kept unchanged."""
     why: str = field(default="", compare=False)
     """Origin of these choices, as a sentence for the user; empty if there is nothing to explain."""
 
     @property
     def taps(self) -> bool:
         """Whether hidden states or attention must be recorded."""
-        return self.hidden_layer is not None or bool(self.attention_heads)
+        return bool(self.hidden_layers or self.attention_heads)
 
 
 NO_NEEDS = Needs()
@@ -63,6 +75,8 @@ class ModelFacts:
     """Device of its input ids."""
     shape: Shape = "tree"
     """Drafts that it can verify."""
+    model: Any | None = field(default=None, compare=False)
+    """The live model, for drafters that use its embeddings or its head; None: there is none."""
 
 
 Weights = Callable[[Tensor], Tensor]
@@ -74,7 +88,8 @@ class Taps:
     """Recorded states and attention of a row with T committed ids; the last id has no state yet."""
 
     hidden: Tensor | None = None
-    """(T-1, D); None: not requested, or nothing was computed yet."""
+    """(T-1, k·D) for k layers, or as wide as `Needs.fold` makes them; None: not requested, or
+    nothing was computed yet."""
     attention: Weights | None = None
     """Attention of the last position with a state, over the T-1 positions up to itself."""
 

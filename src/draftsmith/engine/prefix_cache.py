@@ -15,7 +15,7 @@ from draftsmith.model.runner import Runner
 NOT_KEPT = "the sequence could not be kept for later requests"
 _NOT_COPIED = (
     "This prompt begins like an earlier one but is read again: keys cannot be copied if a drafter "
-    "reads the model's states, or if rotary angles depend on the length of a pass."
+    "reads the model's attention, or if rotary angles depend on the length of a pass."
 )
 LEAST = 16
 """Minimum number of common tokens; computing fewer again costs as much as copying them."""
@@ -131,11 +131,12 @@ class PrefixCache:
 
     def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
         """Whether an earlier sequence is computing the beginning of this one, so it can wait."""
+        needs = sequence.needs
         if (
             sequence not in waiting
             or not self.most
             or not self.runner.copies
-            or sequence.needs.taps
+            or needs.attention_heads
         ):
             return False
         earlier = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]

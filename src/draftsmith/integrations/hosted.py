@@ -227,7 +227,7 @@ def _why_not(drafter: Drafter) -> str | None:
         reasons = (_why_not(one) for one in drafter.drafters)
         return next((why for why in reasons if why is not None), None)
     needs = drafter.needs
-    if needs.hidden_layer is not None:
+    if needs.hidden_layers:
         return "it needs hidden states, but the engine provides only token ids"
     if needs.attention_heads:
         return "it needs attention weights, but the engine provides only token ids"

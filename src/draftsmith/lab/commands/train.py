@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -15,10 +16,11 @@ from draftsmith.cli.loading import bar, progress, resolve, set_threads
 from draftsmith.cli.options import Count, Json, NewFolder
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
-from draftsmith.lab.train.recipe import Options, Recipe, Texts
+from draftsmith.lab.train.recipe import HeadRecipe, Options, Recipe, Texts
 
 if TYPE_CHECKING:
     from draftsmith.lab.train.curves import StepLosses
+    from draftsmith.lab.train.eagle3 import HeadStep
     from draftsmith.lab.train.sdsat import Trained
 
 
@@ -68,6 +70,68 @@ def sdsat(
         show(trained, tokens)
 
 
+def eagle3(
+    *,
+    texts: Texts,
+    output: NewFolder,
+    recipe: HeadRecipe = HeadRecipe(),
+    model: Annotated[
+        str, Parameter(alias="-m", help="A hub id, a folder or a name.")
+    ] = builtin.DEFAULT,
+    save_every: Annotated[Count, Parameter(help="Steps between checkpoints.")] = 100,
+    threads: Annotated[Count | None, Parameter(help="CPU threads.")] = None,
+    json_: Json = False,
+) -> None:
+    """Train an EAGLE-3 head for a model, which is not changed. Resumes if interrupted.
+
+    The folder gets the head in the speculators format, and the curves in training/.
+
+    Example
+
+    draftsmith train eagle3 -m smollm2 --texts answers.jsonl --held-out test.jsonl -o head
+    """
+    from draftsmith.lab.train.eagle3 import train as run
+
+    set_threads(threads)
+    try:
+        with progress() as shown:
+            number = shown.add_task("training", total=recipe.steps, visible=False)
+
+            def follow(row: HeadStep) -> None:
+                told = f"loss {row.loss:.3f}, right {row.right:.2f} … {row.right_at_last:.2f}"
+                shown.update(number, completed=row.step, description=told, visible=True)
+                if shown.disable and (row.step % save_every == 0 or row.step == recipe.steps):
+                    note(f"step {row.step} of {recipe.steps}, {row.tokens:,} tokens: {told}")
+
+            trained = run(resolve(model), recipe, texts, output, save_every, bar, follow)
+    except KeyboardInterrupt:
+        note("give the same command again to go on from the newest checkpoint")
+        raise
+    if json_:
+        print_json(asdict(trained) | {"folder": str(output)})
+        return
+    facts = {"head": str(trained.folder), "tokens": f"{trained.tokens:,}"}
+    if trained.right is not None:
+        facts["right by depth"] = " ".join(f"{share:.2f}" for share in trained.right)
+    stdout().print(facts_table(facts))
+
+
+def unpickle(
+    folder: Annotated[Path, Parameter(help="A folder with pytorch_model.bin or model.bin.")], /
+) -> None:
+    """Save the tensors of a pickled head as model.safetensors, beside the pickle.
+
+    Only tensors are read, no code is run (torch.load with weights_only=True).
+
+    Example
+
+    draftsmith train unpickle EAGLE3-Vicuna1.3-13B
+    """
+    from draftsmith.lab.train.unpickle import unpickle as run
+
+    stdout().print(str(run(folder)))
+
+
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
     """Show the newest losses in nats next to a progress bar; without a terminal, print lines."""
@@ -99,4 +163,5 @@ def show(trained: Trained, tokens: str) -> None:
 
 
 app = App(name="train", help=HELP["train"])
-app.command(sdsat)
+for command in (sdsat, eagle3, unpickle):
+    app.command(command)

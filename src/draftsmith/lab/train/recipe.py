@@ -132,6 +132,52 @@ class Recipe:
         return self.final_learning_rate + span * (1 + math.cos(math.pi * fallen)) / 2
 
 
+HEAD = Parameter(group=Group("Head", sort_key=2))
+
+
+@group("Learning", 4)
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe:
+    """Settings of the training of a head. Raises OptionError for invalid values.
+
+    Source: EAGLE-3, section 3.2, for the unrolled steps; the vocabulary by frequency and the
+    weights of deeper steps are those of the authors' code. Learning rates are ours.
+    """
+
+    vocabulary: Annotated[int, HEAD] = setting(
+        8192, "K: the most frequent tokens of the texts.", least=8
+    )
+    layers: Annotated[tuple[int, ...], Parameter(name="--layer"), HEAD] = setting(
+        (), "Block that it reads, counted from 1, once for each; the paper's if none are named."
+    )
+    unrolled: Annotated[int, STEPS] = setting(3, "Steps of the training-time test.", least=1)
+    decay: Annotated[float, STEPS] = setting(0.8, "Weight of each further step.", above=0, most=1)
+    length: Annotated[int, STEPS] = setting(512, "T: tokens of a sequence.", least=8)
+    rows: Annotated[int, STEPS] = setting(4, "Sequences of a step.", least=1)
+    steps: Annotated[int, STEPS] = setting(2000, "Number of steps.", least=1)
+    learning_rate: float = setting(
+        1e-3, "Highest learning rate, reached after the warm-up.", above=0
+    )
+    warmup: float = setting(
+        0.03, "Share of the steps with a rising learning rate.", least=0, most=1
+    )
+    clip: float = setting(0.5, "Largest norm of a gradient.", above=0)
+    seed: int = setting(0, "Seed of the order of the texts, and of the first weights.", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.unrolled + 2 > self.length:
+            raise OptionError(f"unrolled={self.unrolled} does not fit into length={self.length}")
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0: rising, then falling as a cosine."""
+        rising = round(self.warmup * self.steps)
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        fallen = (step - rising) / max(1, self.steps - rising)
+        return self.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
+
+
 @group("Steps", 3)
 @dataclass(frozen=True, kw_only=True)
 class Options:

@@ -1,0 +1,369 @@
+"""Drafting by a trained head: a small module that continues from the target's states.
+
+A head has one entry for each token x_p but the first. It reads [x_p, g_{p-1}], g being what the
+target computed at the position before, looks at its own earlier entries, and gives a state from
+which the token after x_p follows. That state takes the place of g_p where the target has computed
+none yet: in drafts. `eagle3` and `mtp` differ in the module and in g.
+
+The head is run as a model: its entries are a row of its own `Runner`, whose past holds nothing but
+entries read from the target's states. Drafted entries are computed beside that row, as a draft is.
+
+Shapes: `n` entries, `d` width of a state, `K` tokens that the head knows, `V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from statistics import median
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.sampling import Distribution, SamplingParams
+from draftsmith.core.target import REST, ModelFacts, Needs
+from draftsmith.drafters.options import at_least, switches
+from draftsmith.errors import UnsupportedError
+from draftsmith.model.heads.head import Head, runner_of
+from draftsmith.model.runner import Runner
+
+CANDIDATES = 8
+"""Tokens that may follow a node: more are hardly ever worth a place in a tree."""
+
+LEAST = 0.02
+"""The head is not asked what follows a node that is accepted less often."""
+
+
+Question = tuple[int, int]
+"""A node's token, and the place of its parent among the nodes that were asked about, or ROOT."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BoundHead(Drafter):
+    """A head beside its target: trees by path probability, for all sequences of a step together."""
+
+    config: HeadDrafter
+    """What was typed."""
+    head: Head
+    wants: Needs
+    """The states that the head reads."""
+    runner: Runner
+    chain: bool
+    """Whether the target, or the head, takes chains only."""
+    lock: threading.RLock = field(init=False, default_factory=threading.RLock)
+    """The head is fed and asked in turns."""
+    forgotten: list[Any] = field(init=False, default_factory=list)
+    """Rows of dropped sequences; closed before the next draft."""
+
+    @classmethod
+    def of(
+        cls, config: HeadDrafter, head: Head, needs: Needs, model: ModelFacts, *, packs: bool = True
+    ) -> BoundHead:
+        """`packs`: whether its attention can be ours, so that trees of all sequences share its
+        passes; else it drafts chains, one sequence after the other."""
+        runner = runner_of(head, packs)
+        return cls(config, head, needs, runner, not packs or model.shape != "tree")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.config.name
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        return self.wants
+
+    @property
+    def sampled(self) -> bool:  # type: ignore[override]
+        return self.config.sampled
+
+    def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
+        return self.wants
+
+    def preferred_width(self) -> int:
+        return self.config.preferred_width()
+
+    def reach(self, width: int) -> int:
+        return self.config.reach(width)
+
+    def bytes_for(self, positions: int) -> int:
+        """Twice the head's own keys and values, which lie beside themselves while they grow."""
+        return 2 * self.runner.row_bytes(positions)
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return _Sequence(self)
+
+    def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
+        sequences = cast("Sequence[_Sequence]", states)
+        with self.lock, torch.inference_mode():
+            both = zip(sequences, contexts, strict=True)
+            active = drafting = [s for s, ctx in both if s.begin(ctx)]
+            while active:
+                logits = self.ask([s.entries for s in active], [s.tree.questions() for s in active])
+                active = [s for s, own in zip(active, logits, strict=True) if s.grow(own)]
+            drafts = {s: s.tree.draft(self.name) for s in drafting}
+            return [drafts.get(sequence, EMPTY) for sequence in sequences]
+
+    def ask(
+        self, several: Sequence[Entries], questions: Sequence[Sequence[Question]]
+    ) -> list[Tensor]:
+        """Logits (m, K) of what follows m new nodes of each sequence, by one pass of the head.
+
+        A sequence's first question is about its last token: it has no nodes, and m is 1.
+        """
+        for entries, nodes in zip(several, questions, strict=True):
+            entries.nodes += nodes
+        self.head.feed(torch.cat([states for entries in several for states in entries.states()]))
+        outputs = self.runner.forward([e.row for e in several], [e.inner() for e in several])
+        news = [
+            entries.take(output.logits)[-max(1, len(nodes)) :]
+            for entries, output, nodes in zip(several, outputs, questions, strict=True)
+        ]
+        return list(torch.split(self.head.logits(torch.cat(news)), [len(new) for new in news]))
+
+    def likeliest(self, logits: Tensor, width: int) -> tuple[Any, Any]:
+        """(m, width) target ids and probabilities of the tokens with the highest logits (m, K)."""
+        # A state that overflowed promises nothing.
+        probs, best = logits.float().softmax(-1).nan_to_num(0.0).topk(min(width, logits.shape[-1]))
+        return (best if self.head.ids is None else self.head.ids[best]), probs
+
+    def step_seconds(self, context: int = 256, repeats: int = 9) -> float:
+        """Return the median seconds of the head's step for one token after `context` tokens."""
+        head, runner, times = self.head, self.runner, list[float]()
+        ids, width = [0] * context, head.embeddings.shape[1]
+        with self.lock, torch.inference_mode():
+            row = runner.open(ids)
+            states = head.embeddings.new_zeros((context, width))
+            head.feed(states)
+            runner.prefill(row)
+            for _ in range(repeats):
+                begin = perf_counter()
+                head.feed(states[-1:])
+                [output] = runner.forward([row], [EMPTY])
+                tokens, _ = self.likeliest(head.logits(output.logits), CANDIDATES)
+                tokens.tolist()  # waits for the device
+                times.append(perf_counter() - begin)
+            runner.close(row)
+        return median(times)
+
+    def __str__(self) -> str:
+        return str(self.config)
+
+
+class HeadDrafter(Drafter):
+    """A drafter with a trained head: its dataclass has these three options."""
+
+    nodes: int
+    depth: int
+    sample: bool
+
+    def __post_init__(self) -> None:
+        at_least(self, "nodes", 1)
+        at_least(self, "depth", 1)
+        switches(self)
+
+    @property
+    def sampled(self) -> bool:  # type: ignore[override]
+        return self.sample
+
+    def preferred_width(self) -> int:
+        return self.nodes
+
+    def reach(self, width: int) -> int:
+        return min(self.depth, width)
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        raise UnsupportedError(
+            f"{self} was not bound to a model with states to read; a host calls "
+            "drafter.bind(facts) first, and recordings have no model to bind it to"
+        )
+
+
+@dataclass(slots=True)
+class _Node:
+    """A token that may be drafted."""
+
+    token: int
+    parent: int
+    """Its place among the candidates, or ROOT."""
+    depth: int
+    prob: float
+    path_prob: float
+    place: int = -1
+    """Its place among the inner nodes, which the head was asked about; -1: it was not."""
+
+
+class _Tree:
+    """Candidates for one draft, the inner ones asked about; grows where it is likeliest."""
+
+    def __init__(self, limit: int, depth: int, chain: bool) -> None:
+        self.limit, self.depth, self.chain = limit, depth, chain
+        self.nodes: list[_Node] = []
+        self.asked = 0
+        """Inner nodes: those that the head was asked about."""
+        self.open: list[int] = [ROOT]
+        """What it is asked about in the next pass."""
+        self.proposals: list[Tensor] = []
+        """Of a sampled chain, the distribution (V,) that each token was drawn from."""
+
+    def add(self, parent: int, tokens: Sequence[int], probs: Sequence[float]) -> None:
+        """Add what may follow a node."""
+        above = None if parent == ROOT else self.nodes[parent]
+        depth, reach = (1, 1.0) if above is None else (above.depth + 1, above.path_prob)
+        for token, prob in zip(tokens, probs, strict=True):
+            self.nodes.append(_Node(token, parent, depth, prob, reach * prob))
+
+    def best(self) -> list[int]:
+        """The likeliest candidates within the limit; parents before children."""
+        count = range(len(self.nodes))
+        return sorted(nlargest(self.limit, count, key=lambda i: (self.nodes[i].path_prob, -i)))
+
+    def choose(self) -> bool:
+        """Choose what to ask about next; False: nothing is worth it."""
+        best = self.best()
+        full = len(best) == self.limit
+        least = max(LEAST, min(self.nodes[i].path_prob for i in best) if full else 0.0)
+        self.open = [
+            i
+            for i in best
+            if (node := self.nodes[i]).place < 0
+            and node.depth < self.depth
+            and node.path_prob > least
+        ]
+        for i in self.open:
+            self.nodes[i].place, self.asked = self.asked, self.asked + 1
+        return bool(self.open)
+
+    def questions(self) -> list[Question]:
+        """What is asked next: nothing about the root."""
+        nodes = [self.nodes[i] for i in self.open if i != ROOT]
+        return [(n.token, ROOT if n.parent == ROOT else self.nodes[n.parent].place) for n in nodes]
+
+    def draft(self, name: str) -> Draft:
+        """The likeliest candidates, with their probabilities; or the chain that was drawn."""
+        if self.proposals:
+            return Draft.chain([n.token for n in self.nodes], name, self.proposals)
+        best = self.best()
+        places = {ROOT: ROOT} | {i: place for place, i in enumerate(best)}
+        return Draft(
+            tuple(self.nodes[i].token for i in best),
+            tuple(places[self.nodes[i].parent] for i in best),
+            (name,) * len(best),
+            chances=tuple(self.nodes[i].prob for i in best),
+        )
+
+
+class Entries:
+    """One sequence's entries: a row of true ones, and the nodes that it was asked about beside."""
+
+    row: Any = None
+    nodes: list[Question]
+    """Inner nodes of the draft, in the order in which the head was asked about them."""
+
+    def __init__(self, drafter: BoundHead) -> None:
+        self.drafter = drafter
+        self._opened: weakref.finalize[..., Entries] | None = None
+
+    def begin(self, ctx: Context) -> int:
+        """Read a long text but for its end; how many nodes may follow, 0 if nothing can be asked.
+
+        Called, as `ask` is, where the drafter's lock is held.
+        """
+        runner, forgotten = self.drafter.runner, self.drafter.forgotten
+        while forgotten:
+            runner.close(forgotten.pop())
+        # Entry i reads x_{i+1} and g_i, so that the last token has one, too.
+        ids, g = list(ctx.ids[1:]), ctx.hidden
+        if g is None or len(g) != len(ids) or not ids:
+            return 0
+        if self._opened is None:
+            self.row = runner.open(ids)
+            self._opened = weakref.finalize(self, forgotten.append, self.row)
+        else:
+            runner.extend(self.row, ids)
+        self.drafter.head.feed(g[self.row.cached :])
+        runner.prefill(self.row, REST)
+        self.g, self.nodes, self._read = g[self.row.cached :], [], False
+        return runner.room(self.row)
+
+    def inner(self) -> Draft:
+        """The nodes as the head's runner takes them."""
+        tokens, parents = zip(*self.nodes, strict=True) if self.nodes else ((), ())
+        return Draft(tokens, parents, ("head",) * len(tokens))
+
+    def states(self) -> list[Tensor]:
+        """(n, d) what the next pass reads beside the row's pending tokens, and beside the nodes."""
+        before = [1 + parent for _, parent in self.nodes]  # the root's state is the first
+        return [self.g, self._outputs[before]] if before else [self.g]
+
+    def take(self, outputs: Tensor) -> Tensor:
+        """The states (1 + nodes, d) that a pass gave.
+
+        After the first pass all of the row's tokens but the last are in its past.
+        """
+        runner, row = self.drafter.runner, self.row
+        if not self._read:
+            runner.commit([row], [()], [()])
+            runner.extend(row, list(row.ids))
+            self.g, self._read = self.g[-1:], True
+        self._outputs = outputs
+        return outputs
+
+    def close(self) -> None:
+        """Give the row back."""
+        if self._opened is not None:
+            self._opened()
+            self._opened = None
+
+
+class _Sequence(DrafterState):
+    """One sequence: its entries, and the tree after them."""
+
+    tree: _Tree
+
+    def __init__(self, drafter: BoundHead) -> None:
+        self.drafter, self.entries = drafter, Entries(drafter)
+
+    def draft(self, ctx: Context) -> Draft:
+        return self.drafter.draft([self], [ctx])[0]
+
+    def begin(self, ctx: Context) -> bool:
+        """Read what the target has computed meanwhile; whether there is something to draft."""
+        config = self.drafter.config
+        limit = min(ctx.budget, self.entries.begin(ctx))
+        depth = min(config.depth, ctx.depth, limit)
+        sampled = config.sample and ctx.sampling.temperature > 0
+        chain = sampled or self.drafter.chain
+        self.context, self.tree = ctx, _Tree(depth if chain else limit, depth, chain)
+        self.drawing = _distribution(ctx.sampling) if sampled else None
+        return depth > 0
+
+    def grow(self, logits: Tensor) -> bool:
+        """Add what follows the nodes just asked about, from logits (m, K); whether to go on."""
+        tree, ids = self.tree, self.drafter.head.ids
+        if self.drawing is not None:
+            q = self.drawing.probs(self.drawing.scores(None, logits[0]))
+            if ids is not None:
+                q = q.new_zeros(self.context.vocab_size).index_copy_(0, ids, q)
+            tree.proposals.append(q)
+            tree.add(tree.open[0], [self.context.sampler.draw(q)], [1.0])
+            return tree.choose()
+        tokens, probs = self.drafter.likeliest(logits, 1 if tree.chain else CANDIDATES)
+        for node, *found in zip(list(tree.open), tokens.tolist(), probs.tolist(), strict=True):
+            tree.add(node, *found)
+        return tree.choose()
+
+    def close(self) -> None:
+        self.entries.close()
+
+
+def _distribution(p: SamplingParams) -> Distribution:
+    """How the target samples, but for what reads the text."""
+    params = SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
+    return Distribution.of(params, 0, ())
