@@ -86,10 +86,10 @@ class HeadRows:
             self.hit += PACE * (right - self.hit)
 
     def worth(self, nodes: Any, ctx: Context, rate: float, depth: int) -> list[int]:
-        """Places of nodes, or ROOT, that are worth a pass of the head together; empty: none is.
+        """Return the nodes, or ROOT, that are together worth a pass of the head; none if empty.
 
-        Only nodes with parents that it was asked about. `rate`: tokens that the time of a plain pass
-        yields at present.
+        Only nodes with parents that it was asked about. `rate`: tokens that the time of a plain
+        pass yields at present.
         """
         parents, probs = nodes["parent"].tolist(), nodes["path_prob"].tolist()
         left = [*probs, 1.0]  # what no child of a node has yet; ROOT's is the last
