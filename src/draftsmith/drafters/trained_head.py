@@ -5,8 +5,9 @@ target computed at the position before, looks at its own earlier entries, and gi
 which the token after x_p follows. That state takes the place of g_p where the target has computed
 none yet: in drafts. `eagle3` and `mtp` differ in the module and in g.
 
-The head is run as a model. Its entries are a row of its own `Runner`, and the past of that row holds
-only entries that were read from the target's states. Drafted entries are computed beside that row, as a draft is.
+The head is run as a model. Its entries are a row of its own `Runner`, and the past of that row
+holds only entries that were read from the target's states. Drafted entries are computed beside that
+row, as a draft is.
 
 Shapes: `n` entries, `d` width of a state, `K` tokens that the head knows, `V` vocabulary.
 """
