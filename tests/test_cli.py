@@ -619,6 +619,7 @@ def beside_waits(errors: bytes) -> str:
     return re.sub("^(loading|waiting) .*….*\n", "", errors.decode(), flags=re.M)
 
 
+@pytest.mark.slow
 def test_libraries_say_nothing(model: str) -> None:
     """Neither how loading goes on, nor what is for programmers."""
     few = ("--max-new-tokens", "2", "--threads", "1")
@@ -667,6 +668,7 @@ def test_ctrl_c_keeps_the_text(endless: list[str]) -> None:
     assert b"Traceback" not in errors
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C differently")
 def test_ctrl_c_is_in_the_json(endless: list[str], tmp_path: Path) -> None:
     begun = tmp_path / "begun"
@@ -684,6 +686,7 @@ def test_ctrl_c_is_in_the_json(endless: list[str], tmp_path: Path) -> None:
     assert json.loads(output)["error"] == "stopped by Ctrl-C"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
 def test_closed_pipe_is_no_error(endless: list[str]) -> None:
     process = start(*endless)
@@ -697,6 +700,7 @@ def test_closed_pipe_is_no_error(endless: list[str]) -> None:
     assert beside_waits(errors) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_full_disk(endless: list[str]) -> None:
     code = "from draftsmith.cli import main; main()"

@@ -102,6 +102,7 @@ def test_a_signal_ends_all_streams_properly(drain: str) -> None:
         assert served.process.wait(300) == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
     with Served("--drain", "3600", "--max-output", "100000") as served:
         load = Load(served)
@@ -112,6 +113,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         load.ends()
 
 
+@pytest.mark.slow
 def test_what_is_killed_under_load_starts_again_where_it_was(tmp_path: Path) -> None:
     answers = tmp_path / "answers"
     options = ("--answers", "1000000", "--answers-file", str(answers))
@@ -153,6 +155,7 @@ def test_wrong_options_are_one_line(tmp_path: Path) -> None:
         assert f"port {port}" in fails(2, "serve", "-m", tmp_path / "none", "--port", port)
 
 
+@pytest.mark.slow
 def test_a_server_may_keep_no_prefixes() -> None:
     with Served("--prefixes", "0") as served:
         assert served.end() == 0
@@ -168,6 +171,7 @@ def test_what_to_install_is_told_where_something_is_missing(
     assert "pip install 'draftsmith[server]'" in fails(2, "serve", "-m", MODEL)
 
 
+@pytest.mark.slow
 def test_the_first_answer_waits_for_nothing_that_others_do_not() -> None:
     """In a process of its own, where nothing is compiled or loaded yet."""
     code = (

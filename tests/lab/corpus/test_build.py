@@ -363,7 +363,8 @@ for lines in map(int, sys.stdin):
     child = os.fork()
     if not child:
         if lines:
-            exec(DIES.format(lines=lines, parts=("/draftsmith/corpus/", "/draftsmith/storage.py")))
+            parts = "/draftsmith/lab/corpus/", "/draftsmith/drafters/corpus/", "/draftsmith/storage.py"
+            exec(DIES.format(lines=lines, parts=parts))
         build(plan, Path({folder!r}), tiny.tokenizer(), model, "tiny")
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

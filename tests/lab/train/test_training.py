@@ -142,7 +142,7 @@ def test_sigkill_at_random_moments(
     code = f"from draftsmith.cli import main; main({command(model, texts, out)!r})"
     rng = random.Random(7)
     for _ in range(3):  # the first step ends after about 8,900 lines, every further one takes 720
-        dies = DIES.format(lines=rng.randrange(9_000, 11_000), parts=("/draftsmith/train/",))
+        dies = DIES.format(lines=rng.randrange(9_000, 11_000), parts=("/draftsmith/lab/train/",))
         killed = subprocess.run([sys.executable, "-c", dies + code])
         assert killed.returncode == -signal.SIGKILL
         assert any(out.glob("*")), "too early to kill it"
