@@ -86,7 +86,7 @@ def refuses(served: Served) -> bool:
         return True
 
 
-@pytest.mark.parametrize("drain", ["600", "0"])
+@pytest.mark.parametrize("drain", [pytest.param("600", marks=pytest.mark.slow), "0"])
 def test_a_signal_ends_all_streams_properly(drain: str) -> None:
     with Served("--drain", drain) as served:
         load = Load(served)

@@ -363,7 +363,7 @@ for lines in map(int, sys.stdin):
     child = os.fork()
     if not child:
         if lines:
-            parts = "/draftsmith/lab/corpus/", "/draftsmith/drafters/corpus/", "/draftsmith/storage.py"
+            parts = "/lab/corpus/", "/drafters/corpus/", "/draftsmith/storage.py"
             exec(DIES.format(lines=lines, parts=parts))
         build(plan, Path({folder!r}), tiny.tokenizer(), model, "tiny")
         os._exit(0)
