@@ -35,7 +35,8 @@ from draftsmith.text.grammar import Grammar
 
 def test_every_registered_drafter_is_tried() -> None:
     tried = {part.split("(")[0] for drafter in DRAFTERS for part in drafter.split("+")}
-    assert tried | {"cascade"} == {n for n in names() if lookup(n).__module__.startswith("draftsm")}
+    elsewhere = {"cascade", "eagle3", "mtp"}  # heads need a checkpoint: tests/drafters
+    assert tried | elsewhere == {n for n in names() if lookup(n).__module__.startswith("draftsm")}
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -89,7 +89,7 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert len((tmp_path / "broken" / "training" / "log.csv").read_text().splitlines()) == 9
     assert whole.tokens == 8 * 2 * 16
-    with pytest.raises(OptionError, match="holds a model already"):
+    with pytest.raises(OptionError, match="already holds a model"):
         train(model, RECIPE, texts, tmp_path / "whole")
 
 
