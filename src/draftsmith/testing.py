@@ -179,8 +179,10 @@ def toy_taps(ids: Sequence[int], needs: Needs) -> Taps:
         hidden[back:] += torch.sin((now[: states - back, None] + 1 + back) * waves) / (1 + back)
     likeness = torch.cosine_similarity(hidden, hidden[-1:], dim=-1)
     rows = [(likeness * (2 + layer + head)).softmax(-1) for layer, head in needs.attention_heads]
+    outputs = torch.cat([hidden] * max(1, len(needs.hidden_layers)), dim=-1)
+    kept = outputs if needs.fold is None else needs.fold(outputs)
     return Taps(
-        hidden if needs.hidden_layer is not None else None,
+        kept if needs.hidden_layers else None,
         (lambda positions: torch.stack(rows)[:, positions]) if rows else None,
     )
 

@@ -330,9 +330,9 @@ def test_needs_are_merged() -> None:
     heads = PldPlus("attention", heads=((1, 0),))
     assert parse("copyspec+auto").needs_of(model) == NO_NEEDS
     merged = Cascade((CopySpec(), PldPlus(layer=2), heads, parse("spectra"))).needs_of(model)
-    assert merged == Needs(hidden_layer=2, attention_heads=((1, 0),), logits=True)
-    assert Cascade((PldPlus(layer=2), PldPlus(layer=2, K=9))).needs_of(model).hidden_layer == 2
-    with pytest.raises(OptionError, match="states of one layer, but not the same: 2 and 3"):
+    assert merged == Needs(hidden_layers=(2,), attention_heads=((1, 0),), logits=True)
+    assert Cascade((PldPlus(layer=2), PldPlus(layer=2, K=9))).needs_of(model).hidden_layers == (2,)
+    with pytest.raises(OptionError, match=r"states of layers, but not the same: \(2,\) and \(3,\)"):
         Cascade((PldPlus(layer=2), PldPlus(layer=3))).needs_of(model)
     with pytest.raises(OptionError, match="one set of heads, but not the same"):
         Cascade((heads, PldPlus("attention", heads=((0, 0),)))).needs_of(model)

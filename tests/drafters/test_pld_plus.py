@@ -153,9 +153,9 @@ def test_many_candidates_are_ranked_as_if_compared_at_once(
 
 
 def test_needs_follow_the_model() -> None:
-    assert PldPlus().needs_of(FACTS) == Needs(hidden_layer=9)
-    assert PldPlus().needs_of(ModelFacts(2, 4)) == Needs(hidden_layer=1)
-    assert PldPlus(layer=4).needs_of(FACTS) == Needs(hidden_layer=4)
+    assert PldPlus().needs_of(FACTS) == Needs(hidden_layers=(9,))
+    assert PldPlus().needs_of(ModelFacts(2, 4)) == Needs(hidden_layers=(1,))
+    assert PldPlus(layer=4).needs_of(FACTS) == Needs(hidden_layers=(4,))
     pairs = ((3, 1), (0, 2))
     assert PldPlus(rank="attention", heads=pairs).needs_of(FACTS) == Needs(attention_heads=pairs)
     layer = PldPlus(rank="attention", heads="layer", layer=2).needs_of(ModelFacts(4, 3))
@@ -237,7 +237,7 @@ def test_a_calibration_is_found_by_name(cache: Path) -> None:
     assert calibration.load(facts) == calibrated()
     assert calibration.load(ModelFacts(32, 32)) is None  # a model made in memory has no name
     needs = PldPlus().needs_of(facts)
-    assert needs == Needs(hidden_layer=11)
+    assert needs == Needs(hidden_layers=(11,))
     assert "layer 11 from its calibration on 8 prompts" in needs.why
     assert "K=" not in needs.why
     attention = PldPlus(rank="attention", heads=2).needs_of(facts)

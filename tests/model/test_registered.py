@@ -135,7 +135,7 @@ def test_plain_forwards_in_other_threads_stay_plain(name: str) -> None:
 def test_runners_in_several_threads_record_their_own() -> None:
     """One loaded model, and what each pass looks at is its own."""
     model = load(build("llama"))
-    needs = Needs(hidden_layer=1, attention_heads=((0, 1), (1, 2)))
+    needs = Needs(hidden_layers=(1,), attention_heads=((0, 1), (1, 2)))
 
     def tapped(seed: int) -> tuple[Tensor, Tensor]:
         runner = Runner(model)

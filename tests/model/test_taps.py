@@ -47,11 +47,11 @@ def check_taps(model: LoadedModel, runner: Runner, row: Any, ids: list[int], nee
     """Hidden rows and the attention row equal the bare model's, for every id but the last."""
     taps, states = runner.taps(row), len(ids) - 1
     expected = reference(model, ids[:states], bool(needs.attention_heads))
-    if needs.hidden_layer is not None:
+    if needs.hidden_layers:
         assert taps.hidden is not None
         # Mamba 2 does not list the embeddings before its blocks.
         first = 0 if model.config.model_type == "mamba2" else 1
-        wanted = expected.hidden_states[needs.hidden_layer - 1 + first]
+        wanted = expected.hidden_states[needs.hidden_layers[0] - 1 + first]
         if wanted.dim() == 4:  # Gemma 3n lists all of its streams
             wanted = wanted[model.config.altup_active_idx]
         wanted = wanted[0]
@@ -66,7 +66,7 @@ def check_taps(model: LoadedModel, runner: Runner, row: Any, ids: list[int], nee
 
 
 def needs_for(name: str) -> Needs:
-    return Needs(hidden_layer=1, attention_heads=HEADS if name in CAN_ATTEND else ())
+    return Needs(hidden_layers=(1,), attention_heads=HEADS if name in CAN_ATTEND else ())
 
 
 def step(
@@ -109,7 +109,7 @@ def test_ragged_rows(name: str) -> None:
     model, rng = loaded(name), random.Random(name)
     runner = Runner(model)
     needs = [
-        Needs(hidden_layer=1, attention_heads=HEADS),
+        Needs(hidden_layers=(1,), attention_heads=HEADS),
         Needs(),
         Needs(attention_heads=HEADS[:1]),
     ]
@@ -129,7 +129,7 @@ def test_ragged_rows(name: str) -> None:
 def test_the_buffer_grows_with_the_context() -> None:
     model = loaded("gpt2")
     ids = prompt(30)
-    runner, needs = Runner(model), Needs(hidden_layer=1)
+    runner, needs = Runner(model), Needs(hidden_layers=(1,))
     row = runner.open(ids, needs)
     runner.prefill(row)
     while len(ids) < 250:
@@ -173,7 +173,7 @@ def test_a_changed_conversation(name: str) -> None:
 
 
 def test_a_pass_that_is_not_committed_leaves_no_trace() -> None:
-    model, ids, needs = loaded("mistral"), prompt(12), Needs(1, HEADS)
+    model, ids, needs = loaded("mistral"), prompt(12), Needs((1,), HEADS)
     runner = Runner(model)
     row = runner.open(ids, needs)
     runner.prefill(row)
@@ -188,7 +188,7 @@ def test_a_pass_that_is_not_committed_leaves_no_trace() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     model = load(build("llama"))  # of its own: transformers leaves hooks behind when asked
     runner = Runner(model)
-    row = runner.open(prompt(12), Needs(1, HEADS))
+    row = runner.open(prompt(12), Needs((1,), HEADS))
     runner.prefill(row)
     runner.forward([row], [EMPTY])
     assert not any(module._forward_hooks for module in model.model.modules())
@@ -199,14 +199,14 @@ def test_refusals_say_why() -> None:
     with pytest.raises(UnsupportedError, match=r"runs with 'sdpa' .*trees and.*hidden states"):
         Runner(loaded("falcon")).open([5], Needs(attention_heads=HEADS))
     with pytest.raises(OptionError, match=r"layer=3, but .* has layers 1…2"):
-        Runner(loaded("llama")).open([5], Needs(hidden_layer=3))
+        Runner(loaded("llama")).open([5], Needs(hidden_layers=(3,)))
     with pytest.raises(OptionError, match=r"head \(0, 4\) does not exist"):
         Runner(loaded("llama")).open([5], Needs(attention_heads=((0, 4),)))
 
 
 def test_a_compiled_model_is_looked_into_as_it_was_before() -> None:
     """Compiled blocks call no hooks. Loading would compile a dozen shapes, so that is left out."""
-    plain, ids, needs = loaded("llama"), prompt(12), Needs(1, HEADS)
+    plain, ids, needs = loaded("llama"), prompt(12), Needs((1,), HEADS)
     compiled = torch.compile(plain.model, backend="eager")
     runner, rng = Runner(replace(plain, model=compiled)), random.Random(1)
     row = runner.open(ids, needs)
@@ -221,14 +221,14 @@ def test_a_compiled_part_cannot_be_looked_into() -> None:
     model = load(build("llama"))
     block = model.blocks[0]
     block._compiled_call_impl = block.forward  # as block.compile() would
-    row = Runner(model).open(prompt(12), Needs(hidden_layer=1))
+    row = Runner(model).open(prompt(12), Needs(hidden_layers=(1,)))
     with pytest.raises(UnsupportedError, match=r"layer 1 of LlamaDecoderLayer.* compiled"):
         Runner(model).prefill(row)
 
 
 def test_a_plain_target_records_nothing() -> None:
     runner = Runner(loaded("mamba"))
-    row = runner.open(prompt(5), Needs(hidden_layer=1))
+    row = runner.open(prompt(5), Needs(hidden_layers=(1,)))
     runner.prefill(row)
     runner.forward([row], [EMPTY])
     runner.commit([row], [[]], [[5]])
@@ -238,7 +238,7 @@ def test_a_plain_target_records_nothing() -> None:
 def test_half_precision_keeps_the_models_type() -> None:
     model = load(build("llama").to(torch.bfloat16))
     runner, ids = Runner(model), prompt(20)
-    row = runner.open(ids, Needs(1, HEADS))
+    row = runner.open(ids, Needs((1,), HEADS))
     runner.prefill(row)
     taps = runner.taps(row)
     assert isinstance(taps.hidden, Tensor)

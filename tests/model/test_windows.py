@@ -215,7 +215,7 @@ HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
 @pytest.mark.parametrize("lengths", [(40,), (40, 9, 23)], ids=["alone", "ragged"])
 def test_attention_rows_of_what_is_read(name: str, lengths: tuple[int, ...]) -> None:
     """Positions before the view get no weight; all others what eager attention gives them."""
-    model, rng, needs = loaded(name), random.Random(name), Needs(1, HEADS)
+    model, rng, needs = loaded(name), random.Random(name), Needs((1,), HEADS)
     eager = build(name, "eager", **SLIDING[name])
     runner = Runner(model, chunk=11, rewinds=False)
     ids = [prompt(n, seed=n) for n in lengths]

@@ -52,7 +52,8 @@ class Context:
     cost: CostCurve | None = None
     """What passes cost, for a drafter that divides an automatic budget itself; else None."""
     hidden: Tensor | None = None
-    """(T-1, D) states of the layer in `Needs.hidden_layer`, a view to be read in `draft` only.
+    """(T-1, k·D) states of the k `Needs.hidden_layers`, or what `Needs.fold` made of them; a view
+    to be read in `draft` only.
 
     The last of the T ids has none yet. None where the target has recorded none.
     """

@@ -18,23 +18,35 @@ REST = 64
 """A text's end that may share a draft's pass: hardly costlier than that pass alone."""
 
 
+class Fold(Protocol):
+    """Makes hidden states narrower as soon as they are there, so that less is kept."""
+
+    width: int
+
+    def __call__(self, states: Tensor, /) -> Tensor:
+        """(n, k·D) outputs of k blocks → (n, width)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a drafter asks the target to record besides logits; the target records only that."""
 
-    hidden_layer: int | None = None
-    """Output of this block, counted from 1, for every position; before any final norm."""
+    hidden_layers: tuple[int, ...] = ()
+    """Outputs of these blocks, counted from 1, side by side for every position; before any final
+    norm."""
     attention_heads: tuple[tuple[int, int], ...] = ()
     """(layer, head) pairs, both from 0: the attention of the last accepted position."""
     logits: bool = False
     """Logits of the root, the draft nodes and the probes."""
+    fold: Fold | None = None
+    """Makes of the hidden states what is kept; None: they are kept as they are."""
     why: str = field(default="", compare=False)
     """Where these choices come from, in a sentence for the user; empty: nothing to tell."""
 
     @property
     def taps(self) -> bool:
         """Whether anything beside logits must be recorded."""
-        return self.hidden_layer is not None or bool(self.attention_heads)
+        return bool(self.hidden_layers or self.attention_heads)
 
 
 NO_NEEDS = Needs()
@@ -62,6 +74,8 @@ class ModelFacts:
     """Where its input ids go."""
     shape: Shape = "tree"
     """The drafts that it can verify."""
+    model: Any | None = field(default=None, compare=False)
+    """The live model, for drafters that use its embeddings or its head; None: there is none."""
 
 
 Weights = Callable[[Tensor], Tensor]
@@ -73,7 +87,8 @@ class Taps:
     """What a target recorded for one row of T committed ids, the last of which has no state yet."""
 
     hidden: Tensor | None = None
-    """(T-1, D); None: not asked for, or nothing was computed yet."""
+    """(T-1, k·D) of k layers, or as wide as `Needs.fold` makes them; None: not asked for, or
+    nothing was computed yet."""
     attention: Weights | None = None
     """Of the last position that has a state, which looks at the T-1 positions up to itself."""
 

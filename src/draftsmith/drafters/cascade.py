@@ -56,7 +56,7 @@ class Cascade(Drafter):
         """An example of all that any of them needs."""
         needs = [drafter.needs for drafter in self.drafters]
         return Needs(
-            next((one.hidden_layer for one in needs if one.hidden_layer is not None), None),
+            next((one.hidden_layers for one in needs if one.hidden_layers), ()),
             next((one.attention_heads for one in needs if one.attention_heads), ()),
             any(one.logits for one in needs),
         )
@@ -208,17 +208,18 @@ def unheard(outcome: Outcome) -> Outcome:
 def _both(a: Needs, b: Needs) -> Needs:
     """One recording that serves two drafters; raises OptionError where none does."""
     for what, first, second in (
-        ("the states of one layer", a.hidden_layer, b.hidden_layer),
+        ("the states of layers", a.hidden_layers, b.hidden_layers),
         ("the attention of one set of heads", a.attention_heads, b.attention_heads),
     ):
-        if first and second and first != second:
+        if first and second and (first != second or a.fold is not b.fold):
             raise OptionError(
                 f"cascade: its drafters need {what}, but not the same: {first} and {second}; "
-                "give both the same in their options"
+                "give both the same in their options, or use one of them"
             )
     return Needs(
-        a.hidden_layer or b.hidden_layer,
+        a.hidden_layers or b.hidden_layers,
         a.attention_heads or b.attention_heads,
         a.logits or b.logits,
+        a.fold or b.fold,
         why="; ".join(filter(None, (a.why, b.why))),
     )

@@ -58,7 +58,7 @@ class PldPlus(Drafter):
 
     name: ClassVar[str] = "pld_plus"
     summary: ClassVar[str] = "copy after the last token's most similar earlier place (PLD+)"
-    needs: ClassVar[Needs] = Needs(hidden_layer=9)
+    needs: ClassVar[Needs] = Needs(hidden_layers=(9,))
 
     def __post_init__(self) -> None:
         one_of(self, "rank", ("hidden", "attention"))
@@ -103,7 +103,7 @@ class PldPlus(Drafter):
             return Needs(attention_heads=_all_heads(range(model.layers), model))
         if self.heads == "layer":
             states = self._states(model)
-            heads = _all_heads([(states.hidden_layer or 1) - 1], model)
+            heads = _all_heads([layer - 1 for layer in states.hidden_layers], model)
             return Needs(attention_heads=heads, why=states.why)
         found = calibration.load(model)
         if found is None or not found.heads:
@@ -118,11 +118,11 @@ class PldPlus(Drafter):
     def _states(self, model: ModelFacts) -> Needs:
         """The layer whose states are compared."""
         if self.layer is not None:
-            return Needs(hidden_layer=self.layer)
+            return Needs(hidden_layers=(self.layer,))
         found = calibration.load(model)
         if found is None:
-            return Needs(hidden_layer=max(1, round(DEPTH * model.layers)))
-        return Needs(hidden_layer=found.layer, why=self._told(f"layer {found.layer}", found))
+            return Needs(hidden_layers=(max(1, round(DEPTH * model.layers)),))
+        return Needs(hidden_layers=(found.layer,), why=self._told(f"layer {found.layer}", found))
 
     def _told(self, what: str, found: calibration.Calibration) -> str:
         K = found.K.get(self.rank, self.K)  # noqa: N806

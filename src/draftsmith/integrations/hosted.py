@@ -218,7 +218,7 @@ def _why_not(drafter: Drafter) -> str | None:
         reasons = (_why_not(one) for one in drafter.drafters)
         return next((why for why in reasons if why is not None), None)
     needs = drafter.needs
-    if needs.hidden_layer is not None:
+    if needs.hidden_layers:
         return "it looks at hidden states, and only token ids are handed over"
     if needs.attention_heads:
         return "it looks at attention weights, and only token ids are handed over"

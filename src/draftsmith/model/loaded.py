@@ -153,6 +153,7 @@ class LoadedModel:
             vocab_size=self.vocab_size,
             device=str(self.device),
             shape=self.capabilities.shape,
+            model=self.model,
         )
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What drafters may see beside logits: one layer's hidden states, chosen heads' attention.
+"""What drafters may see beside logits: some layers' hidden states, chosen heads' attention.
 
 A pass only keeps references: the output of one block, and the queries and keys that our attention
 function was called with. On commit each row copies the states of its accepted positions, so that
@@ -46,9 +46,12 @@ def needs_of(drafter: Drafter, loaded: LoadedModel) -> Needs:
 
 def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
     """Raise OptionError or UnsupportedError unless this model can give what `who` needs."""
-    facts, layer = loaded.facts, needs.hidden_layer
-    if layer is not None and not 1 <= layer <= facts.layers:
-        raise OptionError(f"{who}: layer={layer}, but {loaded.name} has layers 1…{facts.layers}")
+    facts = loaded.facts
+    for layer in needs.hidden_layers:
+        if not 1 <= layer <= facts.layers:
+            raise OptionError(
+                f"{who}: layer={layer}, but {loaded.name} has layers 1…{facts.layers}"
+            )
     for block, head in needs.attention_heads:
         if not (0 <= block < facts.layers and 0 <= head < facts.heads):
             raise OptionError(
@@ -100,7 +103,7 @@ class PassTaps:
         self._blocks = blocks
         self._chunks = chunks
         self._first = first
-        self._hidden_layers = {n.hidden_layer for n in needs if n.hidden_layer is not None}
+        self._hidden_layers = {layer for n in needs for layer in n.hidden_layers}
         self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
 
     @contextmanager
@@ -159,7 +162,7 @@ class RowTaps:
     length: int = 0
     """Positions that have been recorded."""
     _rows: Tensor | None = None
-    """(C, D), C ≥ length; grows with the context in use."""
+    """(C, k·D), or as wide as they are folded, C ≥ length; grows with the context in use."""
     _attention: Weights | None = field(default=None, repr=False)
     """Computes weights when it is asked: while drafting pauses, nobody asks."""
     _attended: int = 0
@@ -179,9 +182,9 @@ class RowTaps:
         (taps, place), self.pass_taps = self.pass_taps, None
         picked = [*range(pending), *(pending + node for node in path)]
         self.length = start + len(picked)
-        if self.needs.hidden_layer is not None:
-            states = taps.hidden[self.needs.hidden_layer][0, place.queries]
-            self._append(states, start, picked)
+        if self.needs.hidden_layers:
+            outputs = [taps.hidden[layer][0, place.queries] for layer in self.needs.hidden_layers]
+            self._append(outputs, start, picked)
         if self.needs.attention_heads:
             self._attend(taps.seen[place.span], start, picked)
 
@@ -195,19 +198,25 @@ class RowTaps:
             slots = [*range(start), *(start + node for node in picked)]
             self._attention = partial(_columns, weights(torch.tensor(slots, device="cpu")))
 
-    def _append(self, states: Tensor, start: int, picked: list[int]) -> None:
+    def _append(self, outputs: Sequence[Tensor], start: int, picked: list[int]) -> None:
+        """Keep the picked states of each layer, (Q, D) each."""
+        chosen = [o[: len(picked)] if _in_place(picked) else o[picked] for o in outputs]
+        states = chosen[0]
+        if len(chosen) > 1:  # whose blocks may lie on several devices
+            states = torch.cat([part.to(states.device) for part in chosen], dim=-1)
+        if self.needs.fold is not None:
+            states = self.needs.fold(states)
         end = start + len(picked)
         if self._rows is None or end > len(self._rows):
             grown = states.new_empty((_rows_for(end), states.shape[-1]))
             if self._rows is not None:
                 grown[:start] = self._rows[:start]
             self._rows = grown
-        chosen = states[: len(picked)] if _in_place(picked) else states[picked]
-        self._rows[start:end] = chosen
+        self._rows[start:end] = states
 
     def reusable(self, common: int, root: int) -> int:
         """Of `common` cached positions, those whose taps are there for a sequence up to `root`."""
-        known = min(common, self.length) if self.needs.hidden_layer is not None else common
+        known = min(common, self.length) if self.needs.hidden_layers else common
         # One position must be computed again where its attention row is asked for and gone.
         lost = bool(self.needs.attention_heads) and self._attended != root
         return known - (lost and known == root > 0)
@@ -228,8 +237,8 @@ class RowTaps:
 
 def recorded(needs: Needs, positions: int, width: int) -> int:
     """Numbers kept of a row that grows to so many positions, D = `width`."""
-    states = 0 if needs.hidden_layer is None else _rows_for(positions) * 3 // 2 * width
-    return states + len(needs.attention_heads) * positions
+    each = width * len(needs.hidden_layers) if needs.fold is None else needs.fold.width
+    return _rows_for(positions) * 3 // 2 * each + len(needs.attention_heads) * positions
 
 
 def _rows_for(positions: int) -> int:

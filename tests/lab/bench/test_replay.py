@@ -93,7 +93,7 @@ def test_a_budget_replaces_the_drafters_own_width() -> None:
 def test_drafters_that_look_at_the_model_are_refused() -> None:
     class Peeking(Drafter):
         name = "peeking"
-        needs = Needs(hidden_layer=3, logits=True)
+        needs = Needs(hidden_layers=(3,), logits=True)
 
         def open(self, ctx: Context) -> DrafterState:
             raise NotImplementedError

@@ -158,7 +158,7 @@ def check(drafter: Drafter) -> None:
     """Raise UnsupportedError for a drafter that needs more than token ids."""
     if drafter.needs != Needs():
         asked = {
-            "hidden states": drafter.needs.hidden_layer is not None,
+            "hidden states": drafter.needs.hidden_layers,
             "attention rows": drafter.needs.attention_heads,
             "logits": drafter.needs.logits,
         }

@@ -214,7 +214,7 @@ def passes_by_layer(
     """Passes for every K, by layer from 1: all from one pass over prompt and answer."""
     model, ids = plan.engine.model, [*prompt, *answer]
     layers = range(1, model.facts.layers + 1)
-    needs = [Needs(hidden_layer=layer) for layer in layers]
+    needs = [Needs(hidden_layers=(layer,)) for layer in layers]
     check_needs(needs[0], model, PldPlus.name)
     assert model.blocks is not None
     taps = PassTaps(needs, model.blocks)
