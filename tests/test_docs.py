@@ -42,7 +42,7 @@ def test_the_example_drafter_runs_and_is_short(monkeypatch: pytest.MonkeyPatch) 
 def test_every_file_named_in_the_architecture_exists() -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     source = DOCS.parent / "src" / "draftsmith"
-    for name, function in re.findall(r"`([a-z_/]+\.py):([A-Za-z_]+)", page):
+    for name, function in re.findall(r"`([a-z0-9_/]+\.py):([A-Za-z_]+)", page):
         matches = [p for p in source.rglob("*.py") if str(p).endswith("/" + name)]
         assert matches, name
         defined = rf"(def|class) {function}\b"
@@ -115,7 +115,7 @@ def test_every_benchmark_prints_something_that_a_page_shows() -> None:
             assert f"benchmarks.{file.stem}" in shown, f"no page has a command of {file.name}"
 
 
-QUOTED = re.compile(r"```python\n# ([a-z_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
+QUOTED = re.compile(r"```python\n# ([a-z0-9_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
 
 
 def source_of(path: Path, qualified: str) -> str:
@@ -133,7 +133,7 @@ def test_the_script_of_the_recording_can_be_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["copyspec", "pld_plus", "sdsat", "draft_model", "slem", "slrs"]
+    "algorithm", ["copyspec", "pld_plus", "sdsat", "draft_model", "slem", "slrs", "eagle3"]
 )
 def test_quoted_code_is_the_source(algorithm: str) -> None:
     page = f"algorithms/{algorithm}.md"
@@ -172,7 +172,7 @@ def test_every_example_runs_is_quoted_or_says_why_not(page: Path) -> None:
     if page.stem in (*RUN, "writing-a-drafter", "spectra", "lab-notes"):  # their own tests
         return
     for excuse, block in PYTHON.findall(page.read_text(encoding="utf-8")):
-        assert excuse or re.match(r"# [a-z_/]+\.py: [\w.]+\n", block), block
+        assert excuse or re.match(r"# [a-z0-9_/]+\.py: [\w.]+\n", block), block
 
 
 # ---------------------------------------------------------------------------------- links

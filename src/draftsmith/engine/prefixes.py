@@ -15,7 +15,7 @@ from draftsmith.model.runner import Runner
 NOT_KEPT = "the sequence could not be kept for later requests"
 _NOT_COPIED = (
     "This prompt begins like an earlier one and is read again: keys cannot be copied where a "
-    "drafter looks at the model's states, or where rotary angles depend on the length of a pass."
+    "drafter looks at the model's attention, or where rotary angles depend on the length of a pass."
 )
 LEAST = 16
 """Common tokens below which computing them again is as good."""
@@ -120,7 +120,8 @@ class Prefixes:
 
     def coming(self, job: Job, waiting: Sequence[Job]) -> bool:
         """Whether an earlier job is just computing what this one begins with: then it waits."""
-        if job not in waiting or not self.most or not self.runner.copies or job.session.needs.taps:
+        needs = job.session.needs
+        if job not in waiting or not self.most or not self.runner.copies or needs.attention_heads:
             return False
         ahead = [j for j in waiting[: waiting.index(job)] if j.key == job.key]
         shared = [(common_tokens(j.session.ids, job), j.session.row.cached) for j in ahead]

@@ -244,7 +244,11 @@ class Runner:
         boundary = self._boundary
         if boundary is not None and not boundary.keeps(length, source.cached, row.root):
             return
-        if self.copies and row.taps is None and self._memory.copy(source, row, length):
+        taps = None if row.taps is None else source.taps and source.taps.copy(length)
+        if row.taps is not None and taps is None:
+            return
+        if self.copies and self._memory.copy(source, row, length):
+            row.taps = taps
             row.ids, row.pending = row.pending[:length], row.pending[length:]
 
     @torch.inference_mode()

@@ -221,6 +221,12 @@ class RowTaps:
         lost = bool(self.needs.attention_heads) and self._attended != root
         return known - (lost and known == root > 0)
 
+    def copy(self, length: int) -> RowTaps | None:
+        """The first `length` positions for another row; None where they are not all there."""
+        if self.needs.attention_heads or self._rows is None or length > self.length:
+            return None
+        return RowTaps(self.needs, length, self._rows[:length].clone())
+
     def truncate(self, length: int) -> None:
         """Forget the positions at and beyond `length`."""
         self.length, self.pass_taps = min(self.length, length), None

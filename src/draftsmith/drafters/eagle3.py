@@ -1,0 +1,79 @@
+"""EAGLE-3: a small head, trained on the target's states, drafts for the unmodified model.
+
+Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test" (arXiv 2503.01840). `docs/algorithms/eagle3.md` shows the paper beside the
+code: `model/heads/eagle3_files.py` reads published heads, `model/heads/eagle3.py` is the module,
+and `drafters/trained_head.py` drafts with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from draftsmith.core.drafter import Drafter
+from draftsmith.core.target import ModelFacts, Needs
+from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
+from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.model.heads import eagle3_files
+from draftsmith.model.heads.eagle3 import build
+
+
+@dataclass(frozen=True, repr=False)
+class Eagle3(HeadDrafter):
+    """Trees drafted by an EAGLE-3 head: the folder or hub id `model`, in either format.
+
+    The head reads the states of three blocks of the target and drafts the likeliest continuations.
+    A target that verifies chains gets the likeliest chain.
+    """
+
+    model: str
+
+    name: ClassVar[str] = "eagle3"
+    summary: ClassVar[str] = "a trained head drafts from the model's own states (EAGLE-3)"
+    needs: ClassVar[Needs] = Needs(hidden_layers=(2, 16, 29))
+
+    def bind(self, model: ModelFacts) -> Drafter:
+        """Read the head; raises LoadError or UnsupportedError where it does not fit the model."""
+        files = eagle3_files.read(str(self.model))
+        ids = eagle3_files.target_ids(files.tensors, model.vocab_size, self.model)
+        layers = files.layer_ids or usual_layers(model.layers)
+        embeddings = files.tensors.pop("embed_tokens.weight", None)
+        if embeddings is None:
+            embeddings = target_embeddings(model, self.model)
+        width = files.layer.hidden_size
+        if embeddings.shape[1] != width or len(embeddings) < model.vocab_size:
+            raise LoadError(
+                f"{self.model} does not fit this model: it needs embeddings of {model.vocab_size} "
+                f"tokens and the width {width}, and those there are have the shape "
+                f"{tuple(embeddings.shape)}"
+            )
+        config = model.model and model.model.config.get_text_config(decoder=True)
+        own_width = getattr(config, "hidden_size", files.target_width)
+        if own_width != files.target_width:
+            raise LoadError(
+                f"{self.model} reads states of the width {files.target_width}, and this model's "
+                f"have {own_width}"
+            )
+        like = files.tensors["fc.weight"] if model.model is None else model.model
+        head = build(files, len(layers), model.device, like.dtype, self.model)
+        head.embeddings = embeddings.to(model.device, like.dtype)
+        head.ids = None if ids is None else ids.to(model.device)
+        return BoundHead.of(self, head, Needs(layers, fold=head.fuse), model)
+
+
+def usual_layers(layers: int) -> tuple[int, ...]:
+    """The blocks that a head reads if it names none, of a target with so many; from 1."""
+    return 2, layers // 2, layers - 3
+
+
+def target_embeddings(model: ModelFacts, source: str) -> torch.Tensor:
+    """(V, D) the target's own, shared and not copied; raises UnsupportedError where it has none."""
+    if model.model is None:
+        raise UnsupportedError(f"{source} has no embeddings of its own, and there is no model")
+    weight: torch.Tensor = model.model.get_input_embeddings().weight.detach()
+    if weight.device.type == "meta":
+        raise UnsupportedError(f"{source} uses the model's embeddings, and these are offloaded")
+    return weight

@@ -1,0 +1,150 @@
+"""The module of EAGLE-3: one decoder layer that reads tokens and fused states of the target.
+
+Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test" (arXiv 2503.01840), section 3.1. Attention, feed-forward layers, norms and
+rotary embeddings are transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+)
+
+from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.model.forward import cache_name
+from draftsmith.model.heads.eagle3_files import HeadFiles
+from draftsmith.model.heads.head import Head
+
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "llama": (LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
+    "qwen3": (Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
+}
+"""By the layer's model type: decoder layer, norm, rotary embedding."""
+
+LONGEST = 1 << 30
+"""Positions of a head: a published one goes on where its configuration ends."""
+
+
+class Fuse(nn.Module):
+    """g = FC(l, m, h): states of several blocks of the target, made as wide as the head."""
+
+    def __init__(self, config: Any, layers: int, target_width: int, flags: Mapping[str, bool]):
+        super().__init__()
+        norm, eps = KINDS[config.model_type][1], config.rms_norm_eps
+        self.width = config.hidden_size
+        self.fc = nn.Linear(layers * target_width, self.width, bias=False)
+        if flags["norm_before_fc"]:
+            self.input_norm = norm(layers * target_width, eps=eps)
+        if flags["fc_norm"]:
+            self.fc_norm = nn.ModuleList(norm(target_width, eps=eps) for _ in range(layers))
+        self.flags = flags
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(…, layers·D) → (…, d)."""
+        states = states.to(self.fc.weight.dtype)
+        if self.flags["norm_before_fc"]:
+            states = self.input_norm(states)
+        if self.flags["fc_norm"]:
+            parts = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([n(p) for n, p in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        found: Tensor = self.fc(states)
+        return found
+
+
+class Eagle3Head(Head):
+    """The draft model of figure 5: embeddings beside g, one decoder layer, its own vocabulary."""
+
+    def __init__(
+        self,
+        config: Any,
+        layers: int,
+        target_width: int,
+        vocabulary: int,
+        flags: Mapping[str, bool],
+    ):
+        """`layers` of the target that it reads; K = `vocabulary` tokens that it knows."""
+        super().__init__()
+        layer, norm, rotary = KINDS[config.model_type]
+        d, eps = config.hidden_size, config.rms_norm_eps
+        self.config, self.flags = config, flags
+        self.fuse = Fuse(config, layers, target_width, flags)
+        self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
+        first: Any = self.layers[0]
+        first.hidden_norm = norm(d, eps=eps)
+        for name in ("q_proj", "k_proj", "v_proj"):  # they read embedding and g side by side
+            own = getattr(first.self_attn, name)
+            wide = nn.Linear(2 * d, own.out_features, bias=own.bias is not None)
+            setattr(first.self_attn, name, wide)
+        self.norm = norm(d, eps=eps)
+        self.lm_head = nn.Linear(d, vocabulary, bias=False)
+        with torch.device("cpu"):  # also where the weights are not made yet
+            self.rotary = rotary(config)
+        config.max_position_embeddings = LONGEST
+        self._cache = cache_name(first.self_attn.forward)
+
+    def step(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
+        first: Any = self.layers[0]
+        attention[self._cache] = attention.pop("cache")
+        attention["position_embeddings"] = self.rotary(states, attention["position_ids"])
+        # x = [norm(E[x_p]); norm(g_{p-1})]
+        g = first.hidden_norm(states)
+        x = torch.cat([first.input_layernorm(embedded), g], dim=-1)
+        residual = g if self.flags["norm_before_residual"] else states
+        a = residual + first.self_attn(x, **attention)[0]
+        a = a + first.mlp(first.post_attention_layernorm(a))
+        for layer in self.layers[1:]:
+            a = layer(a, **attention)
+        found: Tensor = self.norm(a) if self.flags["norm_output"] else a
+        return found
+
+    def logits(self, states: Tensor) -> Tensor:
+        found: Tensor = self.lm_head(states if self.flags["norm_output"] else self.norm(states))
+        return found
+
+
+def build(
+    files: HeadFiles, layers: int, device: str, dtype: torch.dtype, source: str
+) -> Eagle3Head:
+    """The module with its weights, which reads so many `layers` of the target.
+
+    Raises UnsupportedError for tensors that do not belong to it, LoadError for those that do not
+    fit or are missing.
+    """
+    vocabulary = len(files.tensors["lm_head.weight"])
+    with torch.device("meta"):
+        head = Eagle3Head(files.layer, layers, files.target_width, vocabulary, files.flags)
+    tensors = {
+        f"fuse.{name}" if name.startswith(("fc.", "fc_norm.", "input_norm.")) else name: tensor
+        for name, tensor in files.tensors.items()
+    }
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if unknown := sorted(tensors.keys() - wanted.keys()):
+        raise UnsupportedError(
+            f"{source}: the tensor {unknown[0].removeprefix('fuse.')!r} is not known, and may "
+            "change what the head computes"
+        )
+    for name, shape in wanted.items():
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != shape:
+            raise LoadError(
+                f"{source}: the tensor {name.removeprefix('fuse.')!r} should have the shape "
+                f"{shape}, and {'is missing' if found is None else f'has {found}'}"
+            )
+    # Not the module itself, whose rotary frequencies stay in float32.
+    placed = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+    head.load_state_dict(placed, assign=True)
+    head.rotary.to(device)
+    return head.requires_grad_(False)
