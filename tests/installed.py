@@ -9,8 +9,8 @@ from draftsmith.drafters.registry import lookup, names
 
 
 def bare_names() -> list[str]:
-    """Names of the installed drafters that can be used without giving any option."""
-    return [name for name in names() if not _required(lookup(name))]
+    """Names of the installed drafters that can be used without any option, for any model."""
+    return [name for name in names() if not _required(lookup(name)) and name != "mtp"]
 
 
 def _required(drafter: type[Drafter]) -> list[str]:

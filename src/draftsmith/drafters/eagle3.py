@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
-from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.errors import LoadError
 from draftsmith.model.heads import eagle3_files
 from draftsmith.model.heads.eagle3 import build
+from draftsmith.model.heads.head import embeddings_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,6 +29,13 @@ class Eagle3(HeadDrafter):
     """
 
     model: str
+    nodes: int = 16
+    """Nodes of a tree at a fixed budget."""
+    depth: int = 5
+    """Tokens of a branch at most: so often is the head asked for a draft."""
+    sample: bool = False
+    """Where the target samples, draw a chain from the head's distribution instead of guessing a
+    tree. Seeds then give other tokens than plain decoding, by the same distribution."""
 
     name: ClassVar[str] = "eagle3"
     summary: ClassVar[str] = "a trained head drafts from the model's own states (EAGLE-3)"
@@ -42,7 +48,7 @@ class Eagle3(HeadDrafter):
         layers = files.layer_ids or usual_layers(model.layers)
         embeddings = files.tensors.pop("embed_tokens.weight", None)
         if embeddings is None:
-            embeddings = target_embeddings(model, self.model)
+            embeddings = embeddings_of(model, self.model)
         width = files.layer.hidden_size
         if embeddings.shape[1] != width or len(embeddings) < model.vocab_size:
             raise LoadError(
@@ -67,13 +73,3 @@ class Eagle3(HeadDrafter):
 def usual_layers(layers: int) -> tuple[int, ...]:
     """The blocks that a head reads if it names none, of a target with so many; from 1."""
     return 2, layers // 2, layers - 3
-
-
-def target_embeddings(model: ModelFacts, source: str) -> torch.Tensor:
-    """(V, D) the target's own, shared and not copied; raises UnsupportedError where it has none."""
-    if model.model is None:
-        raise UnsupportedError(f"{source} has no embeddings of its own, and there is no model")
-    weight: torch.Tensor = model.model.get_input_embeddings().weight.detach()
-    if weight.device.type == "meta":
-        raise UnsupportedError(f"{source} uses the model's embeddings, and these are offloaded")
-    return weight

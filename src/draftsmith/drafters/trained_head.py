@@ -117,17 +117,12 @@ class BoundHead(Drafter):
         return str(self.config)
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
 class HeadDrafter(Drafter):
-    """The options that drafters with a trained head share."""
+    """A drafter with a trained head: its dataclass has these three options."""
 
-    nodes: int = 16
-    """Nodes of a tree at a fixed budget."""
-    depth: int = 5
-    """Tokens of a branch at most: so often is the head asked for a draft."""
-    sample: bool = False
-    """Where the target samples, draw a chain from the head's distribution instead of guessing a
-    tree. Seeds then give other tokens than plain decoding, by the same distribution."""
+    nodes: int
+    depth: int
+    sample: bool
 
     def __post_init__(self) -> None:
         at_least(self, "nodes", 1)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from draftsmith.core.target import ModelFacts
+from draftsmith.errors import UnsupportedError
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.prepack import prepack
@@ -92,6 +94,16 @@ class Head(nn.Module, ABC):
 @dataclass(frozen=True, slots=True)
 class _Weight:
     weight: Tensor
+
+
+def embeddings_of(model: ModelFacts, who: str) -> Tensor:
+    """(V, D) the target's own, shared and not copied; raises UnsupportedError where it has none."""
+    if model.model is None:
+        raise UnsupportedError(f"{who} needs the embeddings of a model, and there is none")
+    weight: Tensor = model.model.get_input_embeddings().weight.detach()
+    if weight.device.type == "meta":
+        raise UnsupportedError(f"{who} uses the embeddings of the model, and these are offloaded")
+    return weight
 
 
 def runner_of(head: Head, packs: bool) -> Runner:
