@@ -56,7 +56,7 @@ def teach(mixer: Mixer, answer: Answer, earlier: ContextIndex, rate: float, weig
     ids = answer.prompt + answer.ids
     advance(
         with_ids(new_index(), 0, ids, 1), len(ids), 0, 0, len(answer.prompt), earlier, NO_ROWS,
-        NO_ROWS, mixer, new_search(), rate, FORGETTING, weight, NO_DRAFT, START,
+        NO_ROWS, NO_ROWS, 0, mixer, new_search(), rate, FORGETTING, weight, NO_DRAFT, START,
     )  # fmt: skip
 
 

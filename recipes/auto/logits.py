@@ -32,7 +32,14 @@ from draftsmith.drafters.logit_rows import ROW, WIDTH, best
 from draftsmith.drafters.mixer import AFTER, NAMED, Mixer
 from draftsmith.drafters.mixer_prior import load as load_prior
 from draftsmith.drafters.mixer_prior import prior, save, untaught
-from draftsmith.drafters.tree_search import LARGEST, NO_DRAFT, START, advance, new_search
+from draftsmith.drafters.tree_search import (
+    LARGEST,
+    NO_DRAFT,
+    NO_ROWS,
+    START,
+    advance,
+    new_search,
+)
 from draftsmith.lab.bench import generations
 from draftsmith.lab.tune.auto import bigrams
 from draftsmith.model.load import load
@@ -124,8 +131,8 @@ def read_on(mixer: Mixer, one: Passes, answers: ContextIndex, rate: float, bigra
     while length < len(one.ids):
         end = min(len(one.ids), length + PASS)
         advance(
-            text, end, 0, 0, one.prompt, answers, rows, emitted(one, length, end), mixer, search,
-            rate, FORGETTING, 1.0, NO_DRAFT, START,
+            text, end, 0, 0, one.prompt, answers, rows, emitted(one, length, end), NO_ROWS, 0,
+            mixer, search, rate, FORGETTING, 1.0, NO_DRAFT, START,
         )  # fmt: skip
         length = end
 

@@ -280,7 +280,7 @@ def test_for_a_model_that_verifies_chains_it_drafts_the_best_one() -> None:
     best = tree.first_branch().tokens
     assert len(best) <= len(chain)
     assert chain.tokens[: len(best)] == best
-    assert str(bound) == "auto(logits=True, grammar=True, tuned=True)"
+    assert str(bound) == "auto(logits=True, grammar=True, tuned=True, head=None)"
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 64, 200])

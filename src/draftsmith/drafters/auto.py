@@ -7,6 +7,7 @@ search; docs/algorithms/auto.md has the algorithm and its ancestors.
     logit_rows.py      what the target's logits named after each token
     mixer.py           how likely each candidate is to come next
     tree_search.py     which nodes are worth their cost
+    auto_head.py       what a trained head adds, and where it is asked
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.stats import PREDICTION
-from draftsmith.core.target import ModelFacts
-from draftsmith.drafters import bigrams
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
+from draftsmith.drafters import bigrams, registry
 from draftsmith.drafters.answer_cache import Answers
+from draftsmith.drafters.auto_head import HeadRows
 from draftsmith.drafters.context_index import LONGEST, ContextIndex, copied, new_index, with_ids
 from draftsmith.drafters.logit_rows import ROW, ROWS, TOP, best
 from draftsmith.drafters.mixer import ELSEWHERE, FORCED, MAX_COUNT, Mixer
 from draftsmith.drafters.mixer_prior import prior
 from draftsmith.drafters.ngrams import find
 from draftsmith.drafters.options import switches
+from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
 from draftsmith.drafters.tree_search import (
     ALLOWED,
     ASK,
@@ -47,7 +50,7 @@ from draftsmith.drafters.tree_search import (
     advance,
     new_search,
 )
-from draftsmith.errors import UnsupportedError
+from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.text.grammar import GrammarState, Scout
 
 EARLIER = "auto.earlier"
@@ -93,9 +96,29 @@ class Auto(Drafter):
     tuned: bool = True
     """Whether answers begin with the rows that `draftsmith tune auto` saved of this model, if it
     was ever run."""
+    head: Any = None
+    """A drafter with a trained head, `eagle3(model=…)` or `mtp()`: what it holds likely is mixed
+    with what contexts tell, where asking it pays."""
+    bound_head: ClassVar[BoundHead | None] = None
 
     def __post_init__(self) -> None:
         switches(self)
+        if self.head is not None:
+            head = registry.parse(self.head)
+            if not isinstance(head, HeadDrafter):
+                raise OptionError(
+                    f"{self.name}: head must be a drafter with a trained head, eagle3(model=…) or "
+                    f"mtp(), got {head}"
+                )
+            object.__setattr__(self, "head", head)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """What its head reads; nothing without one."""
+        return NO_NEEDS if self.head is None else self.head.needs
+
+    def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
+        return NO_NEEDS if self.bound_head is None else self.bound_head.wants
 
     def bind(self, model: ModelFacts) -> Drafter:
         """Bind to a model; for one that verifies only chains, the best chain is drafted."""
@@ -105,6 +128,8 @@ class Auto(Drafter):
         object.__setattr__(bound, "chain", model.shape != "tree")
         if self.logits and self.tuned:
             object.__setattr__(bound, "bigrams", bigrams.load(model))
+        if self.head is not None:
+            object.__setattr__(bound, "bound_head", self.head.bind(model))
         return bound
 
     def auto_budget(self, cost: CostCurve) -> Budget:
@@ -113,12 +138,13 @@ class Auto(Drafter):
 
     def bytes_for(self, positions: int) -> int:
         """Return the most bytes of a state: its index, and what does not grow with the text."""
-        return STATE_BYTES + super().bytes_for(positions)
+        head = 0 if self.bound_head is None else self.bound_head.bytes_for(positions)
+        return STATE_BYTES + head + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
         kind: dict[str, Any] = {
             "chain": self.chain, "logits": self.logits, "grammar": self.grammar,
-            "bigrams": self.bigrams,
+            "bigrams": self.bigrams, "head": self.bound_head and HeadRows(self.bound_head),
         }  # fmt: skip
         if isinstance(ctx.earlier, Answers):
             state: AutoState = CachingState(ctx.earlier, **kind)
@@ -141,9 +167,11 @@ class AutoState(DrafterState):
         grammar: bool = True,
         bigrams: Any | None = None,
         answers: ContextIndex | None = None,
+        head: HeadRows | None = None,
     ) -> None:
         """`mixer` learns from now on. `bigrams`: the first rows. `answers`: a second index."""
-        self.mixer, self.chain, self.logits, self.grammar = mixer, chain, logits, grammar
+        self.chain, self.logits, self.grammar, self.head = chain, logits, grammar, head
+        self.mixer = mixer if head is None else head.joined(mixer)
         self.bigrams = NO_ROWS if bigrams is None else bigrams
         self.answers = answers or NO_ANSWERS
         self.rate = RATE if answers is None else CACHED_RATE
@@ -169,6 +197,8 @@ class AutoState(DrafterState):
         self.passed: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
         """Tokens of the last pass, the logits that followed each, and which rows come last."""
         self.rows, self.new_rows = copied(self.bigrams), NO_ROWS
+        if self.head is not None:
+            self.head.begin(0)
         self.predicted = range(0)
         """Where in the context the prediction stands, too."""
 
@@ -203,11 +233,13 @@ class AutoState(DrafterState):
         """Index what was put, then draft within `limits` what the grammar allows; return how many
         nodes."""
         emitted, self.emitted = self.length if self.emitted is None else self.emitted, None
+        rows, base = (NO_ROWS, 0) if self.head is None else (self.head.rows, self.head.base)
         verdict = START
         while True:
             count = advance(
                 self.text, self.length, quiet, floor, emitted, self.answers, self.rows,
-                self.new_rows, self.mixer, self.search, self.rate, MAX_COUNT, 1.0, limits, verdict,
+                self.new_rows, rows, base, self.mixer, self.search, self.rate, MAX_COUNT, 1.0,
+                limits, verdict,
             )  # fmt: skip
             self.new_rows = NO_ROWS  # they are in the table now
             if count != ASK or scout is None:
@@ -249,15 +281,17 @@ class AutoState(DrafterState):
             self.curve = ctx.cost.rows, ctx.cost.doublings
             self.line = np.array(ctx.cost.line())
         self.drafts += 1
-        scout = None
-        if self.grammar and isinstance(ctx.grammar, GrammarState):
-            scout = ctx.grammar.scout(ctx.ids)
-        forced, few = ([], []) if scout is None else scout.onward()
-        limits = Limits(
-            min(ctx.budget, LARGEST), ctx.depth, self.chain, self.line, self.tokens / self.cost,
-            scout is not None, _tokens(forced), _tokens(few),
-        )  # fmt: skip
-        n = self._advance(limits, 0, self.offset, scout)
+        if self.head is not None:
+            self.head.learn(self.text.ids[: self.length])
+            self.read()
+            self.head.begin(self.length)
+        n = self._grow(ctx)
+        while self.head is not None:
+            grown = self.search.nodes[:n]
+            asked = self.head.worth(grown, ctx, self.tokens / self.cost, ctx.depth)
+            if not asked or not self.head.ask(grown, asked, ctx):
+                break
+            n = self._grow(ctx)
         if not n:
             return EMPTY
         nodes = self.search.nodes[:n]
@@ -269,6 +303,18 @@ class AutoState(DrafterState):
             origins=tuple(map(self._origin, positions)),
             chances=tuple(nodes["prob"].tolist()),
         )
+
+    def _grow(self, ctx: Context) -> int:
+        """Draft after the ids that were put; return how many nodes."""
+        scout = None
+        if self.grammar and isinstance(ctx.grammar, GrammarState):
+            scout = ctx.grammar.scout(ctx.ids)
+        forced, few = ([], []) if scout is None else scout.onward()
+        limits = Limits(
+            min(ctx.budget, LARGEST), ctx.depth, self.chain, self.line, self.tokens / self.cost,
+            scout is not None, _tokens(forced), _tokens(few),
+        )  # fmt: skip
+        return self._advance(limits, 0, self.offset, scout)
 
     def _origin(self, position: int) -> int:
         """Return where in the context's ids a position of the index is, or -1."""
@@ -302,6 +348,10 @@ class AutoState(DrafterState):
     def end(self, ctx: Context) -> None:  # noqa: ARG002
         self.passed = None  # a view of all the pass's logits, which an idle chat would keep
 
+    def close(self) -> None:
+        if self.head is not None:
+            self.head.entries.close()
+
 
 class CachingState(AutoState):
     """A state that also drafts from earlier answers, and adds its own to them."""
@@ -324,13 +374,14 @@ class CachingState(AutoState):
         super().end(ctx)
         self.take(ctx)
         self.read()
-        self.earlier.add(ctx.ids, ctx.prompt_length, self.start, self.mixer)
+        learned = self.mixer if self.head is None else self.head.parted(self.mixer)
+        self.earlier.add(ctx.ids, ctx.prompt_length, self.start, learned)
         self._adopt()
 
     def _adopt(self) -> None:
         """Go on with what requests begin with now."""
         self.start = self.earlier.mixer
-        self.mixer = self.start.copy()
+        self.mixer = self.start.copy() if self.head is None else self.head.joined(self.start)
 
 
 def _tokens(ids: Sequence[int]) -> Any:

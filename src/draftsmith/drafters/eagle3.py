@@ -16,7 +16,7 @@ from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
 from draftsmith.errors import LoadError
 from draftsmith.model.heads import eagle3_files
-from draftsmith.model.heads.eagle3 import build
+from draftsmith.model.heads.eagle3 import build, usual_layers
 from draftsmith.model.heads.head import embeddings_of
 
 
@@ -68,8 +68,3 @@ class Eagle3(HeadDrafter):
         head.embeddings = embeddings.to(model.device, like.dtype)
         head.ids = None if ids is None else ids.to(model.device)
         return BoundHead.of(self, head, Needs(layers, fold=head.fuse), model)
-
-
-def usual_layers(layers: int) -> tuple[int, ...]:
-    """The blocks that a head reads if it names none, of a target with so many; from 1."""
-    return 2, layers // 2, layers - 3

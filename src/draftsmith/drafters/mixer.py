@@ -7,8 +7,7 @@ The logits of these probabilities are added up with weights, which are chosen by
 contexts that know the candidate and by what followed the last token.
 
 Inputs: one for every context order of every index, then one for the row of the target's logits. A
-further source of probabilities, a trained head for example, is one more row: see `find_row`,
-`add_row` and `sort_row`.
+mixer with a trained head has one more, for the row that the head gave at this very place.
 
 `I`: inputs, `K`: indexes.
 """
@@ -55,14 +54,17 @@ PROB_STEPS = (58982, 39322, 19661, 6554, 1966, 655)
 PROBS, RANKS = 1 + len(PROB_STEPS), 6
 """Classes of probability and of rank in a row. Bigrams have cells of their own after these."""
 
-MAX_CANDIDATES = 160
-"""Two indexes name at most 84, a row 8, a grammar 64."""
+MAX_CANDIDATES = 168
+"""Two indexes name at most 84, two rows 16, a grammar 64."""
 SLOTS = 256
 """Slots in which a candidate is found by its token."""
 MAX_INPUTS = 16
 ELSEWHERE, FORCED = -2, -3
 """Position of a candidate that only longer contexts of the second index know; that only the
 answer's grammar names. -1: that no context of the first index knows."""
+
+KEY_STEP, KEY_MASK = 1_000_003, 0x3FFFFFFF
+"""Of the hash that a head's row is found by."""
 
 MAX_COUNT = 255.0
 """Most cases that a cell counts while decoding."""
@@ -127,34 +129,39 @@ class Mixer(NamedTuple):
         return sum(int(array.nbytes) for array in self)
 
 
-def new_mixer(indexes: int) -> Mixer:
-    """Return a mixer over so many indexes whose numbers are all 0."""
-    inputs = indexes * ORDERS + 1
+def new_mixer(indexes: int, head: bool = False) -> Mixer:
+    """Return a mixer over so many indexes, and maybe a head, whose numbers are all 0."""
+    inputs = indexes * ORDERS + 1 + head
     weights = np.zeros((AFTER + ORDERS**indexes * NAMED, inputs + 1))
     return Mixer(np.zeros((inputs, CELLS), CELL), weights)
 
 
 @inlined
 def predict(
-    text: ContextIndex, answers: ContextIndex, rows: Any, mixer: Mixer, candidates: Any,
-    lookup: Any, end: int,
+    text: ContextIndex, answers: ContextIndex, rows: Any, head: Any, base: int, mixer: Mixer,
+    candidates: Any, lookup: Any, end: int,
 ) -> int:  # fmt: skip
     """Fill `candidates` with what may follow the first `end` ids of `text`; return how many.
 
     `answers`: a second index, if the mixer is about two. `rows`: (ROWS,) ROW of the target's
-    logits, or empty.
+    logits, or empty. `head`: (n,) ROW that a head gave, by the paths from the id at `base` on.
     """
-    indexes, row = (text, answers), len(mixer.cells) - 1
-    lookup.inputs = row + 1
+    indexes, row = (text, answers), len(mixer.cells) // ORDERS * ORDERS
+    lookup.inputs = len(mixer.cells)
     for k in range(row // ORDERS):
         find_contexts(indexes[k], k * ORDERS, text, end, lookup)
     find_row(rows, row, text.ids[end - 1] if end else -1, lookup)
     count = add_row(rows, row, candidates, lookup, 0 * end)
+    if row + 1 < lookup.inputs:
+        find_head(head, row + 1, path_key(text.ids, base, end), lookup)
+        count = add_row(head, row + 1, candidates, lookup, count)
     for k in range(row // ORDERS):
         count = add_followers(indexes[k], k * ORDERS, candidates, lookup, count)
     for k in range(row // ORDERS):
         sort_followers(indexes[k], k * ORDERS, candidates, lookup, count)
     sort_row(rows, row, candidates, lookup, count)
+    if row + 1 < lookup.inputs:
+        sort_head(head, row + 1, candidates, lookup)
     for i in range(count):
         lookup.slots[candidates[i].slot] = 0
     mix(mixer, candidates, lookup, count)
@@ -197,6 +204,25 @@ def find_row(rows: Any, row: int, token: int, lookup: Any) -> None:
         bigram = rows[place].after < 0
         lookup.found[row] = place
         lookup.absent[row] = PRESENT + prob_class(rows[place].probs[0]) + PROBS * bigram
+
+
+@inlined
+def path_key(ids: Any, start: int, end: int) -> int:
+    """Return what a head's row is found by: a hash of the ids from `start` to `end`."""
+    key = 1
+    for i in range(start, end):
+        key = (key * KEY_STEP + ids[i] + 1) & KEY_MASK
+    return key
+
+
+@inlined
+def find_head(head: Any, row: int, key: int, lookup: Any) -> None:
+    """Find the row that a head gave at the place of this key; `row`: its input."""
+    lookup.found[row] = lookup.absent[row] = -1
+    for place in range(len(head)):
+        if head[place].after == key:
+            lookup.found[row] = place
+            lookup.absent[row] = PRESENT + prob_class(head[place].probs[0])
 
 
 @inlined
@@ -346,6 +372,19 @@ def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> N
             rank = first + (i if i < 4 else 4 if i < 6 else 5)
             one.cells[row] = rank * PROBS + prob_class(rows[place].probs[i])
             one.weights += 1
+
+
+@inlined
+def sort_head(head: Any, row: int, candidates: Any, lookup: Any) -> None:
+    """Sort each candidate that the head's row names into its cell."""
+    place = lookup.found[row]
+    if place < 0:
+        return
+    for i in range(TOP):
+        candidate = lookup.slots[slot_of(candidates, lookup, head[place].tokens[i])]
+        if candidate:
+            rank = i if i < 4 else 4 if i < 6 else 5
+            candidates[candidate - 1].cells[row] = rank * PROBS + prob_class(head[place].probs[i])
 
 
 # --- probabilities -------------------------------------------------------------------------------

@@ -136,6 +136,8 @@ def _summands(node: ast.expr) -> list[ast.expr]:
 def _option(keyword: ast.keyword, spec: str) -> tuple[str, Any]:
     if keyword.arg is None:
         raise OptionError(f"drafter {spec!r}: ** is not understood; {_LIKE}")
+    if isinstance(keyword.value, ast.Call):  # a drafter inside another, as in auto(head=mtp())
+        return keyword.arg, _drafter(keyword.value, spec)
     try:
         return keyword.arg, ast.literal_eval(keyword.value)
     except ValueError:

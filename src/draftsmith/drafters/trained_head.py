@@ -39,6 +39,10 @@ LEAST = 0.02
 """The head is not asked what follows a node that is accepted less often."""
 
 
+Question = tuple[int, int]
+"""A node's token, and the place of its parent among the nodes that were asked about, or ROOT."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundHead(Drafter):
     """A head beside its target: trees by path probability, for all sequences of a step together."""
@@ -96,22 +100,36 @@ class BoundHead(Drafter):
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
         sequences = cast("Sequence[_Sequence]", states)
         with self.lock, torch.inference_mode():
-            while self.forgotten:
-                self.runner.close(self.forgotten.pop())
             both = zip(sequences, contexts, strict=True)
             active = drafting = [s for s, ctx in both if s.begin(ctx)]
             while active:
-                active = self._deeper(active)
+                logits = self.ask([s.entries for s in active], [s.tree.questions() for s in active])
+                active = [s for s, own in zip(active, logits, strict=True) if s.grow(own)]
             drafts = {s: s.tree.draft(self.name) for s in drafting}
             return [drafts.get(sequence, EMPTY) for sequence in sequences]
 
-    def _deeper(self, active: Sequence[_Sequence]) -> list[_Sequence]:
-        """Ask the head what follows the open nodes of all trees, in one pass; which go on."""
-        self.head.feed(torch.cat([states for s in active for states in s.states()]))
-        outputs = self.runner.forward([s.row for s in active], [s.tree.inner() for s in active])
-        news = [s.take(output.logits) for s, output in zip(active, outputs, strict=True)]
-        logits = torch.split(self.head.logits(torch.cat(news)), [len(new) for new in news])
-        return [s for s, own in zip(active, logits, strict=True) if s.grow(own)]
+    def ask(
+        self, several: Sequence[Entries], questions: Sequence[Sequence[Question]]
+    ) -> list[Tensor]:
+        """Logits (m, K) of what follows m new nodes of each sequence, by one pass of the head.
+
+        A sequence's first question is about its last token: it has no nodes, and m is 1.
+        """
+        for entries, nodes in zip(several, questions, strict=True):
+            entries.nodes += nodes
+        self.head.feed(torch.cat([states for entries in several for states in entries.states()]))
+        outputs = self.runner.forward([e.row for e in several], [e.inner() for e in several])
+        news = [
+            entries.take(output.logits)[-max(1, len(nodes)) :]
+            for entries, output, nodes in zip(several, outputs, questions, strict=True)
+        ]
+        return list(torch.split(self.head.logits(torch.cat(news)), [len(new) for new in news]))
+
+    def likeliest(self, logits: Tensor, width: int) -> tuple[Any, Any]:
+        """(m, width) target ids and probabilities of the tokens with the highest logits (m, K)."""
+        # A state that overflowed promises nothing.
+        probs, best = logits.float().softmax(-1).nan_to_num(0.0).topk(min(width, logits.shape[-1]))
+        return (best if self.head.ids is None else self.head.ids[best]), probs
 
     def __str__(self) -> str:
         return str(self.config)
@@ -166,8 +184,8 @@ class _Tree:
     def __init__(self, limit: int, depth: int, chain: bool) -> None:
         self.limit, self.depth, self.chain = limit, depth, chain
         self.nodes: list[_Node] = []
-        self.asked: list[int] = []
-        """Inner nodes, in the order in which the head was asked about them."""
+        self.asked = 0
+        """Inner nodes: those that the head was asked about."""
         self.open: list[int] = [ROOT]
         """What it is asked about in the next pass."""
         self.proposals: list[Tensor] = []
@@ -198,15 +216,13 @@ class _Tree:
             and node.path_prob > least
         ]
         for i in self.open:
-            self.nodes[i].place = len(self.asked)
-            self.asked.append(i)
+            self.nodes[i].place, self.asked = self.asked, self.asked + 1
         return bool(self.open)
 
-    def inner(self) -> Draft:
-        """The inner nodes as the head reads them."""
-        nodes = [self.nodes[i] for i in self.asked]
-        parents = [n.parent if n.parent == ROOT else self.nodes[n.parent].place for n in nodes]
-        return Draft(tuple(n.token for n in nodes), tuple(parents), ("head",) * len(nodes))
+    def questions(self) -> list[Question]:
+        """What is asked next: nothing about the root."""
+        nodes = [self.nodes[i] for i in self.open if i != ROOT]
+        return [(n.token, ROOT if n.parent == ROOT else self.nodes[n.parent].place) for n in nodes]
 
     def draft(self, name: str) -> Draft:
         """The likeliest candidates, with their probabilities; or the chain that was drawn."""
@@ -222,86 +238,108 @@ class _Tree:
         )
 
 
-class _Sequence(DrafterState):
-    """One sequence: its row of the head's entries, and the tree that grows behind it."""
+class Entries:
+    """One sequence's entries: a row of true ones, and the nodes that it was asked about beside."""
 
     row: Any = None
-    tree: _Tree
+    nodes: list[Question]
+    """Inner nodes of the draft, in the order in which the head was asked about them."""
 
     def __init__(self, drafter: BoundHead) -> None:
         self.drafter = drafter
-        self._opened: weakref.finalize[..., _Sequence] | None = None
+        self._opened: weakref.finalize[..., Entries] | None = None
+
+    def begin(self, ctx: Context) -> int:
+        """Read a long text but for its end; how many nodes may follow, 0 if nothing can be asked.
+
+        Called, as `ask` is, where the drafter's lock is held.
+        """
+        runner, forgotten = self.drafter.runner, self.drafter.forgotten
+        while forgotten:
+            runner.close(forgotten.pop())
+        # Entry i reads x_{i+1} and g_i, so that the last token has one, too.
+        ids, g = list(ctx.ids[1:]), ctx.hidden
+        if g is None or len(g) != len(ids) or not ids:
+            return 0
+        if self._opened is None:
+            self.row = runner.open(ids)
+            self._opened = weakref.finalize(self, forgotten.append, self.row)
+        else:
+            runner.extend(self.row, ids)
+        self.drafter.head.feed(g[self.row.cached :])
+        runner.prefill(self.row, REST)
+        self.g, self.nodes, self._read = g[self.row.cached :], [], False
+        return runner.room(self.row)
+
+    def inner(self) -> Draft:
+        """The nodes as the head's runner takes them."""
+        tokens, parents = zip(*self.nodes, strict=True) if self.nodes else ((), ())
+        return Draft(tokens, parents, ("head",) * len(tokens))
+
+    def states(self) -> list[Tensor]:
+        """(n, d) what the next pass reads beside the row's pending tokens, and beside the nodes."""
+        before = [1 + parent for _, parent in self.nodes]  # the root's state is the first
+        return [self.g, self._outputs[before]] if before else [self.g]
+
+    def take(self, outputs: Tensor) -> Tensor:
+        """The states (1 + nodes, d) that a pass gave.
+
+        After the first pass all of the row's tokens but the last are in its past.
+        """
+        runner, row = self.drafter.runner, self.row
+        if not self._read:
+            runner.commit([row], [()], [()])
+            runner.extend(row, list(row.ids))
+            self.g, self._read = self.g[-1:], True
+        self._outputs = outputs
+        return outputs
+
+    def close(self) -> None:
+        """Give the row back."""
+        if self._opened is not None:
+            self._opened()
+            self._opened = None
+
+
+class _Sequence(DrafterState):
+    """One sequence: its entries, and the tree that grows behind them."""
+
+    tree: _Tree
+
+    def __init__(self, drafter: BoundHead) -> None:
+        self.drafter, self.entries = drafter, Entries(drafter)
 
     def draft(self, ctx: Context) -> Draft:
         return self.drafter.draft([self], [ctx])[0]
 
     def begin(self, ctx: Context) -> bool:
         """Read what the target has computed meanwhile; whether there is something to draft."""
-        runner, config = self.drafter.runner, self.drafter.config
-        # Entry i reads x_{i+1} and g_i, so that the last token has one, too.
-        entries, g = list(ctx.ids[1:]), ctx.hidden
-        if g is None or len(g) != len(entries) or not entries:
-            return False
-        if self._opened is None:
-            self.row = runner.open(entries)
-            self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
-        else:
-            runner.extend(self.row, entries)
-        self.drafter.head.feed(g[self.row.cached :])
-        runner.prefill(self.row, REST)
-        self.context, self.g = ctx, g[self.row.cached :]
-        sampled = config.sample and ctx.sampling.temperature > 0
-        limit = min(ctx.budget, runner.room(self.row))
+        config = self.drafter.config
+        limit = min(ctx.budget, self.entries.begin(ctx))
         depth = min(config.depth, ctx.depth, limit)
+        sampled = config.sample and ctx.sampling.temperature > 0
         chain = sampled or self.drafter.chain
-        self.tree = _Tree(depth if chain else limit, depth, chain)
+        self.context, self.tree = ctx, _Tree(depth if chain else limit, depth, chain)
         self.drawing = _distribution(ctx.sampling) if sampled else None
-        self.read = False
         return depth > 0
 
-    def states(self) -> list[Tensor]:
-        """(n, d) what the next pass reads beside the row's pending tokens, and its inner nodes."""
-        tree = self.tree
-        parents = [tree.nodes[i].parent for i in tree.asked]
-        before = [0 if p == ROOT else 1 + tree.nodes[p].place for p in parents]
-        return [self.g, self.outputs[before]] if before else [self.g]
-
-    def take(self, outputs: Tensor) -> Tensor:
-        """Of the states (1 + inner nodes, d) that a pass gave, those of the nodes just asked about.
-
-        After the first pass all of the row's tokens but the last are in its past.
-        """
-        runner, row = self.drafter.runner, self.row
-        if not self.read:
-            runner.commit([row], [()], [()])
-            runner.extend(row, list(row.ids))
-            self.g, self.read = self.g[-1:], True
-        self.outputs = outputs
-        return outputs[-len(self.tree.open) :]
-
     def grow(self, logits: Tensor) -> bool:
-        """Add what follows the nodes just asked about, from logits (open, K); whether to go on."""
+        """Add what follows the nodes just asked about, from logits (m, K); whether to go on."""
         tree, ids = self.tree, self.drafter.head.ids
         if self.drawing is not None:
             q = self.drawing.probs(self.drawing.scores(None, logits[0]))
             if ids is not None:
                 q = q.new_zeros(self.context.vocab_size).index_copy_(0, ids, q)
-            token = self.context.sampler.draw(q)
             tree.proposals.append(q)
-            tree.add(tree.open[0], [token], [1.0])
+            tree.add(tree.open[0], [self.context.sampler.draw(q)], [1.0])
             return tree.choose()
-        width = 1 if tree.chain else min(CANDIDATES, logits.shape[-1])
-        # A state that overflowed promises nothing.
-        probs, best = logits.float().softmax(-1).nan_to_num(0.0).topk(width)
-        tokens = (best if ids is None else ids[best]).tolist()
-        for node, *found in zip(list(tree.open), tokens, probs.tolist(), strict=True):
+        tokens, probs = self.drafter.likeliest(logits, 1 if tree.chain else CANDIDATES)
+        for node, *found in zip(list(tree.open), tokens.tolist(), probs.tolist(), strict=True):
             tree.add(node, *found)
         return tree.choose()
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened()
-            self._opened = None
+        self.entries.close()
 
 
 def _distribution(p: SamplingParams) -> Distribution:

@@ -111,7 +111,7 @@ _MIXER, _SEARCH = new_mixer(1), new_search()
 def index_ids(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
     """Index ids up to `end` as `advance` does, and neither learn nor draft."""
     advance(
-        index, end, quiet, floor, end, NO_ANSWERS, NO_ROWS, NO_ROWS, _MIXER, _SEARCH,
+        index, end, quiet, floor, end, NO_ANSWERS, NO_ROWS, NO_ROWS, NO_ROWS, 0, _MIXER, _SEARCH,
         0.0, MAX_COUNT, 1.0, NO_DRAFT, START,
     )  # fmt: skip
 
@@ -119,32 +119,35 @@ def index_ids(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
 @compiled
 def advance(
     text: ContextIndex, end: int, quiet: int, floor: int, emitted: int, answers: ContextIndex,
-    rows: Any, new_rows: Any, mixer: Mixer, search: Search, rate: float, max_count: float,
-    weight: float, limits: Limits, verdict: int,
+    rows: Any, new_rows: Any, head: Any, base: int, mixer: Mixer, search: Search, rate: float,
+    max_count: float, weight: float, limits: Limits, verdict: int,
 ) -> int:  # fmt: skip
     """Index the ids of `text` up to `end`, then draft what follows them; return as `grow` does.
 
     Ids before `quiet` only serve as context, no context begins before `floor`. From `emitted` on
-    the target emitted the ids, so they are learned from: see `mixer.learn`.
+    the target emitted the ids, so they are learned from: see `mixer.learn`. `head`: rows that a
+    head gave, by paths from `base` on.
     """
     candidates, lookup = search.candidates, search.lookup[0]
     give_slots(text)
     start = min(end, max(emitted, text.totals[0].length))
     extend(text, start, quiet, floor)
     for position in range(start, end):
-        count = predict(text, answers, rows, mixer, candidates, lookup, position)
+        count = predict(text, answers, rows, head, base, mixer, candidates, lookup, position)
         token = text.ids[position]
         learn(mixer, candidates, lookup, count, token, rate, max_count, weight)
         extend(text, position + 1, quiet, floor)
     # Not earlier: the row that a token was emitted by would tell what is to be learned.
     remember(rows, new_rows)
-    return grow(text, floor, answers, rows, mixer, search, limits, verdict) if limits.nodes else 0
+    if not limits.nodes:
+        return 0
+    return grow(text, floor, answers, rows, head, mixer, search, limits, verdict)
 
 
 @inlined
 def grow(
-    text: ContextIndex, floor: int, answers: ContextIndex, rows: Any, mixer: Mixer, search: Search,
-    limits: Limits, verdict: int,
+    text: ContextIndex, floor: int, answers: ContextIndex, rows: Any, head: Any, mixer: Mixer,
+    search: Search, limits: Limits, verdict: int,
 ) -> int:  # fmt: skip
     """Grow a tree after the indexed ids; return how many of its nodes pay.
 
@@ -173,7 +176,10 @@ def grow(
         else:
             if deeper:
                 end = put_path(text, search, node, depth)
-                found = predict(text, answers, rows, mixer, candidates, search.lookup[0], end)
+                found = predict(
+                    text, answers, rows, head, text.totals[0].length, mixer, candidates,
+                    search.lookup[0], end,
+                )  # fmt: skip
                 first = allow_only(candidates, found, limits.few)
                 last = max(found, first + len(limits.few))
                 room = limits.nodes - count

@@ -115,6 +115,11 @@ class Eagle3Head(Head):
         return found
 
 
+def usual_layers(layers: int) -> tuple[int, ...]:
+    """The blocks that a head reads if it names none, of a target with so many; from 1."""
+    return 2, layers // 2, layers - 3
+
+
 def build(
     files: HeadFiles, layers: int, device: str, dtype: torch.dtype, source: str
 ) -> Eagle3Head:

@@ -1,0 +1,115 @@
+"""`auto` with a trained head: its rows, what is learned of them, and that nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import VOCAB, build, prompt
+from draftsmith.drafters.auto import Auto
+from draftsmith.drafters.registry import parse
+from draftsmith.drafters.trained_head import BoundHead
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import OptionError
+from draftsmith.testing import check_drafter
+from heads import random_head, save
+
+LAYERS = (1, 3, 4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return save(tmp_path / "head", random_head(64, VOCAB, 40), layer_ids=LAYERS)
+
+
+def test_contract(tmp_path: Path) -> None:
+    tensors = random_head(4, 11, 3, reads=2, dtype=torch.float64, seed=2)
+    tensors["d2t"] = torch.tensor([1, 3, 7])
+    check_drafter(Auto(head=f"eagle3(model={save(tmp_path, tensors, layer_ids=(1, 2))})"), length=6)
+
+
+def test_it_is_typed_like_any_option(folder: str) -> None:
+    typed = parse(f"auto(head=eagle3(model={folder}, depth=2))")
+    assert isinstance(typed, Auto)
+    assert typed.head.depth == 2
+    assert parse(str(typed)) == typed
+    with pytest.raises(OptionError, match="must be a drafter with a trained head"):
+        parse("auto(head=copyspec)")
+
+
+@pytest.mark.parametrize("name", ["llama", "falcon"])
+def test_nothing_is_lost(name: str, folder: str) -> None:
+    """Greedy and sampled, with earlier answers, on targets of trees and of chains."""
+    engine = Engine.from_pretrained(build(name, num_hidden_layers=5), answers=1_000_000)
+    prompts = [prompt(n, seed=n) for n in (1, 2, 90, 18)]
+    for options in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4}):
+        options |= {"max_new_tokens": 24, "budget": 12}
+        plain = engine.generate(prompts, drafter="none", **options)
+        drafted = engine.generate(prompts, drafter=f"auto(head=eagle3(model={folder}))", **options)
+        assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+        assert sum(one.stats.drafted for one in drafted) > 40
+
+
+def counting(folder: Path) -> tuple[Any, str]:
+    """A model that answers i + 1 to token i, and a head that knows it.
+
+    Attention of the head looks at its own entry alone, whose embedding it copies into the state.
+    """
+    generator = torch.Generator().manual_seed(0)
+    words = torch.zeros(VOCAB, 32)
+    words[:, :16] = torch.nn.functional.normalize(torch.randn(VOCAB, 16, generator=generator))
+    model = build("llama", hidden_size=32)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(words)
+        model.lm_head.weight.copy_(20 * words.roll(1, 0))
+        for block in model.model.layers:
+            block.self_attn.o_proj.weight.zero_()
+            block.mlp.down_proj.weight.zero_()
+    head = random_head(32, VOCAB, VOCAB, reads=1)
+    half, attention = torch.eye(8), "layers.0.self_attn."
+    for name in ("fc", "layers.0.mlp.down_proj", *(f"{attention}{x}_proj" for x in "qkvo")):
+        head[f"{name}.weight"].zero_()
+    for name in [name for name in head if "norm" in name]:
+        head[name].fill_(1.0)
+    for side in (0, 1):
+        own = slice(8 * side, 8 * side + 8)
+        head[f"{attention}q_proj.weight"][16 * side : 16 * side + 16, own] = 4 * half.repeat(2, 1)
+        head[f"{attention}k_proj.weight"][own, own] = 4 * half
+        head[f"{attention}v_proj.weight"][own, own] = half
+        head[f"{attention}o_proj.weight"][own, 16 * side : 16 * side + 8] = 10 * half
+    head |= {"embed_tokens.weight": words, "lm_head.weight": 5 * words.roll(1, 0)}
+    return model, save(folder, head, layer_ids=(1,))
+
+
+def test_a_head_knows_what_no_context_does(tmp_path: Path) -> None:
+    """Nothing repeats in the answer. What the head says is drafted, and trusted more and more."""
+    model, folder = counting(tmp_path)
+    engine = Engine.from_pretrained(model)
+    head = f"eagle3(model={folder})"
+    alone, mixed, both = (
+        engine.generate([[5]], max_new_tokens=60, drafter=drafter, budget=12)[0]
+        for drafter in ("auto", f"auto(head={head})", head)
+    )
+    assert alone.tokens == mixed.tokens == both.tokens == list(range(6, 66))
+    assert both.stats.passes < 20
+    assert alone.stats.passes > 50
+    assert mixed.stats.passes < 30
+
+
+def test_a_head_is_not_asked_where_contexts_are_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = counting(tmp_path)
+    engine, text = Engine.from_pretrained(model), list(range(6, 90))
+    ask, asked, counts = BoundHead.ask, list[Any](), list[int]()
+    monkeypatch.setattr(BoundHead, "ask", lambda *args: asked.append(args) or ask(*args))
+    for ids in ([5], [*text, *text, 5]):
+        asked.clear()
+        options: dict[str, Any] = {"drafter": f"auto(head=eagle3(model={folder}))", "budget": 12}
+        [found] = engine.generate([ids], max_new_tokens=60, **options)
+        assert found.tokens == list(range(6, 66))
+        counts.append(len(asked))
+    assert counts[0] > 4 * counts[1]
