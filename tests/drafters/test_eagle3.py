@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from heads import Plainly, random_head, save
+from safetensors.torch import load_file
 
 from architectures import VOCAB, build, prompt
 from draftsmith.core.draft import ROOT, Draft
@@ -16,7 +16,9 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.lab.train.unpickle import unpickle
 from draftsmith.testing import check_drafter
+from heads import Plainly, random_head, save
 
 LAYERS = (1, 3, 4)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -229,8 +231,16 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     refuse(head(moved), model, "another vocabulary")
     refuse(head(random_head(32, VOCAB, 40)), model, "states of the width 32")
     folder = Path(head(tensors))
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refuse(str(folder), model, "pytorch_model.bin only, a pickle")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    refuse(str(folder), model, "pytorch_model.bin only, a pickle.*draftsmith train unpickle")
+    saved = load_file(unpickle(folder))
+    assert all(torch.equal(saved[name], tensors[name]) for name in tensors)
+    torch.save({"head": Path("x")}, folder / "model.bin")
+    for made in ("model.safetensors", "pytorch_model.bin"):
+        (folder / made).unlink()
+    with pytest.raises(LoadError, match="cannot be read as tensors"):
+        unpickle(folder)
     refuse(str(tmp_path / "nowhere"), model, "no such folder")
 
 

@@ -65,8 +65,8 @@ class Checkpoint:
                 raise LoadError(f"{single} cannot be read: {first_line(error)}") from error
         if pickled := next(filter(self._file, _PICKLES), None):
             raise LoadError(
-                f"{self.source} has {pickled} only, a pickle, which can run code; save its tensors "
-                "as model.safetensors"
+                f"{self.source} has {pickled} only, a pickle, which can run code; download it, and "
+                "run `draftsmith train unpickle FOLDER`, which reads its tensors and runs nothing"
             )
         raise LoadError(f"{self.source} has no {_SINGLE}")
 

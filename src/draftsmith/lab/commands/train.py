@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,7 @@ from draftsmith.cli.report import note, print_json, stdout
 
 if TYPE_CHECKING:
     from draftsmith.lab.train.curves import StepLosses
+    from draftsmith.lab.train.eagle3 import HeadStep
     from draftsmith.lab.train.sdsat import Trained
 
 RecipeOptions = Annotated[
@@ -104,6 +106,84 @@ def sdsat(
         show(trained, tokens)
 
 
+HeadOptions = Annotated[
+    Given,
+    Fields(
+        "draftsmith.lab.train.eagle3:HeadRecipe",
+        {
+            "Head": "vocabulary layers",
+            "Steps": "unrolled decay length rows steps",
+            "Learning": "learning_rate warmup clip seed",
+        },
+        {"layers": "--layer N"},
+    ),
+]
+
+
+def eagle3(
+    texts: TextOptions,
+    output: NewFolder,
+    recipe: HeadOptions,
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="A hub id, a folder or a name.")
+    ] = builtin.DEFAULT,
+    save_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100,
+    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads.")] = None,
+    json_: Json = False,
+) -> None:
+    """Train an EAGLE-3 head for a model, which stays as it is. Goes on if interrupted.
+
+    The folder holds the head in the speculators format, and the curves in training/.
+
+    [bold]Example[/bold]
+
+    draftsmith train eagle3 -m smollm2 --texts answers.jsonl --held-out test.jsonl -o head
+    """
+    from draftsmith.lab.train.eagle3 import HeadRecipe
+    from draftsmith.lab.train.eagle3 import train as run
+    from draftsmith.lab.train.texts import Texts
+
+    plan = HeadRecipe(**recipe)
+    set_threads(threads)
+    try:
+        with progress() as shown:
+            number = shown.add_task("training", total=plan.steps, visible=False)
+
+            def follow(row: HeadStep) -> None:
+                told = f"loss {row.loss:.3f}, right {row.right:.2f} … {row.right_at_last:.2f}"
+                shown.update(number, completed=row.step, description=told, visible=True)
+                if shown.disable and (row.step % save_every == 0 or row.step == plan.steps):
+                    note(f"step {row.step} of {plan.steps}, {row.tokens:,} tokens: {told}")
+
+            trained = run(resolve(model), plan, Texts(**texts), output, save_every, bar, follow)
+    except KeyboardInterrupt:
+        note("give the same command again to go on from the newest checkpoint")
+        raise
+    if json_:
+        print_json(asdict(trained) | {"folder": str(output)})
+        return
+    facts = {"head": str(trained.folder), "tokens": f"{trained.tokens:,}"}
+    if trained.right is not None:
+        facts["right by depth"] = " ".join(f"{share:.2f}" for share in trained.right)
+    stdout().print(facts_table(facts))
+
+
+def unpickle(
+    folder: Annotated[Path, typer.Argument(help="A folder with pytorch_model.bin or model.bin.")],
+) -> None:
+    """Save the tensors of a pickled head as model.safetensors, beside the pickle.
+
+    Only tensors are read, no code is run (torch.load with weights_only=True).
+
+    [bold]Example[/bold]
+
+    draftsmith train unpickle EAGLE3-Vicuna1.3-13B
+    """
+    from draftsmith.lab.train.unpickle import unpickle as run
+
+    stdout().print(str(run(folder)))
+
+
 @contextlib.contextmanager
 def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
     """The newest losses in nats beside a bar if somebody is watching, else a line now and then."""
@@ -134,4 +214,4 @@ def show(trained: Trained, tokens: str) -> None:
     stdout().print(facts_table(facts))
 
 
-app = group(HELP["train"], sdsat)
+app = group(HELP["train"], sdsat, eagle3, unpickle)

@@ -7,9 +7,13 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from draftsmith.errors import LoadError
 from draftsmith.storage import write_text
+
+Panels = tuple[Sequence[str], Sequence[str]]
+"""Columns of the left and of the right half of a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,33 +36,35 @@ class StepLosses:
     """Standard-token loss on held-out text, where it was measured."""
 
 
-_COLUMNS = [f.name for f in fields(StepLosses)]
-CURVES = ("loss", "standard", "adaptive", "held_out")
+PANELS = ("standard", "held_out"), ("adaptive",)
+"""Columns that the two parts of the picture show."""
 
 
 class Curves:
     """Writes them; rows after `step`, from a training that was killed, are written anew."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(
+        self, folder: Path, step: int, kind: type[Any] = StepLosses, panels: Panels = PANELS
+    ) -> None:
+        """`kind`: the dataclass of a row, with `step` and `tokens`; `panels`: what is drawn."""
         from tensorboardX import SummaryWriter
 
-        self.folder = folder
-        self.rows = [row for row in read(folder) if row.step <= step]
+        self.folder, self.kind, self.panels = folder, kind, panels
+        self.rows = [row for row in read(folder, kind) if row.step <= step]
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-    def add(self, row: StepLosses) -> None:
+    def add(self, row: Any) -> None:
         """Take a step's row."""
         self.rows.append(row)
-        for name in ("learning_rate", *CURVES):
-            value = getattr(row, name)
-            if value is not None:
+        for name, value in asdict(row).items():
+            if value is not None and name not in ("step", "tokens", "seconds"):
                 self._board.add_scalar(name, value, row.step)
 
     def flush(self) -> None:
         """See everything on disk, the picture too."""
         self._write()
         self._board.flush()
-        draw({"": self.rows}, self.folder / "losses.png")
+        draw({"": self.rows}, self.folder / "losses.png", self.panels)
 
     def close(self) -> None:
         """Write what there is, of a training that failed, too, and let go of the files."""
@@ -67,13 +73,13 @@ class Curves:
 
     def _write(self) -> None:
         log = io.StringIO()
-        table = csv.DictWriter(log, _COLUMNS)
+        table = csv.DictWriter(log, [f.name for f in fields(self.kind)])
         table.writeheader()
         table.writerows(map(asdict, self.rows))
         write_text(self.folder / "log.csv", log.getvalue())
 
 
-def read(folder: Path) -> list[StepLosses]:
+def read(folder: Path, kind: type[Any] = StepLosses) -> list[Any]:
     """The rows of a log; none if there is no log yet. Raises LoadError for a damaged one."""
     path = folder / "log.csv"
     if not path.is_file():
@@ -84,7 +90,7 @@ def read(folder: Path) -> list[StepLosses]:
             try:
                 numbers = {name: float(text) if text else None for name, text in line.items()}
                 whole = {name: int(line[name]) for name in ("step", "tokens")}
-                found.append(StepLosses(**(numbers | whole)))  # type: ignore[arg-type]
+                found.append(kind(**(numbers | whole)))
             except (KeyError, TypeError, ValueError) as error:
                 raise LoadError(f"{path}, line {number + 2} is damaged; delete the file") from error
     return found
@@ -97,13 +103,13 @@ def smooth(values: Sequence[float], span: int) -> list[float]:
     ]
 
 
-def draw(runs: dict[str, list[StepLosses]], path: Path) -> None:
+def draw(runs: dict[str, list[Any]], path: Path, panels: Panels = PANELS) -> None:
     """A PNG of the losses against steps, of one training or of several, by name."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for axes, names in ((left, ("standard", "held_out")), (right, ("adaptive",))):
+    for axes, names in zip((left, right), panels, strict=True):
         for number, (run, rows) in enumerate(runs.items()):
             colour = f"C{number % 10}"
             for name in names:
@@ -117,7 +123,8 @@ def draw(runs: dict[str, list[StepLosses]], path: Path) -> None:
                 axes.plot(steps, values, style, color=colour, markersize=3, label=label)
         axes.set_xlabel("steps")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylabel(f"loss of {names[0]} tokens (nats)")
+        what = "loss of {} tokens (nats)" if panels == PANELS else "{}"
+        axes.set_ylabel(what.format(names[0].replace("_", " ")))
         axes.grid(alpha=0.3)
         if axes.lines:
             # Above the plot: inside, it would hide one curve or another.

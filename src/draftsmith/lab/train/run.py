@@ -24,7 +24,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftsmith.errors import LoadError, OptionError, WriteError
-from draftsmith.lab.train.recipe import Recipe
 from draftsmith.storage import sync_folder, write_text
 
 TRAINING = "training"
@@ -59,17 +58,18 @@ class Run:
         """Where everything but the model is."""
         return self.folder / TRAINING
 
-    def begin(self, recipe: Recipe, about: Mapping[str, Any]) -> None:
+    def begin(self, recipe: Any, about: Mapping[str, Any]) -> None:
         """Note what the training is about, or check that it is what the earlier one was about.
 
-        `about` tells models, texts and tokens apart. Raises OptionError if they are others.
+        `recipe` is a dataclass of settings; `about` tells models, texts and tokens apart. Raises
+        OptionError if they are others.
         """
         path = self.training / _RUN
         if path.is_file():
             known = json.loads(path.read_text(encoding="utf-8"))
             wrong = [
                 f"{name}: {known[part].get(name)!r}, now {value!r}"
-                for part, values in (("recipe", asdict(recipe)), ("about", about))
+                for part, values in (("recipe", _plain(asdict(recipe))), ("about", about))
                 for name, value in values.items()
                 if known[part].get(name) != value
             ]
@@ -153,6 +153,11 @@ class Run:
         fresh.rmdir()
         for checkpoint in self._checkpoints():
             shutil.rmtree(checkpoint)
+
+
+def _plain(values: Mapping[str, Any]) -> Any:
+    """As a file has them: lists, where there were tuples."""
+    return json.loads(json.dumps(values))
 
 
 @contextmanager

@@ -1,0 +1,321 @@
+"""EAGLE-3: train a head for a model that stays as it is. Source: EAGLE-3, sections 3.1 and 3.2.
+
+The head learns the target's own distribution over any text (distillation). In a training-time test
+it is unrolled for a few steps: step k reads the states that step k-1 gave, as in drafts. Everything
+of a step follows from the seed and the step's number, and a checkpoint holds weights and optimizer
+in full, so a killed training ends as an unbroken one.
+
+Shapes: `B` rows, `T` tokens of a row, `K` tokens that the head knows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.functional import embedding
+from transformers import DynamicCache, LlamaConfig
+
+from draftsmith.core.target import Needs
+from draftsmith.errors import OptionError, TrainingError
+from draftsmith.lab.corpus.build import Show, unseen
+from draftsmith.lab.train.curves import Curves
+from draftsmith.lab.train.recipe import check, setting
+from draftsmith.lab.train.run import Run
+from draftsmith.lab.train.texts import Texts, sequences
+from draftsmith.model.fingerprint import fingerprint
+from draftsmith.model.heads.eagle3 import Eagle3Head, usual_layers
+from draftsmith.model.heads.eagle3_files import FLAGS
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.taps import PassTaps
+from draftsmith.model.taps import check as check_needs
+from draftsmith.storage import write_text
+from draftsmith.text.tokenizer import opening
+
+_ORDER = 1
+"""Kind of random numbers: the order of the sequences."""
+_MEASURED = 64
+"""Held-out sequences that are measured at most."""
+_FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+           "head_dim", "rms_norm_eps", "max_position_embeddings")  # fmt: skip
+"""Fields of the head's layer that are the target's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecipe:
+    """How to train a head. Raises OptionError for values that cannot work.
+
+    Source: EAGLE-3, section 3.2, for the unrolled steps; the vocabulary by frequency and the
+    weights of deeper steps are those of the authors' code. Learning rates are ours.
+    """
+
+    vocabulary: int = setting(8192, "K: the most frequent tokens of the texts.", least=8)
+    layers: tuple[int, ...] = setting((), "Blocks that it reads, from 1; usual ones if not named.")
+    unrolled: int = setting(3, "Steps of the training-time test.", least=1)
+    decay: float = setting(0.8, "Weight of each further step.", above=0, most=1)
+    length: int = setting(512, "T: tokens of a sequence.", least=8)
+    rows: int = setting(4, "Sequences of a step.", least=1)
+    steps: int = setting(2000, "How many steps.", least=1)
+    learning_rate: float = setting(1e-3, "The highest, reached after warming up.", above=0)
+    warmup: float = setting(
+        0.03, "Share of the steps with a rising learning rate.", least=0, most=1
+    )
+    clip: float = setting(0.5, "Largest norm of a gradient.", above=0)
+    seed: int = setting(0, "Of the order of the texts, and of the first weights.", least=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.unrolled + 2 > self.length:
+            raise OptionError(f"unrolled={self.unrolled} does not fit into length={self.length}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 0: rising linearly, then falling as a cosine."""
+        rising = round(self.warmup * self.steps)
+        if step < rising:
+            return self.learning_rate * (step + 1) / rising
+        fallen = (step - rising) / max(1, self.steps - rising)
+        return self.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
+
+    def batch(self, step: int, count: int) -> list[int]:
+        """Which of `count` sequences a step reads: all once, then all again in another order."""
+        places = range(step * self.rows, (step + 1) * self.rows)
+        orders = {
+            epoch: np.random.default_rng([self.seed, _ORDER, epoch]).permutation(count)
+            for epoch in {place // count for place in places}
+        }
+        return [int(orders[place // count][place % count]) for place in places]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadStep:
+    """What is known after a step."""
+
+    step: int
+    tokens: int
+    """Of text, seen so far."""
+    seconds: float
+    learning_rate: float
+    loss: float
+    """Cross entropy to the target's distribution, in nats, weighted over the unrolled steps."""
+    right: float
+    """Share of places at which head and target name the same token, at the first step."""
+    right_at_last: float
+    """The same, at the last of the unrolled steps."""
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """What a training ended with."""
+
+    folder: Path
+    steps: int
+    tokens: int
+    right: tuple[float, ...] | None
+    """By unrolled step, on held-out text; None without such."""
+
+
+class Lessons:
+    """A head and its target: losses of batches of text."""
+
+    def __init__(self, loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> None:
+        """`ids` (K,): the tokens that the head knows."""
+        self.loaded, self.recipe, self.ids = loaded, recipe, ids.to(loaded.device)
+        self.layers = recipe.layers or usual_layers(loaded.facts.layers)
+        self.needs = Needs(self.layers)
+        check_needs(self.needs, loaded, "train eagle3")
+        self.head = fresh_head(loaded, len(self.layers), self.ids, recipe.seed)
+
+    def losses(self, tokens: Tensor) -> tuple[Tensor, list[float]]:
+        """The loss of tokens (B, T), and by step the share of places that are right."""
+        states, target = self._target(tokens)
+        head, (_, T) = self.head, tokens.shape  # noqa: N806
+        best = target.argmax(-1)
+        probs = target.softmax(-1)[..., self.ids]
+        g, cache = head.fuse(states[:, :-1]), DynamicCache()
+        past = torch.ones(T - 1, T - 1, dtype=torch.bool, device=tokens.device).tril()
+        own = torch.eye(T - 1, dtype=torch.bool, device=tokens.device)
+        position, right = torch.arange(T - 1, device=tokens.device)[None], list[float]()
+        loss = torch.zeros((), device=tokens.device)
+        for k in range(self.recipe.unrolled):
+            # Entry i reads x_{i+1+k} and what step k-1 gave at i; it sees the true entries up to
+            # i, and its own of the steps before.
+            mask = torch.cat([past, *([own] * k)], dim=1)[None, None]
+            shifted = torch.roll(tokens, -1 - k, dims=1)[:, :-1]
+            embedded = embedding(shifted, head.embeddings)
+            g = head.step(embedded, g, position_ids=position + k, attention_mask=mask, cache=cache)
+            count = T - 1 - k  # entries whose token, and so whose answer, lies in the row
+            logits = head.logits(g[:, :count])
+            wanted = probs[:, 1 + k : T]
+            entropy = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+            loss = loss + self.recipe.decay**k * entropy
+            named = self.ids[logits.detach().argmax(-1)]
+            right.append(float((named == best[:, 1 + k : T]).float().mean()))
+        return loss, right
+
+    @torch.no_grad()
+    def _target(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """States (B, T, k·D) of the layers, and logits (B, T, V)."""
+        B, T = tokens.shape  # noqa: N806
+        assert self.loaded.blocks is not None  # or `check_needs` has refused
+        taps = PassTaps([self.needs], self.loaded.blocks)
+        output = self.loaded.forward(tokens.tolist(), [range(T)] * B, None, False, T, taps)
+        states = torch.cat([taps.hidden[layer] for layer in self.layers], dim=-1)
+        return states, output.logits.float()
+
+
+def fresh_head(loaded: LoadedModel, layers: int, ids: Tensor, seed: int) -> Eagle3Head:
+    """A head that begins with the target's rows of the LM head, and else with random weights."""
+    config = loaded.config
+    known = {name: getattr(config, name) for name in _FIELDS if getattr(config, name, None)}
+    layer = LlamaConfig(**known, vocab_size=loaded.vocab_size, num_hidden_layers=1)
+    layer._attn_implementation = "sdpa"
+    torch.manual_seed(seed)
+    head = Eagle3Head(layer, layers, config.hidden_size, len(ids), dict.fromkeys(FLAGS, False))
+    head.to(loaded.device)
+    head.embeddings = loaded.model.get_input_embeddings().weight.detach()
+    with torch.no_grad():
+        head.lm_head.weight.copy_(loaded.model.get_output_embeddings().weight[ids])
+    return head
+
+
+def train(
+    source: str,
+    recipe: HeadRecipe,
+    texts: Texts,
+    output: Path,
+    save_every: int = 100,
+    show: Show = unseen,
+    follow: Callable[[HeadStep], None] = lambda _: None,
+) -> TrainedHead:
+    """Train a head for the model of a hub id or folder, and write it into a new folder.
+
+    Goes on where an earlier training in the same folder was stopped. Raises OptionError, LoadError,
+    UnsupportedError, TrainingError; nothing that exists is overwritten.
+    """
+    run = Run(output)
+    run.check_free()
+    loaded = load(source, dtype="float32")
+    tokenizer, before = loaded.tokenizer, opening(loaded.tokenizer)
+    stream = texts.stream(tokenizer, 0.0, recipe.seed, show)
+    rows = sequences(stream, recipe.length - 1, "texts", before)
+    held_out = texts.held_out_stream(tokenizer)
+    counts = np.bincount(stream, minlength=loaded.vocab_size)
+    most = np.argsort(-counts, kind="stable")[: min(recipe.vocabulary, loaded.vocab_size)]
+    lessons = Lessons(loaded, recipe, torch.from_numpy(np.sort(most)))
+    about = {
+        "model": fingerprint(loaded.model),
+        "texts": zlib.crc32(stream.tobytes()),
+    }
+    run.begin(recipe, about)
+    step, seconds = _learn(lessons, run, rows, save_every, follow)
+    right = _measure(lessons, held_out, before) if len(held_out) else None
+    run.finish(partial(write, lessons, source), {"right": right, "steps": step, "seconds": seconds})
+    return TrainedHead(output, step, step * recipe.rows * recipe.length, right)
+
+
+def _learn(
+    lessons: Lessons,
+    run: Run,
+    rows: NDArray[np.int32],
+    save_every: int,
+    follow: Callable[[HeadStep], None],
+) -> tuple[int, float]:
+    """All steps that are left; returns how many there were, and their seconds."""
+    recipe, head = lessons.recipe, lessons.head.train()
+    weights = dict(head.named_parameters())
+    adamw = torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.0)
+    done, before = run.restore(weights, adamw)
+    begin = perf_counter() - before
+    panels = ("loss",), ("right", "right_at_last")
+    with closing(Curves(run.training, done, HeadStep, panels)) as curves:
+        for step in range(done, recipe.steps):
+            tokens = torch.tensor(rows[recipe.batch(step, len(rows))], device=head.device).long()
+            loss, right = lessons.losses(tokens)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise TrainingError(f"step {step + 1}: the loss is {value}; lower --learning-rate")
+            adamw.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(head.parameters(), recipe.clip)
+            for group in adamw.param_groups:
+                group["lr"] = recipe.rate(step)
+            adamw.step()
+            row = HeadStep(
+                step=step + 1,
+                tokens=(step + 1) * tokens.numel(),
+                seconds=perf_counter() - begin,
+                learning_rate=recipe.rate(step),
+                loss=value,
+                right=right[0],
+                right_at_last=right[-1],
+            )
+            curves.add(row)
+            follow(row)
+            if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
+                run.save(step + 1, row.seconds, weights, adamw)
+                curves.flush()
+    return recipe.steps, perf_counter() - begin
+
+
+@torch.no_grad()
+def _measure(
+    lessons: Lessons, stream: NDArray[np.int32], before: Sequence[int]
+) -> tuple[float, ...]:
+    """The share of places that are right on held-out text, by unrolled step."""
+    lessons.head.eval()
+    rows = sequences(stream, lessons.recipe.length - 1, "held-out texts", before)[:_MEASURED]
+    device = lessons.ids.device
+    found = [lessons.losses(torch.tensor(row[None], device=device).long())[1] for row in rows]
+    return tuple(np.mean(found, axis=0).round(4).tolist())
+
+
+def write(lessons: Lessons, source: str, folder: Path) -> None:
+    """Write the head in the speculators format; its embeddings are the target's."""
+    head, loaded = lessons.head, lessons.loaded
+    tensors = {name.removeprefix("fuse."): t.detach() for name, t in head.state_dict().items()}
+    ids = lessons.ids.cpu()
+    tensors["d2t"] = ids - torch.arange(len(ids), device="cpu")
+    tensors["t2d"] = torch.zeros(loaded.vocab_size, dtype=torch.bool, device="cpu")
+    tensors["t2d"][ids] = True
+    save_file(
+        {name: t.cpu().contiguous() for name, t in tensors.items()}, folder / "model.safetensors"
+    )
+    layer = {name: getattr(head.config, name) for name in _FIELDS} | {
+        "model_type": "llama",
+        "vocab_size": loaded.vocab_size,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": loaded.context_length or 2048,
+    }
+    proposal = {"proposal_type": "greedy", "speculative_tokens": lessons.recipe.unrolled}
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": len(ids),
+        "eagle_aux_hidden_state_layer_ids": list(lessons.layers),
+        "target_hidden_size": loaded.config.hidden_size,
+        "transformer_layer_config": layer,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": source,
+                "architectures": list(loaded.config.architectures or []),
+            },
+        },
+    }
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")

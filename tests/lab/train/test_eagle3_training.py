@@ -1,0 +1,110 @@
+"""Trainings of tiny heads: what is learned is what drafts, and stopping changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tiny
+from architectures import VOCAB, build, prompt
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import OptionError
+from draftsmith.lab.train.eagle3 import HeadRecipe, HeadStep, Lessons, train
+from draftsmith.lab.train.texts import Texts
+from draftsmith.model.load import load
+from heads import Plainly
+
+RECIPE = HeadRecipe(vocabulary=300, layers=(1, 2), length=16, rows=2, steps=8)
+
+
+class Killed(BaseException):
+    """Nobody catches it, as nobody catches SIGKILL."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text("\n".join(tiny.TEXT * 2))
+    return Texts(paths=(path,))
+
+
+def test_what_is_learned_is_what_drafts() -> None:
+    """The loss is the cross entropy of what a draft would say at each place, by the definition."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "rms_norm_eps": 1e-5}
+    loaded = load(build("llama", num_hidden_layers=3, **sizes))
+    ids = torch.arange(0, VOCAB, 2)
+    recipe = replace(RECIPE, decay=0.5)
+    lessons = Lessons(loaded, recipe, ids)
+    tokens = torch.tensor([prompt(9, seed=1), prompt(9, seed=2)])
+    loss, _ = lessons.losses(tokens)
+    tensors = {n.removeprefix("fuse."): t for n, t in lessons.head.state_dict().items()}
+    tensors |= {"embed_tokens.weight": lessons.head.embeddings, "d2t": ids - torch.arange(len(ids))}
+    plainly, expected = Plainly(tensors, {}), 0.0
+    for k in range(recipe.unrolled):
+        found = []
+        for row in tokens.tolist():
+            with torch.inference_mode():
+                out = loaded.model(torch.tensor([row]), output_hidden_states=True)
+            full = out.logits[0].softmax(-1)
+            g = plainly.fuse([out.hidden_states[layer][0, :-1] for layer in recipe.layers])
+            for i in range(8 - k):
+                path = row[i + 2 : i + 2 + k]
+                with torch.no_grad():
+                    _, q = plainly.next(row[: i + 2], g[: i + 1], path)
+                found.append(-float((full[i + 1 + k][ids] * q.log()).sum()))
+        expected += recipe.decay**k * sum(found) / len(found)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_training_that_was_killed_ends_like_an_unbroken_one(
+    model: str, texts: Texts, tmp_path: Path
+) -> None:
+    def dying(row: HeadStep) -> None:
+        if row.step == 6:
+            raise Killed
+
+    whole = train(model, RECIPE, texts, tmp_path / "whole", save_every=4)
+    with pytest.raises(Killed):
+        train(model, RECIPE, texts, tmp_path / "broken", save_every=4, follow=dying)
+    with pytest.raises(OptionError, match="another training"):
+        train(model, replace(RECIPE, seed=1), texts, tmp_path / "broken")
+    seen: list[int] = []
+    train(model, RECIPE, texts, tmp_path / "broken", 4, follow=lambda row: seen.append(row.step))
+    assert seen == [5, 6, 7, 8]
+    ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("broken", "whole"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert len((tmp_path / "broken" / "training" / "log.csv").read_text().splitlines()) == 9
+    assert whole.tokens == 8 * 2 * 16
+    with pytest.raises(OptionError, match="holds a model already"):
+        train(model, RECIPE, texts, tmp_path / "whole")
+
+
+def test_a_trained_head_drafts_what_its_target_says(
+    model: str, texts: Texts, tmp_path: Path
+) -> None:
+    recipe = replace(RECIPE, steps=30, rows=8, learning_rate=5e-3)
+    rows: list[Any] = []
+    held_out = replace(texts, held_out=())
+    train(model, recipe, held_out, tmp_path / "head", follow=rows.append)
+    assert rows[-1].right > 2 * rows[0].right
+    assert rows[-1].loss < 0.8 * rows[0].loss
+    engine = Engine.from_pretrained(model)
+    drafter = f"eagle3(model={tmp_path / 'head'})"
+    plain = engine.generate("hello world", max_new_tokens=24, drafter="none")
+    found = engine.generate("hello world", max_new_tokens=24, drafter=drafter, budget=8)
+    assert found.tokens == plain.tokens
+    assert found.stats.drafted > 20
