@@ -34,6 +34,7 @@ from transformers import LlamaForCausalLM
 
 import draftsmith
 import gguf_files
+import heads
 import tiny
 from command import call, fails
 from draftsmith import builtin
@@ -981,8 +982,20 @@ def test_doctor(model: str) -> None:
     assert record["recommendation"]["dtype"] in record["pass_seconds"]
     shown = call("doctor", model)
     assert shown.exit_code == 0
-    for words in ("torch", "draft trees", "Recommendation", "bfloat16"):
+    for words in ("torch", "draft trees", "Recommendation", "bfloat16", "No trained head"):
         assert words in shown.stdout
+
+
+def test_doctor_tries_a_trained_head(model: str, tmp_path: Path) -> None:
+    config = json.loads((Path(model) / "config.json").read_text())
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    tensors = heads.random_head(width, vocabulary, 50)
+    folder = heads.save(tmp_path, tensors, layer_ids=(1, 1, 1))
+    record = json.loads(call("doctor", model, "--json", "--head", f"eagle3(model={folder})").stdout)
+    assert record["trained_head"]["relative_cost"] > 0
+    assert "fits; a step of it takes" in record["trained_head"]["explained"]
+    other = heads.save(tmp_path / "other", heads.random_head(width // 2, vocabulary, 50))
+    assert "this model's have" in call("doctor", model, "--head", f"eagle3(model={other})").stdout
 
 
 def test_doctor_takes_the_model_like_other_commands(model: str, tmp_path: Path) -> None:

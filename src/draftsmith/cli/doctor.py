@@ -32,14 +32,17 @@ _PRICED = (1, 16)
 class ExamineOptions(PlaceOptions):
     """Which model is examined."""
 
-    spelt: ClassVar = {"named": "MODEL"}
+    spelt: ClassVar = {"named": "MODEL", "head": "--head DRAFTER"}
 
     named: str | None = None
     """The same as --model."""
+    head: str | None = None
+    """A trained head to try, like `eagle3(model=DIR)`. [mtp, if the checkpoint has one]"""
 
     def load(self) -> LoadedModel:
         """The model, as other commands load it."""
         options = asdict(self)
+        del options["head"]
         return load_model(named=options.pop("named"), machine=MachineOptions(**options))
 
 
@@ -54,15 +57,15 @@ def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
     """
     loaded = chosen.load()
     with waiting("measuring …"):
-        record = examine(loaded)
+        record = examine(loaded, chosen.head)
     if as_json:
         print_json(record)
     else:
         show(record)
 
 
-def examine(loaded: LoadedModel) -> dict[str, Any]:
-    """Everything `doctor` finds out, as plain values."""
+def examine(loaded: LoadedModel, head: str | None = None) -> dict[str, Any]:
+    """Everything `doctor` finds out, as plain values; `head`: a drafter with a trained head."""
     from draftsmith.model.load import load
     from draftsmith.model.measure import compare_dtypes, versions
 
@@ -85,7 +88,35 @@ def examine(loaded: LoadedModel) -> dict[str, Any]:
     if builtin.is_gguf(loaded.name):  # its blocks of a few bits are rounded by more than bfloat16
         faithful.add("bfloat16")
     record["recommendation"] = recommend(seconds, faithful, capabilities.shape)
+    record["trained_head"] = trained_head(loaded, head, seconds[loaded.dtype_name][1])
     return record
+
+
+def trained_head(loaded: LoadedModel, head: str | None, plain: float) -> dict[str, Any]:
+    """Which trained head fits, and what its step costs; `plain`: seconds of a plain pass."""
+    from draftsmith.drafters.registry import parse
+    from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
+    from draftsmith.errors import DraftsmithError, OptionError
+
+    drafter = parse(head or "mtp")
+    if not isinstance(drafter, HeadDrafter):
+        raise OptionError(f"--head must be eagle3(model=…) or mtp(…), got {head}")
+    try:
+        bound = drafter.bind(loaded.facts)
+        assert isinstance(bound, BoundHead)
+    except DraftsmithError as error:
+        if head is not None:
+            return {"refused": str(error)}
+        width = getattr(loaded.config, "hidden_size", "unknown")
+        fits = (
+            "No trained head in its checkpoint. An EAGLE-3 head fits if it was trained for this "
+            f"model: it reads states of the width {width}, and names ids below {loaded.vocab_size}"
+        )
+        return {"explained": f"{fits}; try one with --head 'eagle3(model=…)'."}
+    spent = bound.step_seconds()
+    cost = spent / plain
+    told = f"{drafter} fits; a step of it takes {1000 * spent:.1f} ms, {cost:.2f} plain passes."
+    return {"drafter": str(drafter), "seconds": spent, "relative_cost": cost, "explained": told}
 
 
 def exactness(loaded: LoadedModel) -> dict[str, Any]:
@@ -214,6 +245,11 @@ def show(record: dict[str, Any]) -> None:
         priced = exact["relative_cost"].items()
         told = ", ".join(f"{price:.2f}× for {width}" for width, price in priced)
         console.print(f"- exact=True: {exact['explained']}; passes cost {told} tokens.")
+    head = record["trained_head"]
+    if "refused" in head:
+        console.print(Text(f"- Refused: {head['refused']}", "yellow"))
+    else:
+        console.print(f"- {head['explained']}", markup=False)
     console.print("\n[bold]Milliseconds of a pass, by how many tokens it covers")
     costs = record["pass_seconds"]
     table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)

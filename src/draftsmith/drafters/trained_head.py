@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from statistics import median
+from time import perf_counter
 from typing import Any, cast
 
 import torch
@@ -130,6 +132,25 @@ class BoundHead(Drafter):
         # A state that overflowed promises nothing.
         probs, best = logits.float().softmax(-1).nan_to_num(0.0).topk(min(width, logits.shape[-1]))
         return (best if self.head.ids is None else self.head.ids[best]), probs
+
+    def step_seconds(self, context: int = 256, repeats: int = 9) -> float:
+        """Median seconds that the head takes for one token after so many."""
+        head, runner, times = self.head, self.runner, list[float]()
+        ids, width = [0] * context, head.embeddings.shape[1]
+        with self.lock, torch.inference_mode():
+            row = runner.open(ids)
+            states = head.embeddings.new_zeros((context, width))
+            head.feed(states)
+            runner.prefill(row)
+            for _ in range(repeats):
+                begin = perf_counter()
+                head.feed(states[-1:])
+                [output] = runner.forward([row], [EMPTY])
+                tokens, _ = self.likeliest(head.logits(output.logits), CANDIDATES)
+                tokens.tolist()  # waits for the device
+                times.append(perf_counter() - begin)
+            runner.close(row)
+        return median(times)
 
     def __str__(self) -> str:
         return str(self.config)
