@@ -16,6 +16,7 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.integrations.transformers import accelerate
 from draftsmith.lab.train.unpickle import unpickle
 from draftsmith.testing import check_drafter
 from heads import Plainly, random_head, save
@@ -200,6 +201,15 @@ def test_chats_and_answers_that_are_broken_off(folder: str) -> None:
         engine.generate("hello", drafter=d, **options) for d in ("none", f"eagle3(model={other})")
     ]
     assert answers[0].tokens == answers[1].tokens
+
+
+def test_behind_the_models_own_generate(folder: str) -> None:
+    model, ids = target(), torch.tensor([prompt(40, seed=1)])
+    options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(ids, **options)
+    with accelerate(model, f"eagle3(model={folder})", budget=6) as handle:
+        assert torch.equal(model.generate(ids, **options), plain)
+        assert handle.stats.drafted > 20
 
 
 def refuse(folder: str, model: Any, match: str, error: type[Exception] = LoadError) -> None:

@@ -77,7 +77,10 @@ class Module:
         """(V,) probabilities of what follows ids and a drafted path; h (T-1, D) of all but one."""
         tokens = ids[1:]
         for token in [*path, None]:
-            parts = [self.norms[0](self.model.get_input_embeddings()(torch.tensor([tokens])))]
+            words = self.model.get_input_embeddings()(torch.tensor([tokens])).clone()
+            if self.family != "qwen":
+                words[:, 0] = 0.0
+            parts = [self.norms[0](words)]
             parts.insert(0 if self.family == "mimo" else 1, self.norms[1](h[None]))
             x, at = self.project(torch.cat(parts, -1)), torch.arange(len(tokens))[None]
             out = self.block(

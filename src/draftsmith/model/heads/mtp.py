@@ -36,6 +36,8 @@ class Layout:
     """Whether the projection reads [state; token], not [token; state]."""
     recycles_normed: bool = True
     """Whether the state that goes on is the one after the module's norm."""
+    first_is_zero: bool = True
+    """Whether the first entry reads zeros for its token, as in vLLM and SGLang."""
 
     def named(self, layers: int) -> dict[str, str]:
         """Prefix of our names → prefix in the checkpoint."""
@@ -57,6 +59,7 @@ LAYOUTS = (
         norm_of_state="mtp.pre_fc_norm_hidden.",
         project="mtp.fc.",
         norm="mtp.norm.",
+        first_is_zero=False,
     ),  # Qwen3-Next, Qwen3.5
     Layout(
         block=_L,
@@ -100,6 +103,8 @@ class MTPHead(Head):
         rotary, _ = self._of_target
         attention[self._cache] = attention.pop("cache")
         attention["position_embeddings"] = rotary(states, attention["position_ids"])
+        if self.layout.first_is_zero:
+            embedded = embedded.masked_fill(attention["position_ids"][..., None] == 0, 0.0)
         parts = [self.norm_of_token(embedded), self.norm_of_state(states)]
         if self.layout.hidden_first:
             parts.reverse()
