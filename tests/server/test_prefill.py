@@ -89,6 +89,7 @@ CALLED = {"role": "assistant", "content": "a", "tool_calls": [
      "without tool calls"),
     ({"continue_final_message": True, "chat_template_kwargs": {"continue_final_message": False}},
      "continue_final_message", "send one of them"),
+    ({}, "messages", "send continue_final_message=true to continue it"),
     ({"continue_final_message": "yes"}, "continue_final_message", "valid boolean"),
     ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, "add_generation_prompt",
      "must be true or false"),
@@ -109,7 +110,8 @@ def test_s2_a_word_that_goes_on_keeps_its_space_with_sentencepiece() -> None:
     says = {tokenizer.convert_tokens_to_ids("▁a"): 100}
     asked = {"max_tokens": 2, "logit_bias": says, "messages": messages("once upon")}
     with client_of(api_of(Engine(load(copy.deepcopy(tiny.model()), tokenizer)))) as client:
-        for more, text in (({"continue_final_message": True}, " a a"), ({}, "a a")):
+        begins = {"add_generation_prompt": True}
+        for more, text in (({"continue_final_message": True}, " a a"), (begins, "a a")):
             told = client.post(CHAT, json=asked | more).json()["choices"][0]
             assert told["message"]["content"] == text
 

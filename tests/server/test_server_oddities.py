@@ -163,6 +163,20 @@ def test_of_several_reasons_the_one_that_helps_is_told(client: TestClient) -> No
     assert "valid string" in post(client, stop=5).json()["error"]["message"]
 
 
+def test_only_the_assistant_may_say_nothing(client: TestClient) -> None:
+    silent = [{"role": role} | more for role in ("system", "user", "tool")
+              for more in ({}, {"content": None})]  # fmt: skip
+    for message in silent:
+        error = post(client, messages=[message, *ASK["messages"]]).json()["error"]
+        assert error["param"] == "messages"
+        assert f"{message['role']!r} needs content" in error["message"]
+    for message in ({"role": "user", "content": ""}, {"role": "assistant", "content": None}):
+        assert post(client, messages=[message, *ASK["messages"]]).status_code == 200
+    for items in ([{"role": "user"}], [{"type": "message", "role": "user", "content": None}]):
+        error = client.post("/v1/responses", json={"input": items}).json()["error"]
+        assert error["param"] == "input"
+
+
 def test_an_item_whose_type_is_null_is_a_message(client: TestClient) -> None:
     def read(**more: Any) -> int:
         body = {"input": [{"role": "user", "content": "a b c"} | more], "max_output_tokens": 1}

@@ -145,6 +145,13 @@ class Api:
     ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
         messages, template = [message.plain() for message in body.messages], self._template(body)
+        if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
+            raise Refusal(
+                400,
+                f"the last message is the assistant's: send {OPENING[0]}=true to continue it, or "
+                f"{OPENING[1]}=true to let the model begin another one",
+                param="messages",
+            )
         continues(messages, template)  # raises what contradicts itself
         for number, message in enumerate(body.messages):
             for name, value in (message.model_extra or {}).items():

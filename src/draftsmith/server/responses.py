@@ -57,6 +57,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "cache_salt": body.cache_salt,
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": (body.text or {}).get("format"),
+        "add_generation_prompt": True,
     }
     # Tools that only OpenAI's own servers have are not there, and nothing calls them.
     if functions := [tool for tool in body.tools or () if tool.get("type") == "function"]:
@@ -96,8 +97,9 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
                 told.append({"role": "assistant", "content": ""})
             told[-1].setdefault("tool_calls", []).append(_call_of(item))
         if kind.endswith("_call_output") or (_is_call(item) and _result(item) is not None):
-            result = {"role": "tool", "content": _result(item), "tool_call_id": _call_id(item)}
-            told.append(result)
+            result = _result(item)
+            content = "" if result is None else result
+            told.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
     return told
 
 

@@ -90,6 +90,15 @@ class Message(Tolerant):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
+    @model_validator(mode="after")
+    def says_something(self) -> Message:
+        """Refuse a message without content, unless it is the assistant's, who may only call."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError(
+                f"a message of the role {self.role!r} needs content; send a text, or '' for none"
+            )
+        return self
+
     def plain(self) -> dict[str, Any]:
         """As chat templates want it: text alone, arguments as objects."""
         role = "system" if self.role == "developer" else self.role
