@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from draftsmith.errors import DraftsmithError
     from draftsmith.integrations.transformers import accelerate, restore
     from draftsmith.text.grammar import Grammar
+    from draftsmith.text.thoughts import Thoughts
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "Grammar",
     "SamplingParams",
     "Stats",
+    "Thoughts",
     "accelerate",
     "drafter",
     "restore",
@@ -40,6 +42,7 @@ _WHERE = {
     "Grammar": "text.grammar:Grammar",
     "SamplingParams": "core.sampling:SamplingParams",
     "Stats": "core.stats:Stats",
+    "Thoughts": "text.thoughts:Thoughts",
     "accelerate": "integrations.transformers:accelerate",
     "drafter": "drafters.registry:parse",
     "restore": "integrations.transformers:restore",

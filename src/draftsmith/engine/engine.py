@@ -205,9 +205,10 @@ class Engine:
         A prompt is a text (continued as it is), token ids (a list, a tensor, an array, or what a
         tokenizer returns), or messages (the model's chat template is applied). Options: `drafter`
         and `budget` for this call; `prediction`, a text or ids that the answer is expected to
-        resemble; `grammar`, a `Grammar` that it must follow; `chat_template_kwargs`; `cache_salt`,
-        a word without which nobody else's cached prefixes and earlier answers serve; and the fields
-        of `SamplingParams`, of which those not given come from the model's generation_config.
+        resemble; `grammar`, a `Grammar` that it must follow; `thoughts`, the `Thoughts` before the
+        answer; `chat_template_kwargs`; `cache_salt`, a word without which nobody else's cached
+        prefixes and earlier answers serve; and the fields of `SamplingParams`, of which those not
+        given come from the model's generation_config.
         Returns a `GenerationResult`; a list of them for a list of prompts; with n > 1 a list of n
         per prompt, sampled with seeds seed, seed+1, … Raises PromptError or OptionError before
         anything runs, GenerationInterrupted (with what was generated) after.

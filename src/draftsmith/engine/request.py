@@ -29,6 +29,8 @@ from draftsmith.model.openmp import end_team
 from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar
+from draftsmith.text.thoughts import ThinkingState, Thoughts
+from draftsmith.text.vocab import Vocabulary
 from draftsmith.values import is_number, number, shown, token_ids
 
 BudgetSpec = int | Literal["auto", "drafter"]
@@ -48,6 +50,7 @@ class Options(TypedDict, total=False):
     budget: SupportsIndex | Literal["auto", "drafter"] | None
     prediction: str | Sequence[SupportsIndex] | Tensor | NDArray[Any] | None
     grammar: Grammar | None
+    thoughts: Thoughts | None
     chat_template_kwargs: Mapping[str, Any] | None
     cache_salt: str | None
     temperature: SupportsFloat | None
@@ -157,6 +160,7 @@ class Request:
     salt: str
     """Cached prefixes and answers are shared with requests of the same salt only."""
     grammar: Compiled | None = None
+    thoughts: Thoughts | None = None
 
     @classmethod
     def of(cls, drafting: Drafting, options: Mapping[str, Any], began: float) -> Request:
@@ -177,7 +181,9 @@ class Request:
         salt = given.pop("cache_salt", None)
         if not isinstance(salt, str | None):
             raise OptionError(f"cache_salt must be a text, got {shown(salt)}")
-        grammar = given.pop("grammar", None)
+        grammar, thoughts = given.pop("grammar", None), given.pop("thoughts", None)
+        if not isinstance(thoughts, Thoughts | None):
+            raise OptionError(f"thoughts must be made by Thoughts.of, got {shown(thoughts)}")
         if isinstance(prediction, str):
             prediction = text.encode(model.tokenizer, prediction)
         else:
@@ -187,7 +193,9 @@ class Request:
         settings = generation_config.given(model.generation_config)
         params = sampling(model, given)
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
-        return cls(drafting, params, known, template, settings, began, salt or "", compiled)
+        return cls(
+            drafting, params, known, template, settings, began, salt or "", compiled, thoughts
+        )
 
     def encode(self, prompt: Any) -> list[int]:
         """Ids of a prompt that fits the model; raises PromptError."""
@@ -231,8 +239,11 @@ class Request:
             stream = text.TextStream(model.tokenizer, strings, behind=behind)
         ends = [*end_ids(model), *params.stop_token_ids]
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
-        grammar = None if self.grammar is None else self.grammar.state(len(ids))
-        last = () if grammar is None else (grammar,)  # whatever the others made of the scores
+        thinking, grammar = self._thinking(ids), None
+        if self.grammar is not None:
+            grammar = self.grammar.state(len(ids), thinking)
+        # Whatever the others made of the scores.
+        last = [state for state in (grammar, thinking) if state is not None]
         distribution = Distribution.of(
             replace(params, processors=(*further, *params.processors, *last)),
             len(ids),
@@ -267,6 +278,14 @@ class Request:
         why = self.drafting.needs.why
         told = notices(model, settings) + ((why,) if why else ())
         return Job(session, model.tokenizer, stream, told, self.began, self.salt, behind)
+
+    def _thinking(self, ids: Sequence[int]) -> ThinkingState | None:
+        """Where the thoughts of an answer to `ids` stand, if anything depends on that."""
+        if self.thoughts is None or (self.grammar is None and self.thoughts.limit is None):
+            return None
+        model = self.drafting.model
+        known = None if self.grammar is None else Vocabulary.of(model.tokenizer, model.vocab_size)
+        return ThinkingState(self.thoughts, model.tokenizer, ids, known)
 
 
 def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:

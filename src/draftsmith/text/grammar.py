@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftsmith.core.drafter import common_prefix
+from draftsmith.core.sampling import without
 from draftsmith.errors import DraftsmithError, OptionError, first_line
+from draftsmith.text.thoughts import ThinkingState
 from draftsmith.text.vocab import Vocabulary
 
 KEPT = 64
@@ -163,9 +165,9 @@ class Compiled:
     """The LLTokenizer that it was compiled for."""
     end_ids: tuple[int, ...]
 
-    def state(self, prompt_length: int) -> GrammarState:
-        """For a sequence whose answer begins behind so many ids."""
-        return GrammarState(self, prompt_length)
+    def state(self, prompt_length: int, thinking: ThinkingState | None = None) -> GrammarState:
+        """For a sequence whose answer begins behind so many ids, or after thoughts."""
+        return GrammarState(self, prompt_length, thinking)
 
 
 class GrammarState:
@@ -174,8 +176,11 @@ class GrammarState:
     It reads what was emitted, each token once. What may be drafted is asked of copies (`scout`).
     """
 
-    def __init__(self, compiled: Compiled, prompt_length: int) -> None:
-        self.compiled = compiled
+    def __init__(
+        self, compiled: Compiled, prompt_length: int, thinking: ThinkingState | None = None
+    ) -> None:
+        """`thinking`: the thoughts before the answer, which may have any text but an end."""
+        self.compiled, self.thinking = compiled, thinking
         self.matcher = compiled.start.deep_copy()
         self.read = prompt_length
         """Ids of the sequence that the matcher has read, or that lie before the answer."""
@@ -186,20 +191,37 @@ class GrammarState:
         Where other options forbid all that it allows, the grammar has the last word. Raises
         OptionError where the text cannot go on within llguidance's limits.
         """
+        first = None
+        if self.thinking is not None and not self._begun(ids[0, self.thinking.read :].tolist()):
+            if self.thinking.thinks:
+                return without(scores, self.compiled.end_ids)
+            first = self.thinking.begin
         self.matcher.consume_tokens(ids[0, self.read :].tolist())
         self.read = ids.shape[1]
         mask = self.matcher.compute_bitmask()
         if self.matcher.is_error():
             raise _refusal(self.compiled.grammar, self.matcher.get_error())
         allowed = torch.from_numpy(unpacked(mask)[: scores.shape[1]])
+        if first is not None:
+            allowed[first] = 1
         forbidden = allowed.to(scores.device) == 0
         kept = scores.masked_fill(forbidden, -math.inf)
         if kept.amax() == -math.inf:
             return torch.zeros_like(scores).masked_fill_(forbidden, -math.inf)
         return kept
 
-    def scout(self, ids: Sequence[int]) -> Scout:
-        """What may follow `ids`, the sequence as it stands now."""
+    def _begun(self, new: Sequence[int]) -> bool:
+        """Let the thoughts go on by some ids; return whether the answer has begun."""
+        assert self.thinking is not None
+        begin = self.thinking.follow(new)
+        if begin is not None:
+            self.read = max(self.read, begin)
+        return begin is not None
+
+    def scout(self, ids: Sequence[int]) -> Scout | None:
+        """What may follow `ids`, the sequence as it stands now; None: anything, in thoughts."""
+        if self.thinking is not None and not self._begun(ids[self.thinking.read :]):
+            return None
         matcher = self.matcher.deep_copy()
         matcher.consume_tokens(list(ids[self.read :]))
         return Scout(matcher, self.compiled)

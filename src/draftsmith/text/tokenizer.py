@@ -464,12 +464,12 @@ class TextStream:
         if cuts:
             self.stopped, self._held = True, ""
             return text[: min(cuts)]
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        keep = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that `stop` begins with."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)
