@@ -143,6 +143,16 @@ def events(response: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+def stream_of(response: httpx2.Response) -> list[dict[str, Any]]:
+    """The events of a response's stream, each of which says what it is and its number."""
+    lines = response.text.split("\n")
+    found = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    names = [line[7:] for line in lines if line.startswith("event: ")]
+    assert names == [event["type"] for event in found]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
 def said(chunks: list[dict[str, Any]], index: int = 0) -> str:
     """The text that a chat's events bring for one choice."""
     mine = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, loaded
+from serving import api_of, client_of, events, loaded, stream_of
 from starlette.testclient import TestClient
 
 import tiny
@@ -16,9 +16,11 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Piece
 from draftsmith.model.load import load
 from draftsmith.server.answers import Choice
+from draftsmith.server.calls.formats import family_of, markers_of
+from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.reader import Reader
 from draftsmith.server.responses import chat_of, messages_of
 from draftsmith.server.schema import ResponsesRequest
-from draftsmith.server.tools import ToolReader, family_of, markers_of
 from draftsmith.server.worker import Chunk
 
 MARKERS = {1: "[TOOL_CALLS]", 2: "[ARGS]", 3: "<|python_tag|>"}
@@ -70,33 +72,31 @@ ANSWERS: list[tuple[Any, list[str | int], str, list[tuple[str, Any]]]] = [
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize(("family", "parts", "text", "calls"), ANSWERS)
+@pytest.mark.parametrize(("family", "written", "text", "calls"), ANSWERS)
 def test_calls_are_found_however_the_text_comes(
-    size: int, family: Any, parts: list[str | int], text: str, calls: list[tuple[str, Any]]
+    size: int, family: Any, written: list[str | int], text: str, calls: list[tuple[str, Any]]
 ) -> None:
-    reader = ToolReader(family, NAMES, MARKERS)
-    said, found = "", list[Any]()
+    reader, parts = Reader(family, NAMES, MARKERS), list[Part]()
     pieces = []
-    for part in parts:
+    for part in written:
         if isinstance(part, int):
             pieces.append(Piece("", part, "target", 0.0))
         else:
             cut = [part[i : i + size] for i in range(0, len(part), size)]
             pieces += [Piece(bit, 9, "target", 0.0) for bit in cut]
     for piece in pieces:
-        more, called = reader.push([piece])
-        said, found = said + more, found + called
-    more, called = reader.end()
-    said, found = said + more, found + called
-    assert said == text
+        parts += reader.push([piece])
+    parts += reader.end()
+    found = [part for part in parts if isinstance(part, Call)]
+    assert "".join(part.text for part in parts if isinstance(part, Said)) == text
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
     assert len({call.id for call in found}) == len(found)
 
 
 def test_text_before_a_call_does_not_wait_for_it() -> None:
-    reader = ToolReader("hermes", NAMES)
-    assert reader.push([Piece("I will add. <to", 9, "target", 0.0)])[0] == "I will add."
-    assert reader.push([Piece("tal", 9, "target", 0.0)])[0] == " <total"
+    reader = Reader("hermes", NAMES)
+    assert reader.push([Piece("I will add. <to", 9, "target", 0.0)]) == [Said("I will add.")]
+    assert reader.push([Piece("tal", 9, "target", 0.0)]) == [Said(" <total")]
 
 
 class Template:
@@ -168,7 +168,7 @@ def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: Tes
 
 def choice_of(parts: list[str], reason: str, most_calls: int | None = None) -> Choice:
     """An answer in Hermes' format that came in parts and ended for a reason."""
-    choice = Choice(ToolReader("hermes", NAMES), most_calls)
+    choice = Choice(reader=Reader("hermes", NAMES), most_calls=most_calls)
     result: Any = SimpleNamespace(finish_reason=reason)
     for number, part in enumerate(parts):
         last = result if number == len(parts) - 1 else None
@@ -222,15 +222,6 @@ def respond(client: TestClient, **body: Any) -> Any:
     response = client.post("/v1/responses", json={"model": "tiny", "max_output_tokens": 8} | body)
     assert response.status_code == 200, response.text
     return response
-
-
-def stream_of(response: Any) -> list[dict[str, Any]]:
-    lines = response.text.split("\n")
-    found = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
-    names = [line[7:] for line in lines if line.startswith("event: ")]
-    assert names == [event["type"] for event in found]
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
 
 
 def test_a_response_is_the_chats_answer(client: TestClient) -> None:

@@ -17,7 +17,9 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Piece
 from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS
-from draftsmith.server.tools import ToolReader, described
+from draftsmith.server.calls.source import Call
+from draftsmith.server.reader import Reader
+from draftsmith.server.tools import described
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "hello"}
@@ -127,11 +129,9 @@ def test_s5_tools_that_must_not_be_called_are_not_described(ask: Callable[..., A
 
 def test_the_example_of_every_format_is_a_call() -> None:
     for family, row in FORMATS.items():
-        reader = ToolReader(family, ["NAME"])
-        said, calls = reader.push([Piece(row.example, 9, "target", 0.0)])
-        rest, more = reader.end()
-        (call,) = calls + more
-        assert said + rest == ""
+        reader = Reader(family, ["NAME"])
+        (call,) = reader.push([Piece(row.example, 9, "target", 0.0)]) + reader.end()
+        assert isinstance(call, Call)
         assert (call.name, json.loads(call.arguments)) == ("NAME", {"KEY": "VALUE"})
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
+from draftsmith.server.calls.source import Call, Part, Said
 from draftsmith.server.echo import Echo
+from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.tools import Call, ToolReader
 from draftsmith.server.worker import Chunk
 
 Event = dict[str, str]
@@ -32,58 +33,73 @@ def event(value: Any, name: str | None = None) -> Event:
 
 @dataclass(slots=True)
 class Delta:
-    """What a chunk adds to an answer."""
+    """What a chunk adds to an answer, or all of one."""
 
-    text: str
-    calls: list[Call]
-    logprobs: tuple[Logprob, ...]
-    sources: list[list[str]]
+    parts: list[Part] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    sources: list[list[str]] = field(default_factory=list)
     """Text and who guessed it, token by token."""
-    drafts: tuple[tuple[Guess, ...], ...]
+    drafts: list[tuple[Guess, ...]] = field(default_factory=list)
     """By pass."""
-    offsets: list[int]
+    offsets: list[int] = field(default_factory=list)
     """Where each token's own text begins in the whole text."""
 
+    @property
+    def text(self) -> str:
+        """What is said."""
+        return self._said(thought=False)
 
-NOTHING = Delta("", [], (), [], (), [])
+    @property
+    def thoughts(self) -> str:
+        """What is thought before that."""
+        return self._said(thought=True)
+
+    @property
+    def calls(self) -> list[Call]:
+        return [part for part in self.parts if isinstance(part, Call)]
+
+    def _said(self, *, thought: bool) -> str:
+        said = (part for part in self.parts if isinstance(part, Said))
+        return "".join(part.text for part in said if part.thought == thought)
 
 
 @dataclass(slots=True)
-class Choice:
+class Choice(Delta):
     """One answer, as far as it came."""
 
-    reader: ToolReader
+    reader: Reader = field(default_factory=Reader)
     most_calls: int | None = None
     echo: Echo | None = None
     """The prompt, where the answer begins with it."""
-    text: str = ""
-    calls: list[Call] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-    sources: list[list[str]] = field(default_factory=list)
-    drafts: list[tuple[Guess, ...]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
     result: GenerationResult | None = None
+    stop: str | None = None
+    """The stop string that ended it."""
     echoed: bool = False
     """Whether the prompt has been told."""
 
     def take(self, chunk: Chunk) -> Delta:
         """Add a chunk."""
-        text, calls = self.reader.push(chunk.pieces)
+        parts = self.reader.push(chunk.pieces)
         if chunk.result is not None:
-            rest, more = self.reader.end()
-            text, calls, self.result = text + rest, calls + more, chunk.result
+            parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop
         if self.most_calls is not None:
-            calls = calls[: self.most_calls - len(self.calls)]
-        sources = [[piece.text, piece.source] for piece in chunk.pieces]
-        offsets, logprobs = [piece.start for piece in chunk.pieces], chunk.logprobs
+            more = self.most_calls - len(self.calls)
+            left_out = [part for part in parts if isinstance(part, Call)][more:]
+            parts = [part for part in parts if part not in left_out]
+        delta = Delta(
+            parts,
+            [*chunk.logprobs],
+            [[piece.text, piece.source] for piece in chunk.pieces],
+            [*chunk.drafts],
+            [piece.start for piece in chunk.pieces],
+        )
         if self.echo is not None:
-            offsets = [len(self.echo.text) + start for start in offsets]
+            delta.offsets = [len(self.echo.text) + start for start in delta.offsets]
             if not self.echoed:
-                text, logprobs = self.echo.text + text, (*self.echo.logprobs, *logprobs)
-                offsets, self.echoed = [*self.echo.offsets, *offsets], True
-        delta = Delta(text, calls, logprobs, sources, chunk.drafts, offsets)
-        self.text += text
-        self.calls += calls
+                delta.parts.insert(0, Said(self.echo.text))
+                delta.logprobs = [*self.echo.logprobs, *delta.logprobs]
+                delta.offsets, self.echoed = [*self.echo.offsets, *delta.offsets], True
+        self.parts += delta.parts
         self.logprobs += delta.logprobs
         self.sources += delta.sources
         self.drafts += delta.drafts
@@ -117,6 +133,8 @@ class Answer:
     stats: bool = False
     predicted: bool = False
     """Whether a prediction was sent."""
+    thinks: bool = False
+    """Whether the chat template has thoughts."""
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -150,12 +168,15 @@ class Answer:
         try:
             async for chunk in chunks:
                 index, choice = chunk.index, self.choices[chunk.index]
-                calls = len(choice.calls)
-                yield told(index, choice.take(chunk), calls, None)
+                calls, delta = len(choice.calls), choice.take(chunk)
+                if delta.thoughts and (delta.text or delta.calls):  # some clients read one only
+                    yield told(index, Delta([Said(delta.thoughts, thought=True)]), calls, None)
+                    delta.parts = [p for p in delta.parts if isinstance(p, Call) or not p.thought]
+                yield told(index, delta, calls, None)
                 ended += [index] if choice.result is not None else []
                 if self.choices[0].result is not None:
                     for index in sorted(ended):
-                        yield told(index, NOTHING, 0, self.choices[index].finish_reason)
+                        yield told(index, Delta(), 0, self.choices[index].finish_reason)
                     ended.clear()
             if usage or self.stats:
                 last = head | {"choices": [], "usage": self.usage()}
@@ -172,13 +193,17 @@ class Answer:
         reused = sum(result.stats.reused_tokens for result in results[::each])
         new = sum(len(result.tokens) for result in results)
         told: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
+        details: dict[str, int] = {}
+        if self.thinks:
+            details["reasoning_tokens"] = sum(c.reader.thought_tokens for c in self.choices)
         if self.predicted:
             rejected = sum(result.rejected_prediction_tokens for result in results)
             new += rejected
-            told["completion_tokens_details"] = {
+            details |= {
                 "accepted_prediction_tokens": sum(r.accepted_prediction_tokens for r in results),
                 "rejected_prediction_tokens": rejected,
             }
+        told |= {"completion_tokens_details": details} if details else {}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
@@ -197,6 +222,8 @@ class Answer:
         told: dict[str, Any] = {"logprobs": None}
         if self.chat:
             said: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+            if delta.thoughts:
+                said["reasoning_content"] = delta.thoughts
             if delta.text:
                 said["content"] = delta.text
             if delta.calls:
@@ -213,6 +240,8 @@ class Answer:
         told["logprobs"] = None
         if self.chat:
             said: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            if choice.thoughts:
+                said["reasoning_content"] = choice.thoughts
             if choice.calls:
                 said["content"] = choice.text or None
                 said["tool_calls"] = [call_body(call) for call in choice.calls]
@@ -221,7 +250,7 @@ class Answer:
             told["text"] = choice.text
         return told | self._extras(choice)
 
-    def _extras(self, said: Delta | Choice) -> dict[str, Any]:
+    def _extras(self, said: Delta) -> dict[str, Any]:
         """What is told beside the text, where it was asked for."""
         told: dict[str, Any] = {}
         if self.logprobs:

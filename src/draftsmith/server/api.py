@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,24 +23,17 @@ from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
 from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.calls.formats import markers_of
+from draftsmith.server.chats import Chat, grammar_of
 from draftsmith.server.echo import Echo, echo_of
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, Tool, text_of
+from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, text_of
 from draftsmith.server.settings import Settings
-from draftsmith.server.tools import (
-    USUAL,
-    ToolReader,
-    described,
-    family_of,
-    markers_of,
-    shows_tools,
-)
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
-from draftsmith.text.tokenizer import OPENING, continues
 
 _INFILLING = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
@@ -144,67 +136,17 @@ class Api:
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
     ) -> tuple[Call, Answer]:
         """A chat's answers in line, and how they are written down."""
-        messages, template = [message.plain() for message in body.messages], self._template(body)
-        if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
-            raise Refusal(
-                400,
-                f"the last message is the assistant's: send {OPENING[0]}=true to continue it, or "
-                f"{OPENING[1]}=true to let the model begin another one",
-                param="messages",
-            )
-        continues(messages, template)  # raises what contradicts itself
-        for number, message in enumerate(body.messages):
-            for name, value in (message.model_extra or {}).items():
-                if value not in (None, [], {}):
-                    ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
-        grammar = grammar_of(body.response_format)
-        tools = [] if body.tool_choice == "none" else body.tools or []
-        if not tools and body.tool_choice not in (None, "none", "auto"):
-            raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
-        messages, family = self._shown(messages, tools, template, ignored)
-        reader: Callable[[], ToolReader] = ToolReader
-        if tools:
-            known = {name_of(tool): tool.function.get("parameters") for tool in tools}
-            forced = forced_call(tools, body)
-            if forced is not None:
-                grammar, family = forced, "llama"
-            elif grammar is not None:
-                raise Refusal(
-                    400,
-                    "a response_format would forbid every call: leave it out, or say tool_choice "
-                    "'none' or 'required'",
-                    param="response_format",
-                )
-            reader = partial(ToolReader, family, known, self.markers)
-        more = {"chat_template_kwargs": template} | predicted(body)
+        chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         top = (body.top_logprobs or 0) if body.logprobs else None
+        more = chat.options | predicted(body)
+        call = await self._begin(body, [chat.messages], salt, more, chat.grammar, top, request)
+        reader = partial(chat.reader, self.tokenizer, self.markers, call.prompt)
         most = None if body.parallel_tool_calls else 1
-        choices = [Choice(reader(), most) for _ in range(body.n)]
-        answer = self._answer(body, choices, logprobs=body.logprobs)
-        return await self._begin(body, [messages], salt, more, grammar, top, request), answer
-
-    def _shown(
-        self,
-        messages: list[dict[str, Any]],
-        tools: Sequence[Tool],
-        template: dict[str, Any],
-        ignored: Ignored,
-    ) -> tuple[list[dict[str, Any]], str]:
-        """The messages as the model is shown them with its tools, and the format of its calls.
-
-        Adds the tools to the `template`'s variables where it knows any; else a prompt has them.
-        """
-        given, family = [tool.model_dump() for tool in tools], family_of(self.tokenizer)
-        if shows_tools(self.tokenizer) and (family or not given):
-            template |= {"tools": given} if given else {}
-            return messages, family or USUAL
-        if given:
-            ignored.add(
-                "tools were described in a prompt: the chat template has no format for them"
-            )
-        return described(self.tokenizer, messages, given, family or USUAL), family or USUAL
+        choices = [Choice(reader=reader(), most_calls=most) for _ in range(body.n)]
+        thinks = chat.thoughts is not None
+        return call, self._answer(body, choices, logprobs=body.logprobs, thinks=thinks)
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -219,7 +161,7 @@ class Api:
         echoes: list[Echo | None] = [None] * len(prompts)
         if body.echo and not await unless_gone(request, self._echo(body, prompts, salt, echoes)):
             return Response(status_code=CLIENT_GONE)
-        choices = [Choice(ToolReader(), echo=echo) for echo in echoes for _ in range(body.n)]
+        choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
         answer = self._answer(
             body, choices, prompts=len(prompts), chat=False, logprobs=body.logprobs is not None
         )
@@ -251,24 +193,6 @@ class Api:
                 call.close()
         echoes[:] = [echo for echo, _ in made]
         return True
-
-    def _template(self, body: ChatRequest) -> dict[str, Any]:
-        """Variables for the chat template; not what decides how it is applied."""
-        given = dict(body.chat_template_kwargs or {})
-        apply: Any = getattr(self.tokenizer, "apply_chat_template", lambda: None)
-        ours = inspect.signature(apply).parameters.keys() - {*OPENING}
-        if wrong := sorted(ours & given.keys()):
-            raise Refusal(
-                400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
-            )
-        for name in OPENING:
-            value = getattr(body, name)
-            if value is not None and given.setdefault(name, value) is not value:
-                raise Refusal(
-                    400, f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
-                    "send one of them", param=name
-                )  # fmt: skip
-        return given
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
         """The prompts by which a model fills the gap between two texts."""
@@ -463,72 +387,3 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, bool]) -> bool
 def predicted(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
     """The engine's option for what the answer is expected to resemble."""
     return {} if body.prediction is None else {"prediction": text_of(body.prediction.content)}
-
-
-def grammar_of(given: Mapping[str, Any] | None) -> Grammar | None:
-    """What `response_format` asks an answer to follow; raises Refusal for what it cannot be."""
-    kind = "text" if given is None else given.get("type")
-    if given is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return Grammar.json_object()
-    if kind == "json_schema":
-        told = given.get("json_schema", given)  # /v1/responses has it one level higher
-        if isinstance(told, Mapping) and "schema" in told:
-            return Grammar.json_schema(told["schema"])
-    if kind == "regex" and isinstance(pattern := given.get("pattern"), str):
-        return Grammar.regex(pattern)
-    raise Refusal(
-        400,
-        "response_format must be one of {'type': 'text'}, {'type': 'json_object'}, {'type': "
-        "'json_schema', 'json_schema': {'schema': …}} and {'type': 'regex', 'pattern': …}",
-        param="response_format",
-    )
-
-
-def name_of(tool: Tool) -> str:
-    """A tool's name; raises Refusal for one that has none."""
-    if not isinstance(name := tool.function.get("name"), str):
-        raise Refusal(400, "a function needs a name", param="tools")
-    return name
-
-
-def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
-    """What makes an answer one call, as a JSON object, where `tool_choice` wants one."""
-    choice = body.tool_choice
-    if choice in (None, "auto"):
-        return None
-    wanted = None if isinstance(choice, str) or choice is None else choice.function.name
-    able = [tool for tool in tools if wanted in (None, name_of(tool))]
-    if not able:
-        raise Refusal(400, f"there is no tool {wanted!r:.100}", param="tool_choice")
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": name_of(tool)},
-                "arguments": _moved(
-                    tool.function.get("parameters") or {"type": "object"},
-                    f"#/anyOf/{place}/properties/arguments",
-                ),
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for place, tool in enumerate(able)
-    ]
-    return Grammar.json_schema({"anyOf": calls})
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A schema as it must be where it is a part of another one: its references begin at `place`."""
-    if isinstance(schema, list):
-        return [_moved(part, place) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: place + part[1:]
-        if name == "$ref" and isinstance(part, str) and part.startswith("#")
-        else _moved(part, place)
-        for name, part in schema.items()
-    }

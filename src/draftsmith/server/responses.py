@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from draftsmith.server.answers import Answer, Event, event
 from draftsmith.server.api import Api
+from draftsmith.server.calls.source import Call, Part, Said
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, ResponsesRequest
-from draftsmith.server.tools import Call
 from draftsmith.server.worker import Chunk
 
 _FIELDS = {
@@ -57,26 +57,50 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "cache_salt": body.cache_salt,
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": (body.text or {}).get("format"),
+        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
     # Tools that only OpenAI's own servers have are not there, and nothing calls them.
-    if functions := [tool for tool in body.tools or () if tool.get("type") == "function"]:
-        asked["tools"] = [
-            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-            for tool in functions
-        ]
+    if functions := [made for tool in body.tools or () if (made := _function(tool)) is not None]:
+        asked["tools"] = [{"type": "function", "function": function} for function in functions]
         choice = body.tool_choice
         if isinstance(choice, dict):
             if choice.get("type") == "allowed_tools":
                 raise Refusal(400, "tool_choice: send the tools that are allowed, and no others",
                               param="tool_choice")  # fmt: skip
             named = {"type": "function", "function": {"name": choice.get("name")}}
-            choice = named if choice.get("type") == "function" else "auto"
+            choice = named if choice.get("type") in ("function", "custom") else "auto"
         asked["tool_choice"] = choice
     try:
         return ChatRequest.model_validate(asked)
     except ValidationError as error:
         raise Refusal.of_validation(error.errors()) from None
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A tool as a function of a chat; one that takes free text has one parameter, `input`."""
+    if tool.get("type") == "function":
+        return {name: value for name, value in tool.items() if name != "type"}
+    if not _is_custom(tool):
+        return None
+    form = tool.get("format") or {}
+    about = [tool.get("description"), form.get("definition") and f"The input's grammar:\n"
+             f"{form['definition']}"]  # fmt: skip
+    return {
+        "name": tool["name"],
+        "description": "\n\n".join(filter(None, about)),
+        "parameters": {
+            "type": "object",
+            "properties": {"input": {"type": "string"}},
+            "required": ["input"],
+            "additionalProperties": False,
+        },
+    }
+
+
+def _is_custom(tool: Mapping[str, Any]) -> bool:
+    return tool.get("type") == "custom" and "name" in tool
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
@@ -86,15 +110,21 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
         told.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         return [*told, {"role": "user", "content": body.input}]
+    thoughts = ""
     for item in body.input:
         kind = _kind(item)
+        thoughts += _thoughts(item)
         if kind == "item_reference":
             raise Refusal(400, "this server keeps no items to refer to", param="input")
         if kind == "message":
             told.append({"role": item.get("role"), "content": item.get("content")})
+            if thoughts and item.get("role") == "assistant":
+                told[-1]["reasoning_content"], thoughts = thoughts, ""
         elif _is_call(item):
-            if not (told and told[-1]["role"] == "assistant"):
+            if not (told and told[-1]["role"] == "assistant" and not thoughts):
                 told.append({"role": "assistant", "content": ""})
+            if thoughts:
+                told[-1]["reasoning_content"], thoughts = thoughts, ""
             told[-1].setdefault("tool_calls", []).append(_call_of(item))
         if kind.endswith("_call_output") or (_is_call(item) and _result(item) is not None):
             result = _result(item)
@@ -108,12 +138,13 @@ def unread(body: ResponsesRequest) -> list[str]:
     told = list[str]()
     for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
         kind = _kind(item)
-        if not (kind in _ITEMS or kind.endswith("_call_output") or _is_call(item)):
+        known = kind in _ITEMS or kind.endswith("_call_output") or _is_call(item)
+        if not (known or _thoughts(item)):
             near = difflib.get_close_matches(kind, _ITEMS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             told.append(f"input[{number}] of the type {kind!r:.100} was ignored{hint}")
     for number, tool in enumerate(body.tools or ()):
-        if tool.get("type") != "function":
+        if _function(tool) is None:
             told.append(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
     return told
 
@@ -126,6 +157,13 @@ _ABOUT = {"type", "id", "call_id", "status", "name", "output", "error"}
 
 def _kind(item: Mapping[str, Any]) -> str:
     return str(item.get("type") or "message")
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """The text of an item of thoughts; "" where none can be read."""
+    parts = item.get("content") if _kind(item) == "reasoning" else None
+    texts = [part.get("text") for part in parts] if isinstance(parts, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _call_id(item: Mapping[str, Any]) -> Any:
@@ -173,15 +211,15 @@ class Reply:
     def __init__(self, body: ResponsesRequest, answer: Answer) -> None:
         self._body, self._answer = body, answer
         self._id = answer.id = f"resp_{secrets.token_hex(12)}"
+        self._custom = {tool["name"] for tool in body.tools or () if _is_custom(tool)}
         self._items: list[dict[str, Any]] = []
-        self._saying = False
-        """Whether the last item is a message that may go on."""
+        self._going: str | None = None
+        """The type of the last item while that may go on."""
         self._events = 0
 
     def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        choice = self._answer.choices[0]
-        self._take(choice.text, choice.calls)
+        self._take(self._answer.choices[0].parts)
         self._close(self._status)
         return self._body_of(self._status)
 
@@ -191,8 +229,7 @@ class Reply:
         yield self._event("response.in_progress", response=self._body_of("in_progress"))
         try:
             async for chunk in chunks:
-                delta = self._answer.choices[0].take(chunk)
-                for told in self._take(delta.text, delta.calls):
+                for told in self._take(self._answer.choices[0].take(chunk).parts):
                     yield told
         except Refusal as refusal:
             error = {"code": refusal.code or "server_error", "message": str(refusal)}
@@ -208,51 +245,56 @@ class Reply:
         cut = self._answer.choices[0].finish_reason == "length"
         return "incomplete" if cut else "completed"
 
-    def _take(self, text: str, calls: Sequence[Call]) -> list[Event]:
+    def _take(self, parts: Sequence[Part]) -> list[Event]:
         """Add what came to the items."""
         told = list[Event]()
-        if text and not self._saying:
-            self._saying = True
-            message: dict[str, Any] = {
-                "type": "message",
-                "id": f"msg_{secrets.token_hex(12)}",
-                "status": "in_progress",
-                "role": "assistant",
-                "content": [],
-            }
-            told += [self._added(message), self._part("content_part.added", part=_part(""))]
-            message["content"] = [_part("")]
-        if text:
-            self._items[-1]["content"][0]["text"] += text
-            told.append(self._part("output_text.delta", delta=text, logprobs=[]))
-        for call in calls:
-            told += self._close()
-            item = {
-                "type": "function_call",
-                "id": f"fc_{secrets.token_hex(12)}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": "",
-                "status": "in_progress",
-            }
-            told.append(self._added(item))
-            told.append(self._about("function_call_arguments.delta", delta=call.arguments))
-            item |= {"arguments": call.arguments, "status": "completed"}
-            done = {"arguments": call.arguments, "name": call.name}
-            told.append(self._about("function_call_arguments.done", **done))
-            told.append(self._done(item))
+        for part in parts:
+            told += self._say(part) if isinstance(part, Said) else self._call(part)
         return told
 
+    def _say(self, said: Said) -> list[Event]:
+        kind, told = "reasoning" if said.thought else "message", list[Event]()
+        if kind != self._going:
+            told += self._close()
+            self._going = kind
+            item = {"type": kind, "status": "in_progress", "content": list[Any]()}
+            if said.thought:
+                item |= {"id": f"rs_{secrets.token_hex(12)}", "summary": []}
+            else:
+                item |= {"id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
+            told += [self._added(item), self._part("content_part.added", part=_part(kind))]
+            item["content"] = [_part(kind)]
+        self._items[-1]["content"][0]["text"] += said.text
+        return [*told, self._part(f"{_TEXT[kind]}.delta", delta=said.text, **_LOGPROBS[kind])]
+
+    def _call(self, call: Call) -> list[Event]:
+        custom = call.name in self._custom
+        kind, name = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
+        given = _free_text(call.arguments) if custom else call.arguments
+        item = {
+            "type": kind,
+            "id": f"{'ctc' if custom else 'fc'}_{secrets.token_hex(12)}",
+            "call_id": call.id,
+            "name": call.name,
+            name: "",
+            "status": "in_progress",
+        }
+        told = [*self._close(), self._added(item)]
+        about = "custom_tool_call_input" if custom else "function_call_arguments"
+        told.append(self._about(f"{about}.delta", delta=given))
+        item |= {name: given, "status": "completed"}
+        more = {} if custom else {"name": call.name}
+        return [*told, self._about(f"{about}.done", **{name: given}, **more), self._done(item)]
+
     def _close(self, status: str = "completed") -> list[Event]:
-        """End the message that is being said."""
-        if not self._saying:
+        """End the item that goes on."""
+        kind, self._going = self._going, None
+        if kind is None:
             return []
-        self._saying = False
         item = self._items[-1]
-        item["status"] = status
-        part = item["content"][0]
+        item["status"], part = status, item["content"][0]
         return [
-            self._part("output_text.done", text=part["text"], logprobs=[]),
+            self._part(f"{_TEXT[kind]}.done", text=part["text"], **_LOGPROBS[kind]),
             self._part("content_part.done", part=part),
             self._done(item),
         ]
@@ -285,7 +327,9 @@ class Reply:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {
+                "reasoning_tokens": self._answer.choices[0].reader.thought_tokens
+            },
             "total_tokens": usage["total_tokens"],
         }
         return {
@@ -302,6 +346,7 @@ class Reply:
             "output": [*self._items],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
+            "reasoning": body.reasoning or {"effort": None, "summary": None},
             "store": False,
             "temperature": body.temperature,
             "text": body.text or {"format": {"type": "text"}},
@@ -313,5 +358,20 @@ class Reply:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+_TEXT = {"message": "output_text", "reasoning": "reasoning_text"}
+_LOGPROBS: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
+
+
+def _part(kind: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _TEXT[kind], "text": ""}
+    return part | ({"annotations": [], "logprobs": []} if kind == "message" else {})
+
+
+def _free_text(arguments: str) -> str:
+    """The text that a custom tool is given; all that a call says where it is none."""
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = given.get("input") if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments

@@ -47,7 +47,8 @@ class Body(BaseModel):
         return {
             name: value
             for name, value in data.items()
-            if name not in IGNORED and (value is not None or name == "max_tokens")
+            if (name not in IGNORED or name in cls.model_fields)
+            and (value is not None or name == "max_tokens")
         }
 
 
@@ -86,6 +87,7 @@ class Message(Tolerant):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -115,7 +117,7 @@ class Message(Tolerant):
                 }
                 for call in self.tool_calls
             ]
-        more = {"name": self.name, "tool_call_id": self.tool_call_id}
+        more = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
         return told | {name: value for name, value in more.items() if value is not None}
 
 
@@ -240,6 +242,8 @@ class ChatRequest(Sampling):
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
     response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -275,6 +279,8 @@ class ResponsesRequest(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    reasoning: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None

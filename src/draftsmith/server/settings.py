@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
+from draftsmith.errors import UnknownName
+from draftsmith.server.calls.formats import FORMATS
 from draftsmith.values import number, switch
 
 
@@ -46,6 +48,9 @@ class Settings:
     """A stream with no news says so after so many seconds."""
     drain: float = 30.0
     """Seconds that running requests are given after SIGTERM."""
+    tool_format: str | None = None
+    """How the model writes calls of tools, a row of the table in docs/serving.md. [as its chat
+    template]"""
     tolerant: bool = False
     """Ignore unknown fields of a request, and name them in a header, instead of refusing them."""
     allow_drafters: bool = False
@@ -62,6 +67,8 @@ class Settings:
             elif option.type == "bool":
                 value = switch(option.name, value)
             object.__setattr__(self, option.name, value)
+        if self.tool_format is not None and self.tool_format not in FORMATS:
+            raise UnknownName("tool_format", self.tool_format, FORMATS)
 
 
 _RANGE: dict[str, tuple[type, float, float | None]] = {

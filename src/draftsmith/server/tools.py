@@ -1,17 +1,16 @@
-"""Calls of tools: parted from the text of an answer, and described where a template does not."""
+"""The tools of a request: described to a model whose template does not, and calls forced."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from draftsmith.engine.jobs import Piece
-from draftsmith.server.calls.formats import FORMATS, Format, family_of, markers_of, shows_tools
-from draftsmith.server.calls.source import Call, NoCall, Parser, Source
+from draftsmith.server.calls.formats import FORMATS
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.schema import ChatRequest, Tool
+from draftsmith.text.grammar import Grammar
 from draftsmith.text.tokenizer import shows_role
-
-__all__ = ["USUAL", "Call", "ToolReader", "described", "family_of", "markers_of", "shows_tools"]
 
 USUAL = "hermes"
 """The format of a model whose chat template teaches none."""
@@ -22,112 +21,6 @@ _PROMPT = """You may call functions to help with the request. These are the func
 </tools>
 To call one, write its name and its arguments like this, and nothing behind it:
 {example}"""
-
-
-class ToolReader:
-    """Parts one answer into what it says and what it calls, as it comes."""
-
-    def __init__(
-        self,
-        family: str | None = None,
-        tools: Collection[str] = (),
-        markers: Mapping[int, str] | None = None,
-    ) -> None:
-        """Without a family everything is said.
-
-        `tools`: names of the tools, or a mapping from these to JSON schemas of their parameters.
-        `markers`: tags that no text shows, by token.
-        """
-        known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
-        self._format: Format | None = None if family is None else FORMATS[family]
-        tags = () if self._format is None else (*self._format.marks, *self._format.inside)
-        self._markers = {i: tag for i, tag in (markers or {}).items() if tag in tags}
-        self._source = Source(known)
-        self._unsaid = 0
-        """Where the text begins that has been neither said nor read as a call."""
-        self._mark, self._begin = "", 0
-        """What the parser stands behind, and where it is in the text."""
-        self._parser: Parser[list[Call]] | None = None
-        self._bare = self._format is not None and bool(self._format.bare)
-        """Whether the answer may still turn out to consist of calls without a mark."""
-        self._called = False
-
-    def push(self, pieces: Sequence[Piece]) -> tuple[str, list[Call]]:
-        """Return the text to say and the calls that are complete."""
-        # A tag's own piece has no text but what was held back before it.
-        text = "".join(piece.text + self._markers.get(piece.token, "") for piece in pieces)
-        if self._format is None:
-            return "".join(piece.text for piece in pieces), []
-        self._source.text += text
-        return self._go_on(self._format)
-
-    def end(self) -> tuple[str, list[Call]]:
-        """Return the same of what is still held, now that nothing more comes."""
-        self._source.ended = True
-        return ("", []) if self._format is None else self._go_on(self._format)
-
-    def _go_on(self, form: Format) -> tuple[str, list[Call]]:
-        source, said, calls = self._source, "", list[Call]()
-        while self._parser is not None or self._next(form):
-            assert self._parser is not None
-            try:
-                next(self._parser)
-                break  # it needs more
-            except StopIteration as done:
-                said += self._say(self._begin).rstrip()  # white space before a call says nothing
-                calls += done.value
-                self._called, self._unsaid = True, source.at
-            except (NoCall, RecursionError):
-                said += self._say(self._begin + len(self._mark))
-            self._parser = None
-        said += self._say(self._held(form))
-        if self._parser is None:
-            source.text, self._unsaid = source.text[self._unsaid :], 0
-        return said, calls
-
-    def _next(self, form: Format) -> bool:
-        """Let a parser begin at the next mark; return whether there is one."""
-        source, self._mark = self._source, ""
-        if self._bare:
-            first = source.text.lstrip()[:1]
-            self._bare = not first  # white space alone does not decide
-            if first and first in form.bare:
-                self._begin = len(source.text) - len(source.text.lstrip())
-                source.at = self._begin
-                self._parser = form.parse(source, "")
-                return True
-            if not first and not source.ended:
-                return False
-        found = [(source.text.find(mark, self._unsaid), mark) for mark in form.marks]
-        found = [(place, mark) for place, mark in found if place >= 0]
-        if not found:
-            return False
-        self._begin, self._mark = min(found)
-        source.at = self._begin + len(self._mark)
-        self._parser = form.parse(source, self._mark)
-        return True
-
-    def _held(self, form: Format) -> int:
-        """Where the text begins that may belong to a call."""
-        text = self._source.text
-        if self._source.ended:
-            silent = self._called and not text[self._unsaid :].strip()
-            return self._unsaid if silent else len(text)
-        end = self._begin if self._parser is not None else len(text) - begun(text, form.marks)
-        end = max(end, self._unsaid)
-        return self._unsaid + len(text[self._unsaid : end].rstrip())
-
-    def _say(self, end: int) -> str:
-        """Return the text up to a place, which is said with that."""
-        said, self._unsaid = self._source.text[self._unsaid : end], end
-        return said
-
-
-def begun(text: str, marks: Sequence[str]) -> int:
-    """Return how many characters at a text's end may be the beginning of a mark."""
-    return max(
-        (n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0
-    )
 
 
 def described(
@@ -173,3 +66,51 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             told.append({**message})
         results = result
     return told
+
+
+def name_of(tool: Tool) -> str:
+    """A tool's name; raises Refusal for one that has none."""
+    if not isinstance(name := tool.function.get("name"), str):
+        raise Refusal(400, "a function needs a name", param="tools")
+    return name
+
+
+def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
+    """What makes an answer one call, as a JSON object, where `tool_choice` wants one."""
+    choice = body.tool_choice
+    if choice in (None, "auto"):
+        return None
+    wanted = None if isinstance(choice, str) or choice is None else choice.function.name
+    able = [tool for tool in tools if wanted in (None, name_of(tool))]
+    if not able:
+        raise Refusal(400, f"there is no tool {wanted!r:.100}", param="tool_choice")
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": name_of(tool)},
+                "arguments": _moved(
+                    tool.function.get("parameters") or {"type": "object"},
+                    f"#/anyOf/{place}/properties/arguments",
+                ),
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for place, tool in enumerate(able)
+    ]
+    return Grammar.json_schema({"anyOf": calls})
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as it must be where it is a part of another one: its references begin at `place`."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: place + part[1:]
+        if name == "$ref" and isinstance(part, str) and part.startswith("#")
+        else _moved(part, place)
+        for name, part in schema.items()
+    }

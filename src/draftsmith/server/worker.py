@@ -50,6 +50,8 @@ class Chunk:
     """With the last one: seconds from the request to its row."""
     seconds: float = 0.0
     """With the last one: from the request to its end."""
+    stop: str | None = None
+    """With the last one: the stop string that ended it."""
 
 
 class Call:
@@ -72,6 +74,8 @@ class Call:
         self._news = asyncio.Event()
         self._jobs: dict[Job, tuple[int, Alternatives | None]] = {}
         self._closed = False
+        self.prompt: list[int] = []
+        """Ids of the first prompt, once the jobs are in line."""
 
     @property
     def running(self) -> int:
@@ -81,6 +85,8 @@ class Call:
     def start(self, jobs: Sequence[Job], alternatives: Sequence[Alternatives | None]) -> None:
         """Put the jobs in line; raises what the scheduler has against them."""
         self._jobs = dict(zip(jobs, enumerate(alternatives), strict=True))
+        session = jobs[0].session
+        self.prompt = session.ids[: session.prompt_length]
         self._worker.engine.thread.submit(jobs, self.hear)
 
     async def in_time(self, news: Awaitable[Any]) -> Any:
@@ -147,7 +153,8 @@ class Call:
         if ended:
             self._worker.log_failures(job)
             queued = (job.admitted or now) - job.began
-            end = job.result(), job.session.error, queued, now - job.began
+            stop = None if job.stream is None else job.stream.stopped
+            end = job.result(), job.session.error, queued, now - job.began, stop
             chunk = Chunk(index, pieces, logprobs, drafts, *end)
         if pieces or ended:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more

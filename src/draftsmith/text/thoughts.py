@@ -35,7 +35,7 @@ class Thoughts:
     limit: int | None = None
     """Most tokens of the thoughts; None: no limit of their own."""
     begun: bool | None = None
-    """Whether the prompt has begun them; None: if it ends with `begin`."""
+    """Whether the prompt has begun them (False: ended them); None: as its last tag says."""
 
     def __post_init__(self) -> None:
         if self.limit is not None:
@@ -48,11 +48,15 @@ class Thoughts:
         found = (tags for taught, tags in _TAUGHT.items() if re.search(taught, template))
         return next(found, None)
 
-    def opened(self, tokenizer: Any, ids: Sequence[int]) -> bool:
-        """Return whether an answer to the prompt `ids` begins in the midst of thoughts."""
+    def opened(self, tokenizer: Any, ids: Sequence[int]) -> bool | None:
+        """Return whether an answer to the prompt `ids` begins in the midst of thoughts.
+
+        False: they are over. None: the model may begin them.
+        """
         if self.begun is not None:
             return self.begun
-        return decode(tokenizer, ids[-TAIL:], special=True).rstrip().endswith(self.begin.rstrip())
+        text = decode(tokenizer, ids[-TAIL:], special=True).rstrip()
+        return True if text.endswith(self.begin) else False if text.endswith(self.end) else None
 
 
 def _tagged(begin: str, end: str) -> Thoughts:
@@ -86,7 +90,8 @@ class ThinkingState:
         """
         self.begin = single(tokenizer, thoughts.begin)
         """The token that begins the thoughts; None if it takes several."""
-        self.thinks = thoughts.opened(tokenizer, ids)
+        opened = thoughts.opened(tokenizer, ids)
+        self.thinks = opened is True
         self.read = len(ids)
         """Ids of the sequence that were followed."""
         self._thoughts, self._vocabulary = thoughts, vocabulary
@@ -94,7 +99,9 @@ class ThinkingState:
         self._text = ""
         """The end of what was written."""
         self._count = 0
-        never = vocabulary is not None and not self.thinks and self.begin is None
+        never = opened is False or (
+            opened is None and vocabulary is not None and self.begin is None
+        )
         self._answer = len(ids) if never else None
         self._closing = encode(tokenizer, thoughts.closing)
         self._written: int | None = None

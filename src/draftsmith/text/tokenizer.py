@@ -426,7 +426,8 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self._ready: list[str] = []
-        self.stopped = False
+        self.stopped: str | None = None
+        """The stop string that ended the text."""
         self.starts: list[int] = []
         """Where each token's own text begins, also where it is released later."""
         self.apart: Collection[int] = ()
@@ -440,7 +441,7 @@ class TextStream:
         if token in self.apart:
             text, self._held = text + self._held, ""
         self._ready.append(text)
-        return "stop" if self.stopped else None
+        return None if self.stopped is None else "stop"
 
     def take(self) -> list[str]:
         """Text released by each token since the last call, in order."""
@@ -454,16 +455,16 @@ class TextStream:
 
     def held(self) -> str:
         """What is still held back; all that is left to show when nothing more will come."""
-        return "" if self.stopped else self._held + self._decoder.unfinished()
+        return "" if self.stopped is not None else self._held + self._decoder.unfinished()
 
     def _release(self, piece: str) -> str:
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         text = self._held + piece
-        cuts = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        cuts = [(text.find(stop), stop) for stop in self._stop if stop in text]
         if cuts:
-            self.stopped, self._held = True, ""
-            return text[: min(cuts)]
+            (end, self.stopped), self._held = min(cuts), ""
+            return text[:end]
         keep = max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from draftsmith.server.calls import as_json
+from draftsmith.server.calls import as_channels, as_json
 from draftsmith.server.calls.as_python import pythonic
 from draftsmith.server.calls.as_tags import Tags
 from draftsmith.server.calls.source import CallParser
+from draftsmith.text.thoughts import Thoughts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Format:
     """First characters of an answer that may consist of calls without a mark."""
     inside: tuple[str, ...] = ()
     """Further tags, which a tokenizer may have as special tokens."""
+    thinks: bool = False
+    """Whether its parser also reads the thoughts before an answer."""
 
 
 _QWEN3_CODER = Tags(
@@ -42,6 +45,12 @@ _GLM = Tags(
 _CALL = '{"name": "NAME", "arguments": {"KEY": "VALUE"}}'
 
 FORMATS = {
+    "harmony": Format(
+        (f"<|end|>{as_channels.START}", as_channels.START, as_channels.CHANNEL),
+        as_channels.channels, r"<\|channel\|>",
+        '<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{"KEY": "VALUE"}',
+        bare="t", inside=("<|start|>", "<|constrain|>", "<|message|>", "<|end|>"), thinks=True,
+    ),
     "qwen3-coder": Format(
         ("<tool_call>", "<function="), _QWEN3_CODER.parse, r"<parameter=",
         "<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>",
@@ -106,4 +115,6 @@ def markers_of(tokenizer: Any) -> dict[int, str]:
         if not about.special
     }  # fmt: skip
     tags = {tag for row in FORMATS.values() for tag in (*row.marks, *row.inside)}
+    thoughts = Thoughts.of(tokenizer)
+    tags |= set() if thoughts is None else {thoughts.begin, thoughts.end}
     return {added[tag]: tag for tag in tags if tag in added and added[tag] not in shown}

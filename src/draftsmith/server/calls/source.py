@@ -1,4 +1,4 @@
-"""The text that parsers of tool calls read while it comes, and the least things that they do.
+"""The text that parsers of answers read while it comes, and the least things that they do.
 
 A parser is a generator. It yields where it needs more text, returns what it has read, and raises
 `NoCall` as soon as the text cannot be a call.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from draftsmith.text.tokenizer import overlap
 
 T = TypeVar("T")
 Parser = Generator[None, None, T]
@@ -34,6 +36,17 @@ class Call:
 
 
 @dataclass(slots=True)
+class Said:
+    """Text of an answer, or of the thoughts before it."""
+
+    text: str
+    thought: bool = False
+
+
+Part = Said | Call
+
+
+@dataclass(slots=True)
 class Source:
     """An answer's text as far as it came, and where its parser stands."""
 
@@ -43,6 +56,21 @@ class Source:
     at: int = 0
     ended: bool = False
     """Whether no more text comes."""
+    parts: list[Part] = field(default_factory=list)
+    """What was read and not taken yet."""
+    thinking: bool = False
+    """Whether the next token counts as one of the thoughts."""
+    thoughts: int = 0
+    """Tokens that do so far."""
+
+    def tell(self, end: int, *, thought: bool = False) -> None:
+        """Add the text up to a place to the parts, and go there."""
+        text, self.at = self.text[self.at : end], end
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Said) and last.thought == thought:
+            last.text += text
+        elif text:
+            self.parts.append(Said(text, thought))
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
@@ -116,6 +144,25 @@ def until(source: Source, word: str) -> Parser[str]:
         yield
     source.at = found + len(word)
     return source.text[begin:found]
+
+
+def told(source: Source, marks: Sequence[str], *, thought: bool = False) -> Parser[str]:
+    """Tell text as it comes, up to the white space before the first of some marks.
+
+    Return that mark, which is not skipped; "" at the answer's end.
+    """
+    while True:
+        found = [(source.text.find(mark, source.at), mark) for mark in marks]
+        place, mark = min((one for one in found if one[0] >= 0), default=(-1, ""))
+        end = len(source.text) if place < 0 else place
+        if place < 0 and not source.ended:
+            end -= max((overlap(source.text, mark) for mark in marks), default=0)
+        end = max(end, source.at)
+        source.tell(source.at + len(source.text[source.at : end].rstrip()), thought=thought)
+        if mark or source.ended:
+            return mark
+        source.text, source.at = source.text[source.at :], 0
+        yield
 
 
 def run(source: Source, pattern: re.Pattern[str]) -> Parser[str]:

@@ -1,0 +1,89 @@
+"""Calls and texts in channels: the harmony format of gpt-oss.
+
+An answer is a list of messages: a header with a channel, `<|message|>`, a text, and a closing tag.
+"""
+
+from __future__ import annotations
+
+import re
+
+from draftsmith.server.calls.as_json import written
+from draftsmith.server.calls.source import (
+    Call,
+    NoCall,
+    Parser,
+    Source,
+    called,
+    closing,
+    finished,
+    must,
+    space,
+    taken,
+    told,
+)
+
+START, CHANNEL, CONSTRAIN, BODY = (
+    "<|start|>assistant",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+)
+FINAL = f"{CHANNEL}final{BODY}"
+CLOSING = ("<|end|>", "<|call|>", "<|return|>")
+_HEADER = re.compile(r"[^<\n]*(?:<\|channel\|>[^<\n]*)?(?:<\|constrain\|>[^<\n]*)?")
+_RECIPIENT = re.compile(r"to=functions\.([\w.:/-]+)")
+
+
+def channels(source: Source, mark: str) -> Parser[list[Call]]:
+    """One message: a call if its header names a function, else text or thoughts, which are told."""
+    begin = source.at
+    if not mark:
+        yield from must(source, "to=")
+    while (end := source.text.find(BODY, begin)) < 0:
+        header, _, tag = source.text[begin:].rpartition("<")
+        whole = _HEADER.fullmatch(source.text[begin:])
+        cut = any(other.startswith("<" + tag) for other in (CHANNEL, CONSTRAIN, BODY))
+        if source.ended or not (whole or (cut and _HEADER.fullmatch(header))):
+            raise NoCall
+        yield
+    header = source.text[begin:end]
+    if not _HEADER.fullmatch(header) or (mark != CHANNEL and CHANNEL not in header):
+        raise NoCall
+    source.at = end + len(BODY)
+    recipient = _RECIPIENT.search(header)
+    if recipient is not None and recipient[1] in source.tools:
+        try:
+            yield from space(source)
+            call = called(recipient[1], (yield from written(source)))
+            if not (yield from closing(source, *CLOSING)):
+                yield from finished(source)
+            return [call]
+        except NoCall:
+            source.at = begin - len(mark)
+            source.tell(end + len(BODY))
+    source.thinking = "analysis" in header
+    yield from _text(source, thought=source.thinking)
+    return []
+
+
+def _text(source: Source, *, thought: bool) -> Parser[None]:
+    """Tell a message's text, and skip the tag that closes it.
+
+    A tag that is a part of the text is followed by neither another message nor the answer's end.
+    """
+    while mark := (yield from told(source, CLOSING, thought=thought)):
+        white, place = source.at, source.text.index(mark, source.at)
+        source.at = behind = place + len(mark)
+        yield from space(source)
+        closes = (source.ended and source.at == len(source.text)) or (
+            yield from taken(source, START)
+        )
+        source.at = white
+        if closes:
+            if not thought:
+                source.tell(place)
+            source.at = behind
+            return
+        source.tell(behind, thought=thought)
+    if not thought:
+        source.tell(len(source.text))

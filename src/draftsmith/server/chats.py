@@ -1,0 +1,174 @@
+"""A chat as the model is asked it: messages, template, grammar, thoughts and tools."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from draftsmith.server.calls.as_channels import FINAL
+from draftsmith.server.calls.formats import FORMATS, family_of, shows_tools
+from draftsmith.server.ignored import Ignored
+from draftsmith.server.reader import Reader
+from draftsmith.server.refusals import Refusal
+from draftsmith.server.schema import ChatRequest
+from draftsmith.server.tools import USUAL, described, forced_call, name_of
+from draftsmith.text.grammar import Grammar
+from draftsmith.text.thoughts import Thoughts
+from draftsmith.text.tokenizer import OPENING, continues
+
+
+@dataclass(slots=True)
+class Chat:
+    """What is asked of the model, and how its answer is read."""
+
+    messages: list[dict[str, Any]]
+    template: dict[str, Any]
+    """Variables of the chat template."""
+    grammar: Grammar | None = None
+    thoughts: Thoughts | None = None
+    """None: the answer has none."""
+    family: str | None = None
+    """The format of its calls; None: none are read."""
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """Names of the functions, with the schemas of their parameters."""
+    forced: bool = False
+    """Whether the answer is one call in JSON."""
+    goes_on: bool = False
+    """Whether the last message is continued."""
+
+    @classmethod
+    def of(cls, body: ChatRequest, tokenizer: Any, family: str | None, ignored: Ignored) -> Chat:
+        """Raise Refusal or OptionError for what cannot be; `family`: an operator's choice."""
+        messages = [message.plain() for message in body.messages]
+        template = variables(body, tokenizer)
+        if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
+            raise Refusal(
+                400,
+                f"the last message is the assistant's: send {OPENING[0]}=true to continue it, or "
+                f"{OPENING[1]}=true to let the model begin another one",
+                param="messages",
+            )
+        for number, message in enumerate(body.messages):
+            for name, value in (message.model_extra or {}).items():
+                if value not in (None, [], {}):
+                    ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
+        chat = cls(messages, template, grammar_of(body.response_format))
+        chat.goes_on = continues(messages, template)  # raises what contradicts itself
+        chat._think(body, tokenizer)
+        chat._show_tools(body, tokenizer, family, ignored)
+        return chat
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The engine's options, but for the grammar."""
+        return {"chat_template_kwargs": self.template, "thoughts": self.thoughts}
+
+    def reader(self, tokenizer: Any, markers: Mapping[int, str], prompt: Sequence[int]) -> Reader:
+        """What reads an answer to a prompt, which may have begun the thoughts or the answer."""
+        thoughts, family, written = self.thoughts, self.family, ""
+        if family is not None and FORMATS[family].thinks:
+            written = FINAL if self.goes_on else ""
+        elif thoughts is not None:
+            opened = thoughts.opened(tokenizer, prompt)
+            written = thoughts.begin if opened else ""
+            thoughts = None if opened is False else thoughts
+        return Reader(family, self.tools, markers, thoughts, written, forced=self.forced)
+
+    def _think(self, body: ChatRequest, tokenizer: Any) -> None:
+        """Find out whether the model thinks, and for how long."""
+        found, limit = Thoughts.of(tokenizer), body.thinking_token_budget
+        if found is None:
+            if limit is not None:
+                raise Refusal(
+                    400,
+                    "thinking_token_budget needs a model whose chat template has thoughts; "
+                    "leave it out",
+                    param="thinking_token_budget",
+                )
+            return
+        said = self.messages[-1]["content"] if self.goes_on else ""
+        begun = said.rfind(found.begin) > said.rfind(found.end) if said.strip() else None
+        if begun is not None and not found.begin:
+            return  # the answer itself is continued
+        self.thoughts = replace(found, limit=limit, begun=begun)
+
+    def _show_tools(
+        self, body: ChatRequest, tokenizer: Any, family: str | None, ignored: Ignored
+    ) -> None:
+        """Show the tools to the model, by its template or a prompt, and force a call if wanted."""
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        if not tools and body.tool_choice not in (None, "none", "auto"):
+            raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
+        given, taught = [tool.model_dump() for tool in tools], family_of(tokenizer)
+        family = family or taught
+        if shows_tools(tokenizer) and (family or not given):
+            self.template |= {"tools": given} if given else {}
+        else:
+            if given:
+                ignored.add(
+                    "tools were described in a prompt: the chat template has no format for them"
+                )
+            self.messages = described(tokenizer, self.messages, given, family or USUAL)
+        if taught is not None and FORMATS[taught].thinks:
+            self.family = taught
+        if not tools:
+            return
+        self.family = family or USUAL
+        self.tools = {name_of(tool): tool.function.get("parameters") for tool in tools}
+        forced = forced_call(tools, body)
+        if forced is not None:
+            self.grammar, self.forced = forced, True
+        elif self.grammar is not None:
+            raise Refusal(
+                400,
+                "a response_format would forbid every call: leave it out, or say tool_choice "
+                "'none' or 'required'",
+                param="response_format",
+            )
+
+
+def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
+    """Variables for the chat template; raises Refusal for what decides how it is applied."""
+    given = dict(body.chat_template_kwargs or {})
+    apply: Any = getattr(tokenizer, "apply_chat_template", lambda: None)
+    ours = inspect.signature(apply).parameters.keys() - {*OPENING}
+    if wrong := sorted(ours & given.keys()):
+        raise Refusal(
+            400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
+        )
+    for name in OPENING:
+        value = getattr(body, name)
+        if value is not None and given.setdefault(name, value) is not value:
+            raise Refusal(
+                400, f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
+                "send one of them", param=name
+            )  # fmt: skip
+    known, effort = str(getattr(tokenizer, "chat_template", None) or ""), body.reasoning_effort
+    if effort is not None and "reasoning_effort" in known:
+        given.setdefault("reasoning_effort", effort)
+    if effort is not None and "enable_thinking" in known:
+        given.setdefault("enable_thinking", effort != "none")
+    return given
+
+
+def grammar_of(given: Mapping[str, Any] | None) -> Grammar | None:
+    """What `response_format` asks an answer to follow; raises Refusal for what it cannot be."""
+    kind = "text" if given is None else given.get("type")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_object()
+    if kind == "json_schema":
+        told = given.get("json_schema", given)  # /v1/responses has it one level higher
+        if isinstance(told, Mapping) and "schema" in told:
+            return Grammar.json_schema(told["schema"])
+    if kind == "regex" and isinstance(pattern := given.get("pattern"), str):
+        return Grammar.regex(pattern)
+    raise Refusal(
+        400,
+        "response_format must be one of {'type': 'text'}, {'type': 'json_object'}, {'type': "
+        "'json_schema', 'json_schema': {'schema': …}} and {'type': 'regex', 'pattern': …}",
+        param="response_format",
+    )

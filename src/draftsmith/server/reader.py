@@ -1,0 +1,145 @@
+"""From the text of an answer, as it comes, to what it thinks, says and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from draftsmith.engine.jobs import Piece
+from draftsmith.server.calls.formats import FORMATS, Format
+from draftsmith.server.calls.source import (
+    NoCall,
+    Parser,
+    Part,
+    Said,
+    Source,
+    peek,
+    space,
+    taken,
+    told,
+)
+from draftsmith.text.thoughts import Thoughts
+
+
+class Reader:
+    """Parts one answer into thoughts, text and calls, as it comes."""
+
+    def __init__(
+        self,
+        family: str | None = None,
+        tools: Collection[str] = (),
+        markers: Mapping[int, str] | None = None,
+        thoughts: Thoughts | None = None,
+        written: str = "",
+        *,
+        forced: bool = False,
+    ) -> None:
+        """Without a family and thoughts everything is said.
+
+        `tools`: names of the tools, or a mapping from these to JSON schemas of their parameters.
+        `markers`: tags that no text shows, by token. `written`: what the prompt has of the answer.
+        `forced`: whether the answer is one call in JSON, after its thoughts.
+        """
+        known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
+        form = None if family is None else FORMATS[family]
+        self._forced = Source(known) if forced else None
+        if self._forced is not None:
+            form = form if form is not None and form.thinks else None
+            self._call = _answer(self._forced, FORMATS["llama"], None)
+        tags = () if form is None else (*form.marks, *form.inside)
+        tags += () if thoughts is None else (thoughts.begin, thoughts.end)
+        self._markers = {i: tag for i, tag in (markers or {}).items() if tag in tags}
+        self._source = Source(known, written)
+        self._parser: Parser[None] = _answer(self._source, form, thoughts)
+        self._go_on()
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens of the thoughts so far, with their tags."""
+        return self._source.thoughts
+
+    def push(self, pieces: Sequence[Piece]) -> list[Part]:
+        """Return what some tokens complete."""
+        source = self._source
+        for piece in pieces:
+            source.thoughts += source.thinking
+            # A tag's own piece has no text but what was held back before it.
+            source.text += piece.text + self._markers.get(piece.token, "")
+            self._go_on()
+        return self._taken()
+
+    def end(self) -> list[Part]:
+        """Return what is still held, now that nothing more comes."""
+        self._source.ended = True
+        self._go_on()
+        return self._taken()
+
+    def _taken(self) -> list[Part]:
+        """Return the parts there are; where a call is forced, what is said is its text."""
+        parts, self._source.parts = self._source.parts, []
+        if self._forced is not None:
+            said = [part for part in parts if isinstance(part, Said) and not part.thought]
+            self._forced.text += "".join(part.text for part in said)
+            self._forced.ended = self._source.ended
+            next(self._call, None)
+            parts = [part for part in parts if part not in said] + self._forced.parts
+            self._forced.parts = []
+        return parts
+
+    def _go_on(self) -> None:
+        next(self._parser, None)
+
+
+def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> Parser[None]:
+    """Read a whole answer."""
+    if form is not None and form.thinks:
+        source.thinking = True
+    elif thoughts is not None and thoughts.begin:
+        yield from _thoughts(source, thoughts)
+    if form is None:
+        while not source.ended:
+            source.tell(len(source.text))
+            source.text, source.at = "", 0
+            yield
+        return
+    called, begin = False, source.at
+    yield from space(source)
+    if (first := (yield from peek(source))) and first in form.bare:
+        called = yield from _calls(source, form, begin, "")
+    else:
+        source.at = begin
+    while mark := (yield from told(source, form.marks)):
+        begin = source.at
+        source.at = source.text.index(mark, begin) + len(mark)
+        called |= yield from _calls(source, form, begin, mark)
+    if not (called and source.text[source.at :].isspace()):  # else it stands behind a call
+        source.tell(len(source.text))
+
+
+def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
+    """Read calls behind a mark; where there are none, tell what there is from `begin` on."""
+    behind = source.at
+    try:
+        calls = yield from form.parse(source, mark)
+    except (NoCall, RecursionError):
+        source.at = begin
+        source.tell(behind)
+        return False
+    source.parts += calls
+    return bool(calls)
+
+
+def _thoughts(source: Source, tags: Thoughts) -> Parser[None]:
+    """Tell the thoughts at the beginning of an answer, and skip the white space around them."""
+    source.thinking = True
+    yield from space(source)
+    if (yield from taken(source, tags.begin)):
+        yield from space(source)
+        if (yield from told(source, (tags.end,), thought=True)):
+            source.at = source.text.index(tags.end, source.at) + len(tags.end)
+            source.thinking = False
+            yield from space(source)
+        else:
+            source.at = len(source.text)
+    else:
+        source.at = source.thoughts = 0
+    source.thinking = False

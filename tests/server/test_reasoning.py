@@ -1,0 +1,280 @@
+"""Thoughts: parted from the answer in every shape that clients read, and counted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from serving import api_of, client_of, events, loaded, stream_of
+from transformers import AddedToken
+
+import tiny
+from draftsmith import Grammar
+from draftsmith.engine.engine import Engine
+from draftsmith.engine.jobs import Piece
+from draftsmith.model.load import load
+from draftsmith.server.calls.source import Call, Said
+from draftsmith.server.reader import Reader
+from draftsmith.text.thoughts import Thoughts
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+TAGGED = "{# </think> #}" + tiny.TEMPLATE
+OPENED = "{# </think> #}" + tiny.TEMPLATE.replace("assistant: {{", "assistant: <think>\n{{")
+CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
+CHANNELS = "{# <|channel|>analysis #}"
+HARMONY = CHANNELS + tiny.TEMPLATE.replace("assistant: {{", "<|start|>assistant{{")
+PARTS = ["<think>", "</think>", "</think", "<|end|>", "<|channel|>final<|message|>", "<|start|>",
+         "\n", " ", "a", "so", "é🦊", '{"a": 1}', "<tool_call>", "."]  # fmt: skip
+
+
+class Template:
+    def __init__(self, template: str) -> None:
+        self.chat_template = template
+
+
+def read(reader: Reader, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+    """What is thought, said and called."""
+    found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
+    found += reader.end()
+    said = [part for part in found if isinstance(part, Said)]
+    calls = [(part.name, part.arguments) for part in found if isinstance(part, Call)]
+    thought = "".join(part.text for part in said if part.thought)
+    return thought, "".join(part.text for part in said if not part.thought), calls
+
+
+def split(rng: random.Random, text: str) -> list[str]:
+    parts = []
+    while text:
+        size = rng.choice([1, 2, 3, 8, 40])
+        parts.append(text[:size])
+        text = text[size:]
+    return parts
+
+
+def written(rng: random.Random, without: str) -> str:
+    parts = [part for part in PARTS if without not in part]
+    return "".join(rng.choice(parts) for _ in range(rng.randint(1, 9)))
+
+
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("called", [True, False])
+def test_thoughts_between_tags_are_the_same_in_any_parts(opened: bool, called: bool) -> None:
+    rng, tags = random.Random(f"{opened} {called}"), Thoughts.of(Template(TAGGED))
+    assert tags is not None
+    for _ in range(200):
+        thought, said = written(rng, "</think>"), written(rng, "<tool_call>").strip() + "."
+        call = (
+            '<tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call>' if called else ""
+        )
+        text = f"\n{thought}\n</think>\n\n{said}{call}"
+        expected = thought.strip(), said, [("f", '{"a": "</think>"}')] if called else []
+        for parts in ([text], split(rng, text)):
+            reader = Reader("hermes", {"f": None}, {}, tags, "<think>" if opened else "")
+            whole = parts if opened else ["<think>", *parts]
+            assert read(reader, whole) == expected, text
+
+
+def test_what_is_no_thought_stays_text() -> None:
+    tags = Thoughts.of(Template(TAGGED))
+    for text in ("", " \n", "<thin", "<thinking>", "\n\nso </think> it", "so <think>a</think>"):
+        reader = Reader("hermes", {}, {}, tags)
+        assert read(reader, [*text]) == ("", text, [])
+        assert reader.thought_tokens == 0 or text in ("", " \n", "<thin")
+    reader = Reader(None, {}, {}, tags)
+    assert read(reader, [*"<think> never ends "]) == ("never ends", "", [])
+    assert reader.thought_tokens == len("<think> never ends ")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_channels_are_the_same_in_any_parts(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(200):
+        thought, said, last = (written(rng, "<|") for _ in range(3))
+        arguments = json.dumps({"a": written(rng, "nothing") + "<|call|>"}, ensure_ascii=False)
+        text = (
+            f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
+            f"<|channel|>commentary<|message|>{said}<|end|><|start|>assistant"
+        )
+        calls = rng.random() < 0.5
+        text += (
+            f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{arguments}<|call|>"
+            if calls else f"<|channel|>final<|message|>{last}<|return|>"
+        )  # fmt: skip
+        expected = thought.strip(), said if calls else said + last, (
+            [("f", arguments)] if calls else []
+        )  # fmt: skip
+        for parts in ([text], split(rng, text)):
+            told = read(Reader("harmony", {"f": None}), parts)
+            assert (told[0].strip(), *told[1:]) == (expected[0], *expected[1:]), text
+
+
+# --- served ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.add_tokens([AddedToken(tag) for tag in ("<think>", "</think>")])
+    hidden = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in hidden])
+    model = copy.deepcopy(loaded().model)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    return Engine(load(model, tokenizer))
+
+
+def spelt(engine: Engine, text: str) -> Grammar:
+    """A text, its tags as the tokens that they are."""
+    ids = engine.model.tokenizer.get_added_vocab()
+    tags = "|".join(re.escape(tag) for tag in ids if tag.startswith("<"))
+    parts = [part for part in re.split(f"({tags})", text) if part]
+    return Grammar.lark("start: " + " ".join(
+        f"<[{ids[part]}]>" if part in ids else json.dumps(part, ensure_ascii=False)
+        for part in parts
+    ))  # fmt: skip
+
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+    """Ask a model, of a template, for an answer that it then gives word for word."""
+    api, prepare = api_of(engine, max_output=1000), engine.prepare
+    answers: list[Grammar | None] = []
+
+    def prepared(options: dict[str, Any], began: float | None = None) -> Any:
+        fixed = {"grammar": answers[-1], "thoughts": None} if answers[-1] is not None else {}
+        return prepare({**options, **fixed}, began)
+
+    monkeypatch.setattr(engine, "prepare", prepared)
+
+    def asking(path: str, template: str, answer: str | None, **more: Any) -> Any:
+        answers.append(None if answer is None else spelt(engine, answer))
+        monkeypatch.setattr(api.tokenizer, "chat_template", template)
+        response = client.post(path, json={"seed": 1} | more if path == CHAT else more)
+        assert response.status_code == 200, response.text
+        return response
+
+    with client_of(api) as client:
+        yield asking
+
+
+USER = {"role": "user", "content": "hello"}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {"a": {"enum": ["p", "q"]}}, "required": ["a"],
+    "additionalProperties": False}}}]  # fmt: skip
+ANSWERS = [
+    (TAGGED, "<think>\nthe fox\n</think>\n\nhello", "the fox"),
+    (OPENED, "the fox\n</think>\n\nhello", "the fox"),
+    (CLOSED, "hello", ""),
+    (HARMONY, "<|channel|>analysis<|message|>the fox<|end|><|start|>assistant"
+     "<|channel|>final<|message|>hello", "the fox"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "answer", "thought"), ANSWERS)
+def test_a_chat_parts_thoughts_from_the_answer(
+    ask: Ask, template: str, answer: str, thought: str
+) -> None:
+    body = {"messages": [USER], "max_tokens": 100}
+    told = ask(CHAT, template, answer, **body).json()
+    message = told["choices"][0]["message"]
+    assert message.get("reasoning_content", "") == thought
+    assert message["content"] == "hello"
+    usage = told["usage"]
+    thoughts = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert (thoughts > 0) == bool(thought)
+    assert thoughts < usage["completion_tokens"]
+    for more in ({}, {"prediction": {"type": "content", "content": answer}}):
+        chunks = events(ask(CHAT, template, answer, stream=True, **body, **more))
+        deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thought
+        assert "".join(delta.get("content", "") for delta in deltas) == "hello"
+        assert not any(delta.get("reasoning_content") and delta.get("content") for delta in deltas)
+
+
+def test_reasoning_tokens_are_those_up_to_the_closing_tag(ask: Ask) -> None:
+    answer = "the fox says hello</think>so"
+    told = ask(CHAT, OPENED, answer, messages=[USER], max_tokens=100, logprobs=True).json()
+    tokens = [one["token"] for one in told["choices"][0]["logprobs"]["content"]]
+    assert (
+        tokens.index("</think>") + 1
+        == (told["usage"]["completion_tokens_details"]["reasoning_tokens"])
+    )
+
+
+@pytest.mark.parametrize(("template", "answer", "thought"), ANSWERS)
+def test_a_response_has_an_item_of_thoughts(
+    ask: Ask, template: str, answer: str, thought: str
+) -> None:
+    body = {"input": "hello", "max_output_tokens": 100}
+    told = ask(RESPONSES, template, answer, **body).json()
+    kinds = [item["type"] for item in told["output"]]
+    assert kinds == (["reasoning", "message"] if thought else ["message"])
+    texts = [item["content"][0]["text"] for item in told["output"]]
+    assert texts == [text for text in (thought, "hello") if text]
+    assert (told["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == bool(thought)
+    streamed = stream_of(ask(RESPONSES, template, answer, stream=True, **body))
+    done = [event["item"] for event in streamed if event["type"].endswith("output_item.done")]
+    assert done == streamed[-1]["response"]["output"]
+    assert [item["content"][0]["text"] for item in done] == texts
+    begun = [event["item"]["id"] for event in streamed if event["type"].endswith("item.added")]
+    assert begun == [item["id"] for item in done]
+    thoughts = [event["delta"] for event in streamed if event["type"].endswith("ning_text.delta")]
+    assert "".join(thoughts) == thought
+
+
+@pytest.mark.parametrize("template", [TAGGED, OPENED, CLOSED, HARMONY])
+def test_a_format_and_a_forced_call_come_after_limited_thoughts(ask: Ask, template: str) -> None:
+    limit = 0 if template == HARMONY else 4  # this model writes no channels by itself
+    body = {"messages": [USER], "max_tokens": 300, "thinking_token_budget": limit}
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": ["red", "blue"]}}}
+    told = ask(CHAT, template, None, response_format=form, **body).json()
+    message, usage = told["choices"][0]["message"], told["usage"]
+    assert json.loads(message["content"]) in ("red", "blue")
+    assert usage["completion_tokens_details"]["reasoning_tokens"] <= limit + 20
+    called = ask(CHAT, template, None, tools=TOOLS, tool_choice="required", **body)
+    message = called.json()["choices"][0]["message"]
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f"]
+    assert message["content"] is None
+    if template == OPENED:
+        assert message["reasoning_content"]
+
+
+def test_thoughts_of_earlier_turns_reach_the_template(ask: Ask) -> None:
+    template = "{# </think> #}{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};"
+    template += "{% endfor %}"
+
+    def tokens(**body: Any) -> int:
+        path = CHAT if "messages" in body else RESPONSES
+        usage = ask(path, template, "x", **body).json()["usage"]
+        return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+    said = {"role": "assistant", "content": "so"}
+    plain = tokens(messages=[USER, said, USER])
+    thought = tokens(messages=[USER, said | {"reasoning_content": "the fox"}, USER])
+    assert thought > plain
+    item = {"type": "reasoning", "id": "rs_1", "summary": [],
+            "content": [{"type": "reasoning_text", "text": "the fox"}]}  # fmt: skip
+    assert tokens(input=[USER, item, said, USER]) == thought
+
+
+def test_effort_reaches_templates_that_know_it(ask: Ask) -> None:
+    template = TAGGED + "{% if enable_thinking is false %}none{% endif %}"
+    efforts: list[Any] = [{}, {"reasoning_effort": "low"}, {"reasoning_effort": "none"}]
+    asked = [ask(CHAT, template, "x", messages=[USER], **more) for more in efforts]
+    usage = [response.json()["usage"]["prompt_tokens"] for response in asked]
+    assert usage[0] == usage[1] < usage[2]
+
+
+def test_a_limit_needs_thoughts() -> None:
+    with client_of() as client:
+        body = {"messages": [USER], "thinking_token_budget": 5}
+        error = client.post(CHAT, json=body).json()["error"]
+    assert error["param"] == "thinking_token_budget"
+    assert "chat template has thoughts" in error["message"]
