@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
-import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, loaded, stream_of
-from transformers import AddedToken
+from serving import Ask, client_of, events, stream_of
 
 import tiny
-from draftsmith import Grammar
-from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Piece
-from draftsmith.model.load import load
 from draftsmith.server.calls.source import Call, Said
 from draftsmith.server.reader import Reader
 from draftsmith.text.thoughts import Thoughts
@@ -114,54 +107,6 @@ def test_channels_are_the_same_in_any_parts(seed: int) -> None:
 
 
 # --- served ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.add_tokens([AddedToken(tag) for tag in ("<think>", "</think>")])
-    hidden = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
-    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in hidden])
-    model = copy.deepcopy(loaded().model)
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    return Engine(load(model, tokenizer))
-
-
-def spelt(engine: Engine, text: str) -> Grammar:
-    """A text, its tags as the tokens that they are."""
-    ids = engine.model.tokenizer.get_added_vocab()
-    tags = "|".join(re.escape(tag) for tag in ids if tag.startswith("<"))
-    parts = [part for part in re.split(f"({tags})", text) if part]
-    return Grammar.lark("start: " + " ".join(
-        f"<[{ids[part]}]>" if part in ids else json.dumps(part, ensure_ascii=False)
-        for part in parts
-    ))  # fmt: skip
-
-
-Ask = Callable[..., Any]
-
-
-@pytest.fixture
-def ask(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
-    """Ask a model, of a template, for an answer that it then gives word for word."""
-    api, prepare = api_of(engine, max_output=1000), engine.prepare
-    answers: list[Grammar | None] = []
-
-    def prepared(options: dict[str, Any], began: float | None = None) -> Any:
-        fixed = {"grammar": answers[-1], "thoughts": None} if answers[-1] is not None else {}
-        return prepare({**options, **fixed}, began)
-
-    monkeypatch.setattr(engine, "prepare", prepared)
-
-    def asking(path: str, template: str, answer: str | None, **more: Any) -> Any:
-        answers.append(None if answer is None else spelt(engine, answer))
-        monkeypatch.setattr(api.tokenizer, "chat_template", template)
-        response = client.post(path, json={"seed": 1} | more if path == CHAT else more)
-        assert response.status_code == 200, response.text
-        return response
-
-    with client_of(api) as client:
-        yield asking
 
 
 USER = {"role": "user", "content": "hello"}

@@ -17,7 +17,7 @@ ServerOptions = Annotated[
     Fields(
         "draftsmith.server.settings:Settings",
         {
-            "Server": "host port name api_keys public cors tolerant log_prompts",
+            "Server": "host port name api_keys public cors tool_format tolerant log_prompts",
             "Limits": (
                 "queue max_context max_output max_body timeout grammar_seconds slow_reader "
                 "keep_alive drain allow_drafters"

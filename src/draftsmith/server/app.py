@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -16,14 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import draftsmith
 from draftsmith.errors import DraftsmithError
-from draftsmith.server import page, reference, responses
+from draftsmith.server import messages, page, reference, responses
 from draftsmith.server.api import Api, Arrival, log
 from draftsmith.server.ignored import HEADER, Ignored
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import (
     ChatRequest,
     CompletionRequest,
+    CountRequest,
     DetokenizeRequest,
+    MessagesRequest,
     ResponsesRequest,
     TokenizeRequest,
 )
@@ -82,8 +84,11 @@ def create_app(api: Api) -> FastAPI:
         )
     bearer = HTTPBearer(auto_error=False)
 
-    def salt(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> str:
-        return api.keys.salt(None if given is None else given.credentials)
+    def salt(
+        given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+        x_api_key: Annotated[str | None, Header()] = None,  # Anthropic's
+    ) -> str:
+        return api.keys.salt(x_api_key if given is None else given.credentials)
 
     Caller = Annotated[str, Depends(salt)]  # noqa: N806
     strict = not settings.tolerant
@@ -107,6 +112,21 @@ def create_app(api: Api) -> FastAPI:
         """Answer a conversation of items; nothing is stored."""
         ignored = Ignored(body, strict=False)  # agents send much that means nothing here
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
+
+    @app.post("/v1/messages")
+    async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
+        """Answer a chat in Anthropic's shape."""
+        ignored = Ignored(body, strict=False)  # as above
+        return ignored.named(await messages.respond(api, body, caller, request, ignored))
+
+    # No `async`: long texts take their time, in a thread of their own.
+    @app.post("/v1/messages/count_tokens", dependencies=[Depends(salt)])
+    def count_tokens(body: CountRequest, response: Response) -> dict[str, int]:
+        """Count the tokens of a chat in Anthropic's shape."""
+        ignored = Ignored(body, strict=False)
+        counted = messages.count(api, body, ignored)
+        ignored.named(response)
+        return counted
 
     born = int(time.time())
     model = {"id": api.name, "object": "model", "created": born, "owned_by": "draftsmith",
@@ -146,7 +166,6 @@ def create_app(api: Api) -> FastAPI:
         """Give figures for Prometheus."""
         return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    # No `async`: long texts take their time, in a thread of their own.
     @app.post("/tokenize", dependencies=[Depends(salt)])
     def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
         """Turn a prompt, or messages as the chat template writes them, into token ids."""
@@ -154,8 +173,8 @@ def create_app(api: Api) -> FastAPI:
         Ignored(body, strict).named(response)
         if body.messages is not None:
             opening = {name: getattr(body, name) for name in OPENING}
-            messages = [message.plain() for message in body.messages]
-            ids = render_chat(api.tokenizer, messages, opening)
+            chat = [message.plain() for message in body.messages]
+            ids = render_chat(api.tokenizer, chat, opening)
         else:
             ids = encode(api.tokenizer, body.prompt or "", special=body.add_special_tokens)
         return {"tokens": ids, "count": len(ids), "max_model_len": api.engine.model.context_length}
@@ -174,12 +193,13 @@ def create_app(api: Api) -> FastAPI:
 
 
 def _tell_errors(app: FastAPI) -> None:
-    """Every error in OpenAI's shape."""
+    """Every error in OpenAI's shape, or in Anthropic's."""
 
     def told(request: Request, refusal: Refusal) -> Response:
         fields = {"path": request.url.path[:200], "status": refusal.status, "code": refusal.code}
         log.info("refused", extra={"fields": fields})
-        return JSONResponse(refusal.body, refusal.status, refusal.headers)
+        body = refusal.anthropic if "/v1/messages" in request.url.path else refusal.body
+        return JSONResponse(body, refusal.status, refusal.headers)
 
     @app.exception_handler(DraftsmithError)
     async def ours(request: Request, error: DraftsmithError) -> Response:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptError, UnsupportedError
@@ -24,13 +25,6 @@ class Refusal(DraftsmithError):
         super().__init__(message)
         self.status, self.param, self.code, self.headers = status, param, code, headers
 
-    def renamed(self, fields: Mapping[str, str]) -> Refusal:
-        """The same where a field has another name."""
-        name = self.param or ""
-        message = str(self).replace(name, fields[name]) if name in fields else str(self)
-        param, more = fields.get(name, self.param), self.headers
-        return Refusal(self.status, message, param=param, code=self.code, headers=more)
-
     @property
     def body(self) -> dict[str, Any]:
         """The JSON object."""
@@ -38,6 +32,13 @@ class Refusal(DraftsmithError):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": told}
+
+    @property
+    def anthropic(self) -> dict[str, Any]:
+        """The JSON object of Anthropic's errors."""
+        usual = "invalid_request_error" if self.status < 500 else "api_error"
+        return {"type": "error", "error": {"type": _ANTHROPIC.get(self.status, usual),
+                                           "message": str(self)}}  # fmt: skip
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
@@ -71,3 +72,29 @@ class Refusal(DraftsmithError):
         elif param:
             message = f"{param[:100]}: {message}"
         return cls(400, message[:1000], param=path[0][:100] if param else None)
+
+
+_ANTHROPIC = {
+    401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+}  # fmt: skip
+"""What Anthropic calls the errors of a status."""
+
+
+@contextmanager
+def renaming(fields: Mapping[str, str]) -> Iterator[None]:
+    """Let what is refused be told with other names of fields: those of another interface."""
+    try:
+        yield
+    except (Refusal, OptionError) as error:
+        refusal = Refusal.of(error)
+        name, message = refusal.param or "", str(refusal)
+        if name in fields:
+            message = message.replace(name, fields[name])
+        raise Refusal(
+            refusal.status,
+            message,
+            param=fields.get(name, refusal.param),
+            code=refusal.code,
+            headers=refusal.headers,
+        ) from error

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
-from pydantic import ValidationError
 
 from draftsmith.server.answers import Answer, Event, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, Part, Said
 from draftsmith.server.ignored import Ignored
-from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest, ResponsesRequest
+from draftsmith.server.refusals import Refusal, renaming
+from draftsmith.server.schema import ChatRequest, ResponsesRequest, arguments_of
 from draftsmith.server.worker import Chunk
 
 _FIELDS = {
@@ -36,10 +35,8 @@ async def respond(
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
     for told in unread(body):
         ignored.add(told)
-    try:
+    with renaming(_FIELDS):
         call, answer = await api.begin_chat(chat_of(body), salt, request, ignored)
-    except Refusal as refusal:
-        raise refusal.renamed(_FIELDS) from refusal
     reply = Reply(body, answer)
     if body.stream:
         return api.stream(call, answer, reply.events(call.chunks()))
@@ -72,10 +69,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
             named = {"type": "function", "function": {"name": choice.get("name")}}
             choice = named if choice.get("type") in ("function", "custom") else "auto"
         asked["tool_choice"] = choice
-    try:
-        return ChatRequest.model_validate(asked)
-    except ValidationError as error:
-        raise Refusal.of_validation(error.errors()) from None
+    return ChatRequest.of(asked)
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -369,9 +363,6 @@ def _part(kind: str) -> dict[str, Any]:
 
 def _free_text(arguments: str) -> str:
     """The text that a custom tool is given; all that a call says where it is none."""
-    try:
-        given = json.loads(arguments)
-    except ValueError:
-        return arguments
+    given = arguments_of(arguments)
     text = given.get("input") if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from draftsmith.server.refusals import Refusal
 from draftsmith.text.tokenizer import OPENING
@@ -112,7 +112,7 @@ class Message(Tolerant):
                     "type": "function",
                     "function": {
                         "name": call.function.name,
-                        "arguments": _object(call.function.arguments),
+                        "arguments": arguments_of(call.function.arguments),
                     },
                 }
                 for call in self.tool_calls
@@ -133,7 +133,7 @@ def text_of(content: str | list[Part] | None) -> str:
     return content or ""
 
 
-def _object(arguments: str) -> Any:
+def arguments_of(arguments: str) -> Any:
     """Arguments as the object they spell; as they are where they spell none."""
     try:
         return json.loads(arguments)
@@ -248,6 +248,14 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
+    @classmethod
+    def of(cls, asked: dict[str, Any]) -> ChatRequest:
+        """Return the chat that a request of another shape means; raise Refusal."""
+        try:
+            return cls.model_validate(asked)
+        except ValidationError as error:
+            raise Refusal.of_validation(error.errors()) from None
+
     @property
     def longest(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
@@ -285,6 +293,37 @@ class ResponsesRequest(Body):
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     background: bool | None = None
+
+
+class Turn(Tolerant):
+    """What one side says in Anthropic's interface."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+
+class CountRequest(Body):
+    """POST /v1/messages/count_tokens: Anthropic's fields."""
+
+    model: str | None = None
+    messages: Annotated[list[Turn], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    system: str | list[Part] | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages"""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stream: bool = False
 
 
 class TokenizeRequest(Body):

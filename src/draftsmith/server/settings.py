@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from draftsmith.errors import UnknownName
-from draftsmith.server.calls.formats import FORMATS
 from draftsmith.values import number, switch
 
 
@@ -67,8 +66,11 @@ class Settings:
             elif option.type == "bool":
                 value = switch(option.name, value)
             object.__setattr__(self, option.name, value)
-        if self.tool_format is not None and self.tool_format not in FORMATS:
-            raise UnknownName("tool_format", self.tool_format, FORMATS)
+        if self.tool_format is not None:
+            from draftsmith.server.calls.formats import FORMATS  # which loads more than a --help
+
+            if self.tool_format not in FORMATS:
+                raise UnknownName("tool_format", self.tool_format, FORMATS)
 
 
 _RANGE: dict[str, tuple[type, float, float | None]] = {

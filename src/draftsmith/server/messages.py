@@ -1,0 +1,238 @@
+"""POST /v1/messages: Anthropic's interface, a chat underneath."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from draftsmith.server.answers import Answer, Event, event
+from draftsmith.server.api import Api
+from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.chats import Chat
+from draftsmith.server.ignored import Ignored
+from draftsmith.server.refusals import Refusal, renaming
+from draftsmith.server.schema import (
+    ChatRequest,
+    CountRequest,
+    MessagesRequest,
+    Turn,
+    arguments_of,
+    text_of,
+)
+from draftsmith.server.worker import Call as Answering
+from draftsmith.text.thoughts import Thoughts
+from draftsmith.text.tokenizer import render_chat
+
+_FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
+"""Of a chat, and what they are called here."""
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+async def respond(
+    api: Api, body: MessagesRequest, salt: str, request: Request, ignored: Ignored
+) -> Response:
+    """Answer."""
+    with renaming(_FIELDS):
+        chat = chat_of(body, api.tokenizer, ignored)
+        call, answer = await api.begin_chat(chat, salt, request, ignored)
+    reply = Reply(body, answer)
+    if body.stream:
+        return api.stream(call, answer, reply.events(call))
+    return await api.whole(call, answer, reply.whole, request)
+
+
+def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
+    """Count the tokens of a prompt."""
+    api.check_model(body.model)
+    with renaming(_FIELDS):
+        asked = chat_of(body, api.tokenizer, ignored)
+        chat = Chat.of(asked, api.tokenizer, api.settings.tool_format, ignored)
+    return {"input_tokens": len(render_chat(api.tokenizer, chat.messages, chat.template))}
+
+
+def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest:
+    """Return the chat that a request means; raise Refusal."""
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": text_of(body.system)})
+    for number, turn in enumerate(body.messages):
+        messages += _messages(turn, number, ignored)
+    output, choice = body.output_config or {}, body.tool_choice or {}
+    asked: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "response_format": output.get("format"),
+        "reasoning_effort": output.get("effort"),
+        "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
+        "continue_final_message": True if body.messages[-1].role == "assistant" else None,
+    }
+    if tools := [tool for tool in body.tools or () if "input_schema" in tool]:
+        asked["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
+        kind = choice.get("type", "auto")
+        named = {"type": "function", "function": {"name": choice.get("name")}}
+        asked["tool_choice"] = named if kind == "tool" else _CHOICES.get(kind, kind)
+    for number, tool in enumerate(body.tools or ()):
+        if "input_schema" not in tool:
+            ignored.add(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
+    return ChatRequest.of(asked | _thinking(body.thinking or {}, tokenizer, ignored))
+
+
+def _thinking(thinking: Mapping[str, Any], tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
+    """What a chat says of its thoughts."""
+    kind = thinking.get("type")
+    if kind == "disabled":
+        return {"reasoning_effort": "none"}
+    if kind != "enabled":
+        return {}
+    if Thoughts.of(tokenizer) is None:
+        ignored.add("thinking was ignored: the chat template has no thoughts")
+        return {}
+    limit = thinking.get("budget_tokens")
+    return {"thinking_token_budget": limit, "chat_template_kwargs": {"enable_thinking": True}}
+
+
+def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
+    about = {"description": tool["description"]} if "description" in tool else {}
+    return {"name": tool.get("name"), **about, "parameters": tool["input_schema"]}
+
+
+def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]:
+    """The messages of a chat that a turn is: results of tools, then what is said and called."""
+    if isinstance(turn.content, str):
+        return [{"role": turn.role, "content": turn.content}]
+    told, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
+    for block in turn.content:
+        kind = block.get("type")
+        if kind == "tool_result":
+            found = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
+            told.append(found | {"content": block.get("content") or ""})
+        elif kind == "tool_use":
+            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
+            function = {"name": block.get("name"), "arguments": arguments}
+            calls.append({"id": block.get("id", ""), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts += str(block.get("thinking", ""))
+        elif kind in ("text", "image", "document"):
+            if not isinstance(text := block.get("text"), str):
+                raise Refusal(400, f"this server reads text only, no {kind!r}", param="messages")
+            texts.append(text)
+        else:
+            ignored.add(f"a block of the type {kind!r:.100} of messages[{number}] was ignored")
+    if not (told or texts or turn.role == "assistant"):
+        raise Refusal(400, f"messages[{number}] needs content; send a text", param="messages")
+    if turn.role == "user":
+        return [*told, *([{"role": "user", "content": "\n".join(texts)}] if texts else [])]
+    said: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    said |= {"tool_calls": calls} if calls else {}
+    return [said | ({"reasoning_content": thoughts} if thoughts else {})]
+
+
+class Reply:
+    """One message, as far as it came, and the events that tell of it."""
+
+    def __init__(self, body: MessagesRequest, answer: Answer) -> None:
+        self._body, self._answer = body, answer
+        self._id = answer.id = f"msg_{secrets.token_hex(12)}"
+        self._blocks: list[dict[str, Any]] = []
+        self._going: str | None = None
+        """The type of the last block while that may go on."""
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        self._take(self._answer.choices[0].parts)
+        return self._message() | self._end() | {"usage": self._usage()}
+
+    async def events(self, call: Answering) -> AsyncIterator[Event]:
+        """The same in events; an error that comes late is one, too."""
+        usage = {"input_tokens": len(call.prompt), "output_tokens": 0}
+        started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield _event("message_start", message=started)
+        try:
+            async for chunk in call.chunks():
+                for told in self._take(self._answer.choices[0].take(chunk).parts):
+                    yield told
+        except Refusal as refusal:
+            yield event(refusal.anthropic, "error")
+            return
+        for told in self._close():
+            yield told
+        yield _event("message_delta", delta=self._end(), usage=self._usage())
+        yield _event("message_stop")
+
+    def _take(self, parts: Sequence[Part]) -> list[Event]:
+        """Add what came to the blocks."""
+        told = list[Event]()
+        for part in parts:
+            told += self._say(part) if isinstance(part, Said) else self._call(part)
+        return told
+
+    def _say(self, said: Said) -> list[Event]:
+        kind, told = "thinking" if said.thought else "text", list[Event]()
+        if kind != self._going:
+            told += self._close()
+            self._going = kind
+            block = {"type": kind, kind: ""} | ({"signature": ""} if said.thought else {})
+            told.append(self._begin(block))
+        self._blocks[-1][kind] += said.text
+        return [*told, self._delta({"type": f"{kind}_delta", kind: said.text})]
+
+    def _call(self, call: Call) -> list[Event]:
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        told = [*self._close(), self._begin(block)]
+        given = arguments_of(call.arguments)
+        self._going, block["input"] = "tool_use", given if isinstance(given, dict) else {"": given}
+        written = call.arguments if isinstance(given, dict) else json.dumps(block["input"])
+        told.append(self._delta({"type": "input_json_delta", "partial_json": written}))
+        return [*told, *self._close()]
+
+    def _begin(self, block: dict[str, Any]) -> Event:
+        self._blocks.append(block)
+        return _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _close(self) -> list[Event]:
+        """End the block that goes on."""
+        kind, self._going = self._going, None
+        signed = [self._delta({"type": "signature_delta", "signature": ""})]
+        end = [_event("content_block_stop", index=len(self._blocks) - 1)] if kind else []
+        return [*(signed if kind == "thinking" else []), *end]
+
+    def _message(self) -> dict[str, Any]:
+        head = {"id": self._id, "type": "message", "role": "assistant", "model": self._answer.model}
+        return head | {"content": [*self._blocks]}
+
+    def _end(self) -> dict[str, Any]:
+        """Why the answer ended."""
+        choice, stops = self._answer.choices[0], self._body.stop_sequences or []
+        reason, stop = choice.finish_reason, choice.stop
+        if reason == "stop" and stop is None and choice.result is not None and choice.result.tokens:
+            last = self._answer.spell(choice.result.tokens[-1]).decode(errors="replace")
+            stop = last if last in stops else None  # a special token, which no text shows
+        why = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason or "", "end_turn")
+        return {"stop_reason": why if stop is None else "stop_sequence", "stop_sequence": stop}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self._answer.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        }
+
+
+def _event(kind: str, **more: Any) -> Event:
+    return event({"type": kind} | more, kind)

@@ -1,0 +1,217 @@
+"""Anthropic's interface: whole answers, their events, tools, thoughts and errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from serving import Ask, api_of, client_of, stream_of
+
+import tiny
+
+MESSAGES, COUNT, CHAT = "/v1/messages", "/v1/messages/count_tokens", "/v1/chat/completions"
+PLAIN = tiny.TEMPLATE
+THINKING = "{# </think> #}" + PLAIN
+CALLING = "{% for t in tools or [] %}<tool_call>{{ t.function.name }}{% endfor %}" + PLAIN
+SHOWING = (
+    "{% for m in messages %}<{{ m.role }} {{ m.content }} {{ m.reasoning_content }} "
+    "{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}{% endfor %}>{% endfor %}"
+    "{% if tools %}<tool_call>{% endif %}"
+)
+USER = {"role": "user", "content": "hello"}
+TOOL = {"name": "f", "description": "does it", "input_schema": {
+    "type": "object", "properties": {"a": {"enum": ["p", "q"]}}, "required": ["a"],
+    "additionalProperties": False}}  # fmt: skip
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> é"}}</tool_call>'
+
+
+def asked(ask: Ask, template: str, answer: str | None, **more: Any) -> dict[str, Any]:
+    """The message, which is the same whole and in events."""
+    body = {"model": "tiny", "max_tokens": 300, "messages": [USER]} | more
+    whole: dict[str, Any] = ask(MESSAGES, template, answer, **body).json()
+    streamed = message_of(stream_of(ask(MESSAGES, template, answer, stream=True, **body)))
+    ids = [block.pop("id", None) for block in streamed["content"]]
+    assert [block.pop("id", None) is None for block in whole["content"]] == [i is None for i in ids]
+    for name in ("content", "stop_reason", "stop_sequence", "role", "type", "model"):
+        assert streamed[name] == whole[name], name
+    used = [sum(map(one["usage"].get, _INPUT)) for one in (whole, streamed)]
+    assert used[0] == used[1]
+    assert streamed["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    return whole
+
+
+_INPUT = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of the events."""
+    start, *middle, delta, stop = events
+    assert (start["type"], delta["type"], stop["type"]) == (
+        "message_start", "message_delta", "message_stop"
+    )  # fmt: skip
+    message: dict[str, Any] = start["message"]
+    assert message["content"] == []
+    assert message["stop_reason"] is None
+    written = ""
+    for event in middle:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append(event["content_block"])
+            written = ""
+            continue
+        assert event["index"] == len(message["content"]) - 1
+        block = message["content"][-1]
+        if event["type"] == "content_block_stop":
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(written)
+            continue
+        told = dict(event["delta"])
+        kind = told.pop("type")
+        ((name, text),) = told.items()
+        if kind == "input_json_delta":
+            written += text
+        else:
+            block[name] += text
+    return message | delta["delta"] | {"usage": message["usage"] | delta["usage"]}
+
+
+def test_a_message_says_what_a_chat_does(ask: Ask) -> None:
+    told = asked(ask, PLAIN, None, max_tokens=8, system="be kind")
+    messages = [{"role": "system", "content": "be kind"}, USER]
+    chat = ask(CHAT, PLAIN, None, max_tokens=8, messages=messages).json()
+    text = chat["choices"][0]["message"]["content"]
+    assert told["content"] == [{"type": "text", "text": text}]
+    assert told["stop_reason"] == "max_tokens"
+    assert told["usage"]["output_tokens"] == 8
+    assert told["id"].startswith("msg_")
+
+
+def test_an_end_says_why(ask: Ask) -> None:
+    told = asked(ask, PLAIN, "the fox says hello")
+    assert (told["stop_reason"], told["stop_sequence"]) == ("end_turn", None)
+    told = asked(ask, PLAIN, "the fox says hello", stop_sequences=["none", "says"])
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "says")
+    assert told["content"][0]["text"] == "the fox "
+    told = asked(ask, PLAIN, "the fox <|end|>", stop_sequences=["<|end|>"])
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "<|end|>")
+
+
+def test_thoughts_and_calls_are_blocks_in_order(ask: Ask) -> None:
+    template = THINKING.replace("<s>assistant: ", "<s>assistant: <think>\n")
+    template = template.replace(
+        "{# </think> #}", "{# </think> #}{% if tools %}<tool_call>{% endif %}"
+    )
+    text = f"the fox</think>\n\nI call.\n{CALL}\n{CALL}"
+    told = asked(
+        ask, template, text, tools=[TOOL], thinking={"type": "enabled", "budget_tokens": 9}
+    )
+    use = {"type": "tool_use", "name": "f", "input": {"a": "</tool_call> é"}}
+    assert told["content"] == [
+        {"type": "thinking", "thinking": "the fox", "signature": ""},
+        {"type": "text", "text": "I call."}, use, use,
+    ]  # fmt: skip
+    assert told["stop_reason"] == "tool_use"
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert len(asked(ask, template, text, tools=[TOOL], tool_choice=choice)["content"]) == 3
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "f"}])
+def test_a_call_can_be_forced(ask: Ask, choice: Any) -> None:
+    (block,) = asked(ask, CALLING, None, tools=[TOOL], tool_choice=choice)["content"]
+    assert (block["type"], block["name"]) == ("tool_use", "f")
+    assert block["input"]["a"] in ("p", "q")
+
+
+def test_an_answer_can_follow_a_schema(ask: Ask) -> None:
+    form = {"type": "json_schema", "schema": {"enum": ["red", "blue"]}}
+    told = asked(ask, PLAIN, None, output_config={"format": form})
+    assert json.loads(told["content"][0]["text"]) in ("red", "blue")
+
+
+def test_a_last_message_of_the_assistant_is_continued(ask: Ask) -> None:
+    said = {"role": "assistant", "content": "the quick "}
+    told = asked(ask, PLAIN, None, messages=[USER, said], max_tokens=6)
+    chat = ask(CHAT, PLAIN, None, messages=[USER, said], max_tokens=6,
+               continue_final_message=True).json()  # fmt: skip
+    assert told["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+
+
+HISTORY = [
+    {"role": "user", "content": [{"type": "text", "text": "go"}, {"type": "text", "text": "on"}]},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "so", "signature": "x"}, {"type": "text", "text": "ok"},
+        {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "p"}},
+        {"type": "tool_use", "id": "t2", "name": "f", "input": {}}]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "t1", "content": "one"},
+        {"type": "tool_result", "tool_use_id": "t2", "is_error": True,
+         "content": [{"type": "text", "text": "two"}], "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "more"}]},
+]  # fmt: skip
+
+
+def test_a_history_is_the_chats(ask: Ask) -> None:
+    chat = [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": "go\non"},
+        {"role": "assistant", "content": "ok", "reasoning_content": "so", "tool_calls": [
+            {"id": name, "type": "function", "function": {"name": "f", "arguments": text}}
+            for name, text in (("t1", '{"a": "p"}'), ("t2", "{}"))]},
+        {"role": "tool", "content": "one", "tool_call_id": "t1"},
+        {"role": "tool", "content": "two", "tool_call_id": "t2"},
+        {"role": "user", "content": "more"},
+    ]  # fmt: skip
+    system = [{"type": "text", "text": text} for text in "ab"]
+    told = asked(ask, SHOWING, "x", messages=HISTORY, system=system, tools=[TOOL])
+    used = ask(CHAT, SHOWING, "x", messages=chat, tools=[{"type": "function", "function": {
+        "name": "f", "parameters": TOOL["input_schema"]}}]).json()["usage"]  # fmt: skip
+    assert sum(map(told["usage"].get, _INPUT)) == used["prompt_tokens"]
+    counted = ask(COUNT, SHOWING, "x", messages=HISTORY, system=system, tools=[TOOL]).json()
+    assert counted == {"input_tokens": used["prompt_tokens"]}
+
+
+def test_what_is_ignored_is_named(ask: Ask) -> None:
+    odd = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "so"}]
+    named = ask(
+        MESSAGES, PLAIN, "x", max_tokens=5, mcp_servers=[], thinking={"type": "enabled"},
+        messages=[USER, {"role": "assistant", "content": odd}, USER],
+        tools=[{"type": "web_search_20250305", "name": "web_search"}],
+    ).headers["warning"]  # fmt: skip
+    for told in ("'mcp_servers'", "thinking", "redacted_thinking", "tools[0]"):
+        assert told in named
+    assert "warning" not in ask(MESSAGES, PLAIN, "x", max_tokens=5, messages=[USER],
+                                metadata={"user_id": "1"}).headers  # fmt: skip
+
+
+def test_errors_have_anthropics_shape() -> None:
+    with client_of(api_of(keys=("secret",))) as client:
+
+        def told(path: str = MESSAGES, key: str = "secret", **body: Any) -> tuple[int, str, str]:
+            sent = {"max_tokens": 5, "messages": [USER]} | body
+            response = client.post(path, json=sent, headers={"x-api-key": key})
+            error = response.json()
+            assert error["type"] == "error"
+            return response.status_code, error["error"]["type"], error["error"]["message"]
+
+        assert told(key="wrong")[:2] == (401, "authentication_error")
+        assert told(model="other")[:2] == (404, "not_found_error")
+        assert told(max_tokens=None)[:2] == (400, "invalid_request_error")
+        assert "max_tokens" in told(max_tokens=5000)[2]
+        assert told(COUNT, model="other")[:2] == (404, "not_found_error")
+        for more, why in (
+            ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+             "text only"),
+            ({"messages": [{"role": "user", "content": []}]}, "messages[0] needs content"),
+            ({"messages": []}, "messages"), ({"temperature": 1.5}, "temperature"),
+            ({"stop_sequences": [""]}, "stop_sequences"),
+            ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
+            ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "no tool 'g'"),
+        ):  # fmt: skip
+            status, kind, message = told(**more)
+            assert (status, kind) == (400, "invalid_request_error")
+            assert why in message, message
+        headers = {"authorization": "Bearer secret"}
+        body = {"max_tokens": 2, "messages": [USER]}
+        assert client.post(MESSAGES, json=body, headers=headers).status_code == 200
