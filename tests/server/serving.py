@@ -25,7 +25,7 @@ import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
-from draftsmith.server.app import create_app
+from draftsmith.server.app import application
 from draftsmith.server.keys import Keys
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
@@ -53,7 +53,7 @@ def api_of(made: Engine | None = None, keys: tuple[str, ...] = (), **settings: A
 
 @contextmanager
 def client_of(api: Api | None = None) -> Iterator[TestClient]:
-    with TestClient(create_app(api or api_of())) as client:
+    with TestClient(application(api or api_of())) as client:
         yield client
 
 

@@ -21,7 +21,7 @@ try:
     from sse_starlette.sse import AppStatus
 
     from draftsmith.server.api import Api
-    from draftsmith.server.app import create_app
+    from draftsmith.server.app import application
     from draftsmith.server.keys import Keys
     from draftsmith.server.run import LOGGING
 except ModuleNotFoundError as error:
@@ -78,7 +78,7 @@ class Replica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Ray Serve asks for it once, and starts it."""
         AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
-        return create_app(self._api)
+        return application(self._api)
 
     def check_health(self) -> None:
         """Raise where Ray Serve should put another replica in this one's place."""

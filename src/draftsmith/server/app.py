@@ -55,7 +55,7 @@ class BodyLimit:
         await self._app(scope, counted, send)
 
 
-def create_app(api: Api) -> FastAPI:
+def application(api: Api) -> FastAPI:
     """The ASGI application; while it runs, a thread of its own drives the engine."""
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ from sse_starlette.sse import AppStatus
 
 from draftsmith.errors import OptionError, first_line
 from draftsmith.server.api import Api
-from draftsmith.server.app import create_app
+from draftsmith.server.app import application
 from draftsmith.server.settings import Settings
 
 _LAST = 5
@@ -103,7 +103,7 @@ def server(api: Api) -> Draining:
     # Streams end by themselves, or when their calls are ended; not because a signal came.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     config = uvicorn.Config(
-        create_app(api),
+        application(api),
         host=settings.host,
         port=settings.port,
         access_log=False,
