@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, loaded, stream_of
+from serving import Ask, api_of, client_of, events, loaded, stream_of
 from starlette.testclient import TestClient
 
 import tiny
+from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.jobs import Piece
 from draftsmith.model.load import load
@@ -321,3 +323,60 @@ def test_what_a_response_cannot_be_is_refused(client: TestClient, more: dict[str
     response = client.post("/v1/responses", json={"input": "hello"} | more)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
+
+
+PATCH = {"type": "custom", "name": "patch", "description": "Patches.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}}  # fmt: skip
+CALLING = "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
+
+
+def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
+    given = '*** é "a"\n\\ </tool_call>'
+    call = json.dumps({"name": "patch", "arguments": {"input": given}}, ensure_ascii=False)
+    answer = f"So.\n<tool_call>{call}</tool_call>"
+    body = {"input": "hello", "tools": [PATCH], "max_output_tokens": 300}
+    told = ask("/v1/responses", CALLING, answer, **body)
+    assert "warning" not in told.headers
+    message, item = told.json()["output"]
+    assert message["content"][0]["text"] == "So."
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", given)
+    streamed = stream_of(ask("/v1/responses", CALLING, answer, stream=True, **body))
+    kinds = [event["type"].partition(".")[2] for event in streamed]
+    assert kinds[-5:] == [
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done",
+        "output_item.done", "completed",
+    ]  # fmt: skip
+    done = [event["item"] for event in streamed if event["type"].endswith("output_item.done")]
+    assert done == streamed[-1]["response"]["output"]
+    about = [event for event in streamed if "item_id" in event or "item" in event]
+    ids = [event.get("item_id") or event["item"]["id"] for event in about]
+    assert set(ids) == {item["id"] for item in done}
+    assert done[1]["input"] == given
+    output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
+    again = ask(
+        "/v1/responses", CALLING, "so", **body | {"input": [*told.json()["output"], output]}
+    )
+    assert again.json()["output"][0]["content"][0]["text"] == "so"
+    forced = {"tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": 40}
+    (item,) = ask("/v1/responses", CALLING, None, **body | forced).json()["output"]
+    assert item["type"] in ("custom_tool_call", "message")  # whose text may be cut
+
+
+def test_an_operator_may_choose_the_format() -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = CALLING
+    made = Engine(load(loaded().model, tokenizer))
+    text = "[look_up(x='p')]"
+    body = ASK | {"max_tokens": 60}
+    for family, found in (("pythonic", True), (None, False)):
+        api = api_of(made, tool_format=family)
+        prepare, grammar = api.engine.prepare, Grammar.regex(re.escape(text))
+
+        def says(options: Any, began: Any = None, prepare: Any = prepare, to: Any = grammar) -> Any:
+            return prepare({**options, "grammar": to}, began)
+
+        with client_of(api) as client, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(api.engine, "prepare", says)
+            message = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert bool(message.get("tool_calls")) == found
+        assert message["content"] == (None if found else text)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from draftsmith.server.calls.as_channels import FINAL
+from draftsmith.server.calls.declared import declared, declares
 from draftsmith.server.calls.formats import FORMATS, family_of, shows_tools
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.reader import Reader
@@ -16,7 +18,7 @@ from draftsmith.server.schema import ChatRequest
 from draftsmith.server.tools import USUAL, described, forced_call, name_of
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
-from draftsmith.text.tokenizer import OPENING, continues
+from draftsmith.text.tokenizer import OPENING, continues, decode
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class Chat:
     """Whether the answer is one call in JSON."""
     goes_on: bool = False
     """Whether the last message is continued."""
+    own: bool = False
+    """Whether transformers reads the answers: the tokenizer declares a format that no row has."""
 
     @classmethod
     def of(cls, body: ChatRequest, tokenizer: Any, family: str | None, ignored: Ignored) -> Chat:
@@ -67,6 +71,11 @@ class Chat:
 
     def reader(self, tokenizer: Any, markers: Mapping[int, str], prompt: Sequence[int]) -> Reader:
         """What reads an answer to a prompt, which may have begun the thoughts or the answer."""
+        if self.own:
+            text = decode(tokenizer, prompt, special=True)
+            tools = self.template.get("tools", [])
+            own = partial(declared, tokenizer=tokenizer, prompt=text, tools=tools)
+            return Reader(None, self.tools, markers, forced=self.forced, own=own)
         thoughts, family, written = self.thoughts, self.family, ""
         if family is not None and FORMATS[family].thinks:
             written = FINAL if self.goes_on else ""
@@ -103,7 +112,8 @@ class Chat:
             raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
         given, taught = [tool.model_dump() for tool in tools], family_of(tokenizer)
         family = family or taught
-        if shows_tools(tokenizer) and (family or not given):
+        self.own = family is None and declares(tokenizer)
+        if shows_tools(tokenizer) and (family or self.own or not given):
             self.template |= {"tools": given} if given else {}
         else:
             if given:
@@ -115,7 +125,7 @@ class Chat:
             self.family = taught
         if not tools:
             return
-        self.family = family or USUAL
+        self.family = None if self.own else family or USUAL
         self.tools = {name_of(tool): tool.function.get("parameters") for tool in tools}
         forced = forced_call(tools, body)
         if forced is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from draftsmith.engine.jobs import Piece
 from draftsmith.server.calls.formats import FORMATS, Format
@@ -32,12 +32,14 @@ class Reader:
         written: str = "",
         *,
         forced: bool = False,
+        own: Callable[[Source], Parser[None]] | None = None,
     ) -> None:
         """Without a family and thoughts everything is said.
 
         `tools`: names of the tools, or a mapping from these to JSON schemas of their parameters.
         `markers`: tags that no text shows, by token. `written`: what the prompt has of the answer.
-        `forced`: whether the answer is one call in JSON, after its thoughts.
+        `forced`: whether the answer is one call in JSON, after its thoughts. `own`: what reads an
+        answer whose format is no family's.
         """
         known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
         form = None if family is None else FORMATS[family]
@@ -49,7 +51,9 @@ class Reader:
         tags += () if thoughts is None else (thoughts.begin, thoughts.end)
         self._markers = {i: tag for i, tag in (markers or {}).items() if tag in tags}
         self._source = Source(known, written)
-        self._parser: Parser[None] = _answer(self._source, form, thoughts)
+        if own is not None:
+            self._markers = dict(markers or {})
+        self._parser = _answer(self._source, form, thoughts) if own is None else own(self._source)
         self._go_on()
 
     @property

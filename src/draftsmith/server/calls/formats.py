@@ -9,6 +9,7 @@ from typing import Any
 from draftsmith.server.calls import as_channels, as_json
 from draftsmith.server.calls.as_python import pythonic
 from draftsmith.server.calls.as_tags import Tags
+from draftsmith.server.calls.declared import declares
 from draftsmith.server.calls.source import CallParser
 from draftsmith.text.thoughts import Thoughts
 
@@ -115,6 +116,8 @@ def markers_of(tokenizer: Any) -> dict[int, str]:
         if not about.special
     }  # fmt: skip
     tags = {tag for row in FORMATS.values() for tag in (*row.marks, *row.inside)}
+    if declares(tokenizer):
+        tags |= added.keys() - {tokenizer.eos_token}
     thoughts = Thoughts.of(tokenizer)
     tags |= set() if thoughts is None else {thoughts.begin, thoughts.end}
     return {added[tag]: tag for tag in tags if tag in added and added[tag] not in shown}

@@ -1,0 +1,63 @@
+"""Answers whose format the tokenizer itself declares: transformers' response templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from draftsmith.server.calls.source import Call, Parser, Source
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What response templates call the thoughts."""
+
+
+def declares(tokenizer: Any) -> bool:
+    """Return whether transformers can parse the answers of a tokenizer's model."""
+    return getattr(tokenizer, "response_template", None) is not None
+
+
+def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) -> Parser[None]:
+    """Read a whole answer to a prompt; what transformers cannot parse is told as text."""
+    parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools))
+    field, body = "", ""
+    for event in parser.initial_events:
+        field = event["field"] if event["type"] != "region_close" else ""
+    read = 0
+    while True:
+        source.thinking = field in THOUGHTS
+        new, ended, read = source.text[read:], source.ended, len(source.text)
+        try:
+            events = parser.feed(new)
+            events += parser.finalize()[1] if ended else []
+        except ValueError:  # what is left is no call, and nothing else can be made of it
+            break
+        for event in events:
+            field = event["field"]
+            if event["type"] == "region_chunk" and event["dirty"]:
+                body += event["text"]
+            elif event["type"] == "region_chunk":
+                source.at = source.text.index(event["text"], source.at)
+                source.tell(source.at + len(event["text"]), thought=field in THOUGHTS)
+            elif event["type"] == "region_close":
+                if field == "tool_calls":
+                    value = event["value"]
+                    source.parts += map(_call, value if isinstance(value, list) else [value])
+                    source.at = source.text.index(body, source.at) + len(body)
+                field = body = ""
+        if ended:
+            return
+        yield
+    while not source.ended:
+        source.tell(len(source.text))
+        yield
+    source.tell(len(source.text))
+
+
+def _call(made: Any) -> Call:
+    function = made.get("function", made)
+    given = function.get("arguments", {})
+    return Call(
+        str(function.get("name")),
+        given if isinstance(given, str) else json.dumps(given, ensure_ascii=False),
+    )

@@ -1,0 +1,91 @@
+"""Formats that no table has and the tokenizer declares: transformers parses them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from serving import Ask, events
+
+import tiny
+from draftsmith.engine.jobs import Piece
+from draftsmith.server.calls.declared import declared
+from draftsmith.server.calls.source import Call, Said
+from draftsmith.server.reader import Reader
+
+TOKENIZER = copy.deepcopy(tiny.tokenizer())
+if not hasattr(TOKENIZER, "get_response_parser"):
+    pytest.skip("this transformers has no response templates", allow_module_level=True)
+
+FORMAT = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "assistant: ",
+    "fields": {
+        "reasoning_content": {"open": "((", "close": "))", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*@call:(?P<name>\w+)", "close": "@end", "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {
+                "name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": "@stop", "content": "text"},
+    },
+}  # fmt: skip
+TOKENIZER.response_template = FORMAT
+
+
+def read(prompt: str, parts: list[str]) -> tuple[str, str, list[Any]]:
+    own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, prompt, [])  # noqa: E731
+    reader = Reader(tools={"f": None}, own=own)
+    found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
+    found += reader.end()
+    said = [part for part in found if isinstance(part, Said)]
+    calls = [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)]
+    thought = "".join(part.text for part in said if part.thought)
+    return thought, "".join(part.text for part in said if not part.thought), calls
+
+
+@pytest.mark.parametrize(("prompt", "text", "expected"), [
+    ("", "((so))hello", ("so", "hello", [])),
+    ("assistant: ((", "so))hello", ("so", "hello", [])),
+    ("", 'I call.@call:f{"a": "é"}@end@call:f{}@end',
+     ("", "I call.", [("f", {"a": "é"}), ("f", {})])),
+    ("", '@call:f{"a": 1}@end and more', ("", " and more", [("f", {"a": 1})])),
+    ("", "so @call:f{no}@end more", None), ("", "so @call:f{", None), ("", "", ("", "", [])),
+])  # fmt: skip
+def test_transformers_finds_thoughts_text_and_calls_in_any_parts(
+    prompt: str, text: str, expected: Any
+) -> None:
+    for size in (1, 2, 3, 7, 100):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        told = read(prompt, parts)
+        if expected is None:  # what cannot be parsed loses nothing that is no tag
+            assert told[2] == []
+            assert told[1].replace(" ", "").endswith(text.partition("f")[2].replace(" ", ""))
+            assert told[1].startswith("so")
+        else:
+            assert told == expected, size
+
+
+def test_a_tokenizer_s_own_format_is_served(ask: Ask, tagged: Any) -> None:
+    template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + tiny.TEMPLATE
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {"messages": [{"role": "user", "content": "hello"}], "tools": tools, "max_tokens": 99}
+    answer = '((so))I call.@call:f{"a": "é"}@end'
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tagged.model.tokenizer, "response_template", FORMAT, raising=False)
+        response = ask("/v1/chat/completions", template, answer, **body)
+        message = response.json()["choices"][0]["message"]
+        chunks = events(ask("/v1/chat/completions", template, answer, stream=True, **body))
+        plain = ask("/v1/chat/completions", template, "so", **body | {"tools": None}).json()
+    assert "warning" not in response.headers
+    assert (message["reasoning_content"], message["content"]) == ("so", "I call.")
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "é"}'}
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "I call."
+    (call,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert call["function"]["name"] == "f"
+    assert plain["choices"][0]["message"]["content"] == "so"
