@@ -46,7 +46,7 @@ again = client.messages.create(**ask | {"messages": history})
 told["after the call: message"] = "".join(block.text for block in again.content)
 
 told["anthropic errors"] = []
-for wrong in ({"model": "other"}, {"temperature": 9}):
+for wrong in ({"model": "other"}, {"extra_body": {"temperature": 9}}):
     try:
         client.messages.create(**ask | wrong)
     except anthropic.APIStatusError as error:
