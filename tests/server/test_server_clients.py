@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Served
+from serving import Served, api_of, listening, loaded
 from tests.environments import environment
 
+import tiny
 from draftsmith import builtin
 from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
 from draftsmith.text.grammar import Grammar
 
 pytestmark = pytest.mark.external
@@ -167,3 +171,57 @@ def test_guidellm_completes_a_benchmark(
     assert {
         one["output_metrics"]["text_tokens"] for one in benchmark["requests"]["successful"]
     } == {12}
+
+
+LAST = "{# </think> #}{% if tools %}<tool_call>{% endif %}{{ messages[-1].content[-400:] }}<s>"
+"""A chat template that shows only what was said last: agents' prompts are long."""
+
+
+@contextmanager
+def saying(*answers: str) -> Iterator[str]:
+    """A server whose model says what it is told to, one answer after the other; its address."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = LAST
+    made = Engine(load(loaded().model, tokenizer))
+    api, left, prepare = api_of(made, max_output=1000), [*answers], made.prepare
+
+    def prepared(options: dict[str, Any], began: float | None = None) -> Any:
+        if "thoughts" in options:
+            grammar = Grammar.lark(f"start: {json.dumps(left.pop(0))}")
+            options = {**options, "thoughts": None, "grammar": grammar}
+        return prepare(options, began)
+
+    with pytest.MonkeyPatch.context() as patch, listening(api) as address:
+        patch.setattr(made, "prepare", prepared)
+        yield address
+    assert not left
+
+
+def called(name: str, **arguments: Any) -> str:
+    call = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>{call}</tool_call>"
+
+
+def test_codex_reads_a_file_and_writes_another(tmp_path: Path) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    home.mkdir()
+    (work / "a.txt").write_text("the quick fox\n")
+    answers = (
+        "<think>I look.</think>I read it." + called("exec_command", cmd="cat a.txt"),
+        called("exec_command", cmd="tr a-z A-Z < a.txt > b.txt"),
+        "It is done.",
+    )
+    with saying(*answers) as address:
+        ours = f'model_providers.ours={{name="ours",base_url="{address}/v1",wire_api="responses"}}'
+        told = run(
+            home, environment("codex") / "node_modules" / ".bin" / "codex", "exec", "--json",
+            "--skip-git-repo-check", "-s", "danger-full-access", "-m", "tiny",
+            "-c", 'model_provider="ours"', "-c", ours, "do it", cwd=work, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    assert (work / "b.txt").read_text() == "THE QUICK FOX\n"
+    done = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    items = [event["item"] for event in done if event["type"] == "item.completed"]
+    texts = [item["text"] for item in items if item["type"] == "agent_message"]
+    assert texts == ["I read it.", "It is done."]
+    assert done[-1]["type"] == "turn.completed"
