@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,12 @@ from starlette.testclient import TestClient
 import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
+from draftsmith.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    ResponsesRequest,
+)
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASK: dict[str, dict[str, Any]] = {
@@ -207,3 +215,40 @@ def test_s5_names_of_any_length_and_alphabet_fit_a_header(tolerant: TestClient) 
     assert len(named) <= 2000
     assert named.isascii()
     assert "\n" not in named
+
+
+# --- the table of all fields ----------------------------------------------------------------------
+
+MESSAGES = "/v1/messages"
+COLUMNS = {CHAT: ChatRequest, TEXT: CompletionRequest, RESPONSES: ResponsesRequest,
+           MESSAGES: MessagesRequest}  # fmt: skip
+
+
+def fields() -> Iterator[tuple[str, str, str]]:
+    """Endpoint, field, and what the page says becomes of it."""
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    table = page.partition("## Every field")[2].partition("\n## ")[0]
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 1 + len(COLUMNS) and "`" in cells[0]:
+            for path, told in zip(COLUMNS, cells[1:], strict=True):
+                for name in re.findall("`([a-z_]+)`", cells[0].partition(":")[0]) if told else ():
+                    yield path, name, told
+
+
+def test_every_field_is_treated_as_the_page_says(client: TestClient) -> None:
+    ask = ASK | {MESSAGES: {"messages": [USER], "max_tokens": 2}}
+    found = list(fields())
+    assert len(found) > 100
+    assert len({(path, name) for path, name, _ in found}) == len(found)
+    for path, name, told in found:
+        read = name in COLUMNS[path].model_fields
+        assert read == (told == "read" or name in ("previous_response_id", "conversation",
+                                                   "background")), (path, name)  # fmt: skip
+        if told == "read":
+            continue
+        value = True if name == "background" else "x"
+        response = client.post(path, json=ask[path] | {name: value})
+        assert response.status_code == (400 if told == "refused" else 200), (path, name)
+        named = f"'{name}'" in response.headers.get("warning", "")
+        assert named == (told == "named"), (path, name)

@@ -73,10 +73,12 @@ def value_of(rng: random.Random, kind: str, depth: int = 2) -> Any:
 def call_of(rng: random.Random) -> Told:
     name = rng.choice([*TOOLS])
     chosen = [key for key in TOOLS[name]["properties"].items() if rng.random() < 0.7]
-    return name, {
+    given = {
         key: value_of(rng, schema["type"] if isinstance(schema["type"], str) else "string")
         for key, schema in chosen
     }
+    # Without quotes the word for nothing cannot be told from a text of that word.
+    return name, {key: value if value != "null" else "nil" for key, value in given.items()}
 
 
 # --- how models write them ------------------------------------------------------------------------
@@ -217,8 +219,9 @@ def test_s1_no_call_is_lost_or_altered_by_what_its_arguments_hold(name: str) -> 
         calls = [call_of(rng) for _ in range(rng.randint(1, 3))]
         before = "" if "bare" in name else rng.choice(["", "I will do that.", "two\n\nparts"])
         gap = rng.choice(["", "\n"]) if before else ""
-        text = before + gap + write(rng, calls)
-        expected = before, calls
+        after = "" if "bare" in name else rng.choice(["", "\n\nThat was it."])
+        text = before + gap + write(rng, calls) + after
+        expected = before + after, calls
         assert read(family, [text]) == expected, text
         assert read(family, split(rng, text)) == expected, text
         done += len(calls)
@@ -368,6 +371,30 @@ def served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     with client_of(api) as client:
         yield ask
+
+
+TAUGHT = {
+    "hermes": "<tool_call>", "qwen3-coder": "<parameter=", "glm": "<arg_key>",
+    "deepseek": "<｜tool▁calls▁begin｜>", "mistral": "[AVAILABLE_TOOLS]",
+    "granite": "<|tool_call|>", "phi4": "<|/tool_call|>", "pythonic": "[func_name1(",
+    "llama": "parameters", "harmony": "<|channel|>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_s1_drafts_change_no_call(served: Callable[..., Any], name: str) -> None:
+    family, write = WRITERS[name]
+    rng = random.Random(f"drafts of {name}")
+    calls = [("add", {"a": text_of(rng, 3), "count": 3}), ("get.now", {})]
+    text = write(rng, calls)
+    found = []
+    for more in ({"drafter": "none"}, {}, {"prediction": {"type": "content", "content": text}}):
+        message = served(TAUGHT[family], Grammar.lark(f"start: {json.dumps(text)}"), **more).json()
+        (choice,) = message["choices"]
+        functions = [call["function"] for call in choice["message"]["tool_calls"]]
+        found.append([(one["name"], json.loads(one["arguments"])) for one in functions])
+        assert choice["message"]["content"] is None
+    assert found == [calls] * 3
 
 
 def test_markers_are_the_tags_that_no_text_shows(engine: Engine) -> None:

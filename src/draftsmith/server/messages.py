@@ -221,6 +221,8 @@ class Reply:
             last = self._answer.spell(choice.result.tokens[-1]).decode(errors="replace")
             stop = last if last in stops else None  # a special token, which no text shows
         why = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason or "", "end_turn")
+        if choice.result is not None and len(choice.result.tokens) < self._body.max_tokens:
+            why = "model_context_window_exceeded" if reason == "length" else why
         return {"stop_reason": why if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _usage(self) -> dict[str, Any]:

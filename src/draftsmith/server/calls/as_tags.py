@@ -142,7 +142,7 @@ def typed(text: str, key: str, schema: Any) -> Any:
     Where the schema leaves it open, text that is JSON, or a constant of Python, is that value.
     """
     kinds = _kinds(_properties(schema).get(key), schema)
-    if kinds == {"string"}:
+    if kinds == {"string"} or ("string" in kinds and text != text.strip()):
         return text
     try:
         value = json.loads(text, parse_constant=_refuse)
