@@ -12,7 +12,7 @@ from typing import Any
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
-from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.calls.source import Call, Part, Said, add
 from draftsmith.server.echo import Echo
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
@@ -99,7 +99,8 @@ class Choice(Delta):
                 delta.parts.insert(0, Said(self.echo.text))
                 delta.logprobs = [*self.echo.logprobs, *delta.logprobs]
                 delta.offsets, self.echoed = [*self.echo.offsets, *delta.offsets], True
-        self.parts += delta.parts
+        for part in delta.parts:
+            add(self.parts, part)
         self.logprobs += delta.logprobs
         self.sources += delta.sources
         self.drafts += delta.drafts

@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from draftsmith.text.tokenizer import overlap
@@ -46,6 +46,15 @@ class Said:
 Part = Said | Call
 
 
+def add(parts: list[Part], part: Part) -> None:
+    """Add a part to others: texts that follow one another are one."""
+    last = parts[-1] if parts else None
+    if isinstance(part, Said) and isinstance(last, Said) and last.thought == part.thought:
+        last.text += part.text
+    else:
+        parts.append(replace(part))
+
+
 @dataclass(slots=True)
 class Source:
     """An answer's text as far as it came, and where its parser stands."""
@@ -66,11 +75,8 @@ class Source:
     def tell(self, end: int, *, thought: bool = False) -> None:
         """Add the text up to a place to the parts, and go there."""
         text, self.at = self.text[self.at : end], end
-        last = self.parts[-1] if self.parts else None
-        if isinstance(last, Said) and last.thought == thought:
-            last.text += text
-        elif text:
-            self.parts.append(Said(text, thought))
+        if text:
+            add(self.parts, Said(text, thought))
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
