@@ -37,6 +37,7 @@ PACKAGES = {
     ),
     "openai-3": ("openai==3.54.0",),
     "anthropic": ("anthropic==2.14.0",),
+    "aider": ("aider-chat==0.86.2",),
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
     "node": ("openai@7.57.0",),
     "codex": ("@openai/codex@0.169.0",),

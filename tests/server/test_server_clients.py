@@ -225,3 +225,32 @@ def test_codex_reads_a_file_and_writes_another(tmp_path: Path) -> None:
     texts = [item["text"] for item in items if item["type"] == "agent_message"]
     assert texts == ["I read it.", "It is done."]
     assert done[-1]["type"] == "turn.completed"
+
+
+EDIT = """<think>I simplify it.</think>a.py
+```python
+<<<<<<< SEARCH
+    total = a + b
+    return total
+=======
+    return a + b
+>>>>>>> REPLACE
+```
+"""
+
+
+def test_aider_edits_a_file(tmp_path: Path) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    home.mkdir()
+    (work / "a.py").write_text("def add(a, b):\n    total = a + b\n    return total\n")
+    with saying(EDIT) as address:
+        told = run(
+            home, environment("aider") / "bin" / "aider", "--model", "openai/tiny",
+            "--openai-api-base", f"{address}/v1", "--openai-api-key", "none", "--no-git",
+            "--yes-always", "--edit-format", "diff", "--no-show-model-warnings",
+            "--no-check-update", "--analytics-disable", "--map-tokens", "0",
+            "--message", "simplify it", "a.py", cwd=work, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    assert (work / "a.py").read_text() == "def add(a, b):\n    return a + b\n"
+    assert told.index("THINKING") < told.index("I simplify it.") < told.index("ANSWER")
