@@ -168,6 +168,8 @@ def test_a_history_is_the_chats(ask: Ask) -> None:
     used = ask(CHAT, SHOWING, "x", messages=chat, tools=[{"type": "function", "function": {
         "name": "f", "parameters": TOOL["input_schema"]}}]).json()["usage"]  # fmt: skip
     assert sum(map(told["usage"].get, _INPUT)) == used["prompt_tokens"]
+    named = ask(MESSAGES, SHOWING, "x", messages=HISTORY, max_tokens=5).headers["warning"]
+    assert "is_error of messages[2]" in named
     counted = ask(COUNT, SHOWING, "x", messages=HISTORY, system=system, tools=[TOOL]).json()
     assert counted == {"input_tokens": used["prompt_tokens"]}
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, idle, until
+from serving import api_of, client_of, events, idle, stream_of, until
 from starlette.testclient import TestClient
 
 import tiny
@@ -20,10 +20,12 @@ from draftsmith.server.api import Api
 from draftsmith.testing import Scripted
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 ASK: dict[str, Any] = {
     CHAT: {"messages": [{"role": "user", "content": "the quick brown fox"}]},
     TEXT: {"prompt": "the quick brown fox", "ignore_eos": True},
     RESPONSES: {"input": "the quick brown fox"},
+    MESSAGES: {"messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": 60},
 }
 
 
@@ -40,16 +42,27 @@ def asking(engine: Engine, **settings: Any) -> Iterator[tuple[TestClient, Api]]:
         yield client, api
 
 
+def anthropic(body: dict[str, Any]) -> dict[str, Any]:
+    """An error in Anthropic's shape, with what OpenAI's calls it."""
+    assert body["type"] == "error"
+    codes = {"api_error": "internal_error"}
+    return {"message": body["error"]["message"], "code": codes.get(body["error"]["type"])}
+
+
 def told(client: TestClient, path: str, stream: bool) -> dict[str, Any]:
     """The error that an answer ends with, in an event where it is streamed."""
     answer = client.post(path, json=ASK[path] | {"stream": stream})
     if not stream or answer.status_code != 200:
         assert answer.status_code >= 400
         found: dict[str, Any] = answer.json()["error"]
-        return found
+        return found if path != MESSAGES else anthropic(answer.json())
     if path == RESPONSES:
         assert "event: response.failed" in answer.text
         return {"message": answer.text, "code": "internal_error"}
+    if path == MESSAGES:
+        last = stream_of(answer)[-1]
+        assert last["type"] == "error"
+        return anthropic(last)
     error: dict[str, Any] = events(answer)[-1]["error"]
     return error
 

@@ -142,9 +142,13 @@ class Api:
         top = (body.top_logprobs or 0) if body.logprobs else None
         more = chat.options | predicted(body)
         call = await self._begin(body, [chat.messages], salt, more, chat.grammar, top, request)
-        reader = partial(chat.reader, self.tokenizer, self.markers, call.prompt)
-        most = None if body.parallel_tool_calls else 1
-        choices = [Choice(reader=reader(), most_calls=most) for _ in range(body.n)]
+        try:
+            reader = partial(chat.reader, self.tokenizer, self.markers, call.prompt)
+            most = None if body.parallel_tool_calls else 1
+            choices = [Choice(reader=reader(), most_calls=most) for _ in range(body.n)]
+        except BaseException:
+            call.close()
+            raise
         thinks = chat.thoughts is not None
         return call, self._answer(body, choices, logprobs=body.logprobs, thinks=thinks)
 

@@ -116,6 +116,8 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
         if kind == "tool_result":
             found = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
             told.append(found | {"content": block.get("content") or ""})
+            if block.get("is_error"):
+                ignored.add(f"is_error of messages[{number}] was ignored: no chat template has it")
         elif kind == "tool_use":
             arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
             function = {"name": block.get("name"), "arguments": arguments}

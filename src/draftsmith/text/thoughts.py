@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from draftsmith.core.sampling import without
+from draftsmith.errors import OptionError
 from draftsmith.text.tokenizer import StreamDecoder, decode, encode, overlap
 from draftsmith.text.vocab import Vocabulary
 from draftsmith.values import number
@@ -104,6 +105,11 @@ class ThinkingState:
         )
         self._answer = len(ids) if never else None
         self._closing = encode(tokenizer, thoughts.closing)
+        if thoughts.end not in decode(tokenizer, self._closing, special=True):
+            raise OptionError(
+                f"this tokenizer cannot write {thoughts.end!r}, which ends thoughts; leave out "
+                "their limit and the grammar"
+            )
         self._written: int | None = None
         """How many tokens of `closing` were written, once the limit is reached."""
         self._past: dict[str, list[int]] = {}
