@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import sys
+from typing import NamedTuple
+from unittest import mock
 
-from typer.testing import CliRunner
-
-from draftsmith.cli import app
+from draftsmith import cli
 
 
-def call(*args: object, stdin: str | bytes | None = None) -> Any:
-    """What a command did: exit_code, stdout, stderr."""
-    return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
+class Ended(NamedTuple):
+    """What a command did."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+def call(*args: object, stdin: str | bytes | None = None) -> Ended:
+    """Run a command; raises what is a bug."""
+    given = stdin.encode() if isinstance(stdin, str) else stdin or b""
+    streams = [io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") for data in (given, b"", b"")]
+    names = ("stdin", "stdout", "stderr")
+    with mock.patch.multiple(sys, **dict(zip(names, streams, strict=True))):
+        code = cli.call([str(arg) for arg in args])
+        for stream in streams[1:]:
+            stream.flush()
+    stdout, stderr = (stream.buffer.getvalue().decode() for stream in streams[1:])  # type: ignore[attr-defined]
+    return Ended(code, stdout, stderr)
 
 
 def fails(code: int, *args: object, stdin: str | bytes | None = None) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tiny
-from draftsmith.cli import app
+from command import call as run_command
 from draftsmith.cli import run as cli_run
 from draftsmith.cli.attribution_page import Answer, page
 from draftsmith.engine.attribution import Copy, Span
@@ -52,7 +51,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def call(model: str, *args: str) -> Any:
     common = ["run", "-m", model, PROMPT, "--raw", "--max-new-tokens", "24", "--budget", "8"]
-    return CliRunner().invoke(app, [*common, *args])
+    return run_command(*common, *args)
 
 
 def test_plain_markers(model: str) -> None:

@@ -20,8 +20,8 @@ from draftsmith.lab.bench.arms import Ours, parse_arm
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.run import RunPlan
 from draftsmith.lab.bench.settings import settings
-from draftsmith.lab.corpus.build import CorpusPlan
 from draftsmith.lab.corpus.build import build as build_corpus
+from draftsmith.lab.corpus.plan import CorpusPlan
 from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune.copyspec import answers
 from draftsmith.model.fingerprint import fingerprint, state

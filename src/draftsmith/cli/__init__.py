@@ -4,55 +4,88 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import warnings
-from typing import Annotated, Any
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NoReturn
 
-import typer
-
-import draftsmith
-from draftsmith.cli.commands import known
-from draftsmith.cli.report import Reporting
-
-
-class Commands(Reporting):
-    """All installed commands, of which only the one that is called is imported."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings | {"commands": known()})
-
-
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Token,
+    UnknownOptionError,
+    ValidationError,
 )
+from cyclopts.exceptions import UnusedCliTokensError
+
+from draftsmith.cli.commands import application
+from draftsmith.cli.options import UNKNOWN
+from draftsmith.cli.report import BAD_INPUT, ending, show_error
+from draftsmith.errors import OptionError
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"draftsmith {draftsmith.__version__}")
-        raise typer.Exit
+def call(words: Sequence[str]) -> int:
+    """Run a command line; return its exit code."""
+    app = None
+    try:
+        _check_text(words)
+        app = application(words)
+        command, given, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+        return command(*given.args, **given.kwargs) or 0
+    except CycloptsError as error:
+        show_error(_explained(error))
+        return BAD_INPUT
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OptionError) and app is not None:
+            error.args = (_as_typed(str(error), app, words),)
+        return ending(error)
 
 
-@app.callback()
-def _top(
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
-    ] = False,
-) -> None:
-    """Speculative decoding for Hugging Face models: faster answers, the same answers.
-
-    [bold]Start with[/bold]  draftsmith demo
-    """
+def _check_text(words: Sequence[str]) -> None:
+    """Raise OptionError for a word that is not UTF-8, unless it names a file."""
+    for before, word in pairwise(["", *words]):
+        foreign = re.search("[\ud800-\udfff]", word)
+        if foreign and not os.path.exists(word):
+            name = before if before.startswith("-") else "an argument"
+            raise OptionError(f"{name} is not UTF-8 text, from character {foreign.start() + 1} on")
 
 
-def main(args: list[str] | None = None) -> Any:
-    """Run the command line; exits with 0, 1 (generation failed), 2 (bad input), 130 (Ctrl-C) or 141
-    (nobody reads any more).
-    """
+def _explained(error: CycloptsError) -> str:
+    """Return what was wrong on a command line, beginning with the name of an option."""
+    argument = error.argument
+    if isinstance(error, UnusedCliTokensError):
+        return f"unexpected argument {(error.unused_tokens or [''])[0]!r}; see --help"
+    label = "" if argument is None else argument.name.lstrip("-").upper()
+    if isinstance(error, MissingArgumentError) and argument is not None and not error.keyword:
+        return f"{argument.name if argument.index is None else label} is missing; see --help"
+    if isinstance(error, ValidationError) and argument is not None:
+        token, *_ = argument.tokens
+        if error.exception_message != UNKNOWN:
+            return f"{token.keyword or label} {error.exception_message}"
+        assert error.app is not None
+        known = error.app.assemble_argument_collection()
+        token = Token(keyword=token.value, source="cli")
+        error = UnknownOptionError(token=token, argument_collection=known, verbose=False)
+    text = str(error)
+    return text[:1].lower() + text[1:]
+
+
+def _as_typed(message: str, app: App, words: Sequence[str]) -> str:
+    """Return a message with the options' names as they are typed: --top-k, not top_k."""
+    command = app.parse_commands(words)[1][-1]
+    for argument in command.assemble_argument_collection() if command.default_command else ():
+        name = argument.field_info.name
+        # A drafter's option stands in parentheses, or behind the drafter's name and a colon.
+        pattern = rf"((?<![\w(-])(?<!: ){name}(?==)|\A{name}(?= must))"
+        message = re.sub(pattern, argument.name, message)
+    return message
+
+
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with a code of `report.py`, or 0."""
     # Libraries' advice is for programmers; whoever sets the variables still gets it.
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
@@ -71,4 +104,4 @@ def main(args: list[str] | None = None) -> Any:
     kept = sys.stdout.isatty() or "PYTHONIOENCODING" in os.environ
     if isinstance(sys.stdout, io.TextIOWrapper) and not kept:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
-    return app(args, prog_name="draftsmith")
+    sys.exit(call(sys.argv[1:] if words is None else words))

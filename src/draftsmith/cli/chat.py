@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
 from draftsmith.cli.loading import awaited, load_engine, short
-from draftsmith.cli.options import ModelOptions, OutputOptions, Sampling
+from draftsmith.cli.options import ModelOptions, OptionText, OutputOptions, Sampling
 from draftsmith.cli.render import (
     AnswerPrinter,
     label,
@@ -46,24 +46,23 @@ COMMANDS = ("help", "reset", "stats", "drafter", "save", "quit")
 
 
 def chat(
-    model: ModelOptions,
-    sampling: Sampling,
-    output: OutputOptions,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A system message to begin with.")
-    ] = None,
+    *,
+    model: ModelOptions = ModelOptions(),
+    sampling: Sampling | None = None,
+    output: OutputOptions = OutputOptions(),
+    system: Annotated[OptionText | None, Parameter(help="A system message to begin with.")] = None,
 ) -> None:
     """Talk to a model; cache and drafts are kept from turn to turn.
 
     /help lists what can be typed beside messages.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith chat -m Qwen/Qwen3-0.6B --show-drafts
-
     draftsmith chat --system "Answer in one sentence." --temperature 0.7
     """
-    engine = load_engine(model, sampling)
+    options: dict[str, Any] = {**(sampling or {})}
+    engine = load_engine(model, options)
     if not getattr(engine.model.tokenizer, "chat_template", None):
         raise PromptError(
             f"{short(engine.model.name)} has no chat template, so it cannot chat; "
@@ -75,7 +74,7 @@ def chat(
         f"{label(engine.drafter)}. "
         "/help lists commands, Ctrl-C stops an answer, Ctrl-D quits."
     )
-    Conversation(engine, engine.chat(system, **sampling), output).loop()
+    Conversation(engine, engine.chat(system, **options), output).loop()
 
 
 @contextlib.contextmanager

@@ -1,21 +1,20 @@
 """Which commands there are; each one is imported only when it is called.
 
 The library's are in `draftsmith.cli`. All others, also those of `draftsmith.lab`, are entry points
-of the group `draftsmith.commands`: a function whose parameters are `Annotated` with typer's options
-or a group of options (`options.py`), or a `typer.Typer` of several commands.
+of the group `draftsmith.commands`: a function or a `cyclopts.App`, named like its entry point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import typer
-from typer.core import TyperCommand
+from cyclopts import App, Group, Parameter
 
-from draftsmith.cli.options import grouped
-from draftsmith.errors import LoadError
+import draftsmith
+from draftsmith.cli import completion
+from draftsmith.errors import LoadError, UnknownName
 
 GROUP = "draftsmith.commands"
 LIBRARY = {
@@ -37,40 +36,69 @@ HELP = LIBRARY | LAB
 """Command → one line of help, in the order of `draftsmith --help`."""
 
 
-class Command(TyperCommand):
-    """A command by its name and one line of help; all else is imported when it is called."""
-
-    def __init__(self, entry: EntryPoint) -> None:
-        super().__init__(entry.name, help=HELP.get(entry.name, f"Provided by {entry.module}."))
-        self.entry = entry
-
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        return self.load().make_context(*args, **extra)
-
-    def load(self) -> Any:
-        """Return the whole command; raises LoadError for an entry point that is broken."""
-        try:
-            found = self.entry.load()
-        except Exception as error:
-            raise LoadError(
-                f"command {self.name!r} ({self.entry.value}) cannot be imported: {error}"
-            ) from error
-        if isinstance(found, typer.Typer):
-            return typer.main.get_group(found)
-        return typer.main.get_command(group("", found))
-
-
-def known() -> dict[str, Command]:
+def known() -> dict[str, EntryPoint]:
     """Return all installed commands by name; an entry point never replaces one of the library."""
     found = {entry.name: entry for entry in sorted(entry_points(group=GROUP))}
     found |= {name: EntryPoint(name, f"draftsmith.cli.{name}:{name}", GROUP) for name in LIBRARY}
-    ordered = [name for name in HELP if name in found]
-    return {name: Command(found[name]) for name in dict.fromkeys([*ordered, *found])}
+    return {name: found[name] for name in [*HELP, *found] if name in found}
 
 
-def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
-    """Return a group of commands, each a function (see above)."""
-    made = typer.Typer(help=about, no_args_is_help=True, add_completion=False)
-    for command in commands:
-        made.command()(grouped(command))
-    return made
+def application(words: Sequence[str] = ()) -> App:
+    """Return the command line, with the command that `words` call imported, and no other.
+
+    Raises UnknownName or LoadError for a command that does not exist or cannot be imported.
+    """
+    app = App(
+        name="draftsmith",
+        help=f"{draftsmith.__doc__}\n\nStart with: draftsmith demo",
+        help_format="plaintext",
+        help_formatter=_wrapped(),
+        version=f"draftsmith {draftsmith.__version__}",
+        default_parameter=Parameter(
+            negative_bool=(), negative_iterable=(), show_default=_shown, allow_repeating=True
+        ),
+    )
+    commands = known()
+    if words and words[0] not in commands and not words[0].startswith("-"):
+        raise UnknownName("command", words[0], commands)
+    for place, (name, entry) in enumerate(commands.items()):
+        if name in words[:1]:
+            app.command(_load(entry), name=name)
+        else:
+            about = HELP.get(name, f"Provided by {entry.module}.")
+            app.command(entry.value, name=name, help=about, sort_key=place)
+    completion.register(app)
+    flags = (Group("Options", sort_key=1),)
+    for flag in ("--help", "--version", *completion.FLAGS):
+        app[flag].group = flags
+    return app
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        raise LoadError(
+            f"command {entry.name!r} ({entry.value}) cannot be imported: {error}"
+        ) from error
+
+
+def _wrapped() -> Any:
+    """Return what prints `--help`, with docstrings wrapped for the terminal, not for the source."""
+    from cyclopts.help import DefaultFormatter
+
+    class Wrapped(DefaultFormatter):
+        def __call__(self, console: Any, options: Any, panel: Any) -> None:
+            for entry in panel.entries:
+                text = str(entry.description.primary_renderable).replace("`", "")
+                entry.description = " ".join(text.split())
+            super().__call__(console, options, panel)
+
+    return Wrapped()
+
+
+def _shown(default: Any) -> str | None:
+    """Return how `--help` shows a default; None for one that needs no words."""
+    if default in (None, False, ()):
+        return None
+    return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import Parameter
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import busy, load_engine, short, waiting
-from draftsmith.cli.options import ModelOptions
+from draftsmith.cli.options import MaxTokens, ModelOptions
 from draftsmith.cli.render import TARGET, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
@@ -38,28 +38,20 @@ _PANEL_LINES = 12
 
 
 def demo(
-    model: ModelOptions,
+    *,
+    model: ModelOptions = ModelOptions(),
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-new-tokens",
-            "--max-tokens",
-            metavar="N",
-            min=1,
-            help="Longest answer.",
-            show_default="160",
-        ),
+        MaxTokens | None, Parameter(help="Longest answer.", show_default="160")
     ] = None,
-) -> None:
+) -> int:
     """Watch a model do a few short jobs: plainly, then with drafts, to the same answers.
 
     A small real model does them where it is installed; the built-in one edits a file. Needs no
     network. The exit code is 1 if two answers differ in float32.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith demo
-
     draftsmith demo --drafter copyspec --dtype float32
     """
     console = stdout()
@@ -80,8 +72,7 @@ def demo(
             table.add_row(title, *figures(plain, drafted))
             asked.append({"role": "assistant", "content": plain.text})
     console.print("", table, sep="\n")
-    if not same and engine.model.dtype_name == "float32":
-        raise typer.Exit(FAILED)
+    return 0 if same or engine.model.dtype_name != "float32" else FAILED
 
 
 def talks(ours: bool) -> list[list[tuple[str, str]]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import busy, load_model, waiting
-from draftsmith.cli.options import Json, MachineOptions, PlaceOptions
+from draftsmith.cli.options import Json, PlaceOptions
 from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import print_json, stdout
 
@@ -28,31 +28,15 @@ _PRICED = (1, 16)
 """Widths of passes whose price is told when they are exact."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExamineOptions(PlaceOptions):
-    """Which model is examined."""
-
-    spelt: ClassVar = {"named": "MODEL"}
-
-    named: str | None = None
-    """The same as --model."""
-
-    def load(self) -> LoadedModel:
-        """The model, as other commands load it."""
-        options = asdict(self)
-        return load_model(named=options.pop("named"), machine=MachineOptions(**options))
-
-
-def doctor(chosen: ExamineOptions, as_json: Json = False) -> None:
+def doctor(place: PlaceOptions = PlaceOptions(), *, as_json: Json = False) -> None:
     """Examine a model on this machine: what works, why not more, what a pass costs.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith doctor
-
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
-    loaded = chosen.load()
+    loaded = load_model(place)
     with waiting("measuring …"):
         record = examine(loaded)
     if as_json:

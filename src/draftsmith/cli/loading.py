@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftsmith import builtin
-from draftsmith.cli.options import Given, MachineOptions, ModelOptions, PlaceOptions
+from draftsmith.cli.options import ModelOptions, PlaceOptions
 from draftsmith.cli.report import note, showing, stderr
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.errors import LoadError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -37,7 +37,7 @@ def short(source: str) -> str:
     return path.resolve().name if path.exists() else source
 
 
-def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine:
+def load_engine(options: ModelOptions, sampling: Mapping[str, Any], **others: Any) -> Engine:
     """The engine for these options; bad ones are refused before anything is loaded.
 
     `others` are handed to `Engine.from_pretrained`.
@@ -60,16 +60,15 @@ def load_engine(options: ModelOptions, sampling: Given, **others: Any) -> Engine
     return engine
 
 
-def load_model(machine: MachineOptions, named: str | None = None) -> LoadedModel:
-    """The model that `--model` or MODEL (`named`) means, with torch's threads set as wanted."""
-    if named is not None and machine.model is not None:
-        raise OptionError("MODEL and --model were both given: choose one")
-    source = resolve(named or machine.model)
+def load_model(machine: PlaceOptions) -> LoadedModel:
+    """The model that `--model` means, with torch's threads set as wanted."""
+    source = resolve(machine.model)
+    how = asdict(machine) | {"model": source}
     with waiting(_loading(source)):
         from draftsmith.model.load import load
 
-        set_threads(machine.threads)
-        loaded = load(source, None, machine.dtype, machine.device, prepack=machine.prepack)
+        set_threads(how.pop("threads", None))
+        loaded = load(**how)
     tell_device(machine, loaded)
     return loaded
 

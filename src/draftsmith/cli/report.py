@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
-from typer.core import TyperGroup
 
 from draftsmith.errors import (
     DraftsmithError,
@@ -35,34 +33,30 @@ STOPPED = "stopped by Ctrl-C"
 _BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError, WriteError)
 
 
-class Reporting(TyperGroup):
-    """The command group; turns known errors, Ctrl-C and a closed pipe into a line and a code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except DraftsmithError as error:
+def ending(error: BaseException) -> int:
+    """Say on stderr why a command failed and return its exit code; raises what is a bug."""
+    match error:
+        case DraftsmithError():
             show_error(str(error))
-            raise typer.Exit(BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED) from error
-        except KeyboardInterrupt as error:
+            return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
+        case KeyboardInterrupt():
             note(STOPPED)
-            raise typer.Exit(INTERRUPTED) from error
-        except BrokenPipeError as error:
+            return INTERRUPTED
+        case BrokenPipeError():
             _drop_stdout()
-            raise typer.Exit(PIPE_CLOSED) from error
-        except OSError as error:  # a full disk behind stdout, say
+            return PIPE_CLOSED
+        case OSError():  # a full disk behind stdout, say
             show_error(str(error))
             _drop_stdout()
-            raise typer.Exit(FAILED) from error
-        except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
-                raise
+            return FAILED
+        case MemoryError() | RuntimeError() if _out_of_memory(error):
             details = (str(error).splitlines() or ["no details"])[0]
             show_error(
                 f"out of memory ({details}); "
                 "try a smaller model, --dtype bfloat16 or a shorter prompt"
             )
-            raise typer.Exit(FAILED) from error
+            return FAILED
+    raise error
 
 
 def _drop_stdout() -> None:
@@ -70,7 +64,7 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _out_of_memory(error: Exception) -> bool:
+def _out_of_memory(error: BaseException) -> bool:
     # By name: importing torch just to compare classes would cost a second.
     kinds = {kind.__name__ for kind in type(error).__mro__}
     named = bool(kinds & {"MemoryError", "OutOfMemoryError"})

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import awaited, load_engine, read_text, short
-from draftsmith.cli.options import Json, ModelOptions, OutputOptions, Sampling
+from draftsmith.cli.options import (
+    Count,
+    Json,
+    ModelOptions,
+    OptionText,
+    OutputOptions,
+    Positional,
+    Sampling,
+    group,
+)
 from draftsmith.cli.render import (
     COLOURS,
     AnswerPrinter,
@@ -34,30 +44,25 @@ if TYPE_CHECKING:
     from draftsmith.engine.result import GenerationResult
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("Prompt", 1)
+@dataclass(frozen=True)
 class PromptOptions:
     """What is asked."""
 
-    panel: ClassVar = "Prompt"
-    spelt: ClassVar = {
-        "prompt": "PROMPT",
-        "file": "--file -f PATH",
-        "n": "-n N",
-    }
-
-    prompt: str | None = None
+    prompt: Positional | None = None
     """The prompt; - reads it from standard input."""
-    file: str | None = None
+    _: KW_ONLY
+    file: Annotated[OptionText | None, Parameter(alias="-f")] = None
     """Read the prompt from a file (- is standard input); goes after PROMPT if both."""
     edit: Path | None = None
     """Edit this file: PROMPT is the instruction, the answer is the new file."""
-    system: str | None = None
+    system: OptionText | None = None
     """A system message."""
     raw: bool = False
     """Continue the text, without a chat template."""
     prediction: Path | None = None
     """A text that the answer will resemble: one more place to copy from."""
-    n: int = 1
+    n: Annotated[Count, Parameter(name="-n")] = 1
     """Answers, sampled with seeds seed, seed+1, …"""
 
     def read(self) -> str:
@@ -110,11 +115,10 @@ class PromptOptions:
         return system + (messages or [{"role": "user", "content": text}])
 
 
+@group("Attribution (which parts of the answer were copied, and from where)", 5)
 @dataclass(frozen=True, kw_only=True)
 class AttributionOptions:
     """Whether and how copies are shown."""
-
-    panel: ClassVar = "Attribution (which parts of the answer were copied, and from where)"
 
     attribute: bool = False
     """Mark copies with their place in prompt and answer, counted in tokens; prints the answer
@@ -133,11 +137,12 @@ class AttributionOptions:
 
 
 def run(
-    prompt: PromptOptions,
-    model: ModelOptions,
-    sampling: Sampling,
-    output: OutputOptions,
-    attribution: AttributionOptions,
+    prompt: PromptOptions = PromptOptions(),
+    *,
+    model: ModelOptions = ModelOptions(),
+    sampling: Sampling | None = None,
+    output: OutputOptions = OutputOptions(),
+    attribution: AttributionOptions = AttributionOptions(),
     as_json: Json = False,
 ) -> None:
     r"""Answer one prompt; the text goes to standard output as it comes.
@@ -146,29 +151,25 @@ def run(
     repeats lines of the file, or has words or code fences around it; the exit code is 0 all the
     same.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith run "What is a list comprehension?"
-
     printf 'def main():\n    config = load("app.json")\n    print(config)\n' > app.py
-
     draftsmith run -m edit-7m --edit app.py "rename config to settings" > new.py
-
     git diff | draftsmith run -m Qwen/Qwen3-0.6B "Write a commit message" -f - --stats
-
     draftsmith run -m ./my-model -d "copyspec(gamma=3)" --show-drafts "…"
-
     draftsmith run -m ./my-model -f report.txt "Summarize this" --attribute-html sources.html
     """
     attribution.check(output.show_drafts)
     text = prompt.read()
     before = None if prompt.edit is None else read_text(str(prompt.edit))
     prediction = before if prompt.prediction is None else read_text(str(prompt.prediction))
-    engine = load_engine(model, sampling)
+    options: dict[str, Any] = {**(sampling or {})}
+    engine = load_engine(model, options)
     if prediction is not None:
-        sampling["prediction"] = prediction
+        options["prediction"] = prediction
     if before is not None:
-        sampling.setdefault("max_new_tokens", room_for_edit(engine, before))
+        options.setdefault("max_new_tokens", room_for_edit(engine, before))
     say_notices(engine)
     # Where a copy begins is known when the answer is complete, so it is not shown as it comes.
     late = as_json or attribution.attribute
@@ -180,7 +181,7 @@ def run(
         for number in range(prompt.n):
             if prompt.n > 1 and not as_json:
                 note(f"--- answer {number + 1} of {prompt.n} ---")
-            with engine.stream(asked, **sampling) as stream:
+            with engine.stream(asked, **options) as stream:
                 try:
                     for piece in awaited(stream):
                         if not late:
@@ -193,8 +194,8 @@ def run(
             if not as_json:
                 say_failures(engine, stream.result)
                 say_end(engine, stream.result, before)
-            if "seed" in sampling:
-                sampling["seed"] += 1
+            if "seed" in options:
+                options["seed"] += 1
     except (Exception, KeyboardInterrupt) as error:
         failure = str(error) or STOPPED
         raise

@@ -5,39 +5,26 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from draftsmith.cli.loading import load_engine, resolve, short
-from draftsmith.cli.options import Fields, Given, ModelOptions
+from draftsmith.cli.options import Count, ModelOptions, group
 from draftsmith.cli.render import say_notices
 from draftsmith.errors import OptionError
-
-ServerOptions = Annotated[
-    Given,
-    Fields(
-        "draftsmith.server.settings:Settings",
-        {
-            "Server": "host port name api_keys public cors tolerant log_prompts",
-            "Limits": (
-                "queue max_context max_output max_body timeout grammar_seconds slow_reader "
-                "keep_alive drain allow_drafters"
-            ),
-        },
-    ),
-]
+from draftsmith.server.settings import Settings
 
 
+@group("Engine", 4)
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """What the engine may hold."""
 
-    panel: ClassVar = "Engine"
-    may_be_0: ClassVar = ("prefixes",)
-
-    max_batch: int = 16
+    max_batch: Count = 16
     """Most answers in a pass."""
-    memory: int | None = None
-    """Most bytes that requests and kept sequences may hold. [three quarters of what is free]"""
+    memory: Annotated[Count | None, Parameter(show_default="three quarters of what is free")] = None
+    """Most bytes that requests and kept sequences may hold."""
     prefixes: int = 8
     """Ended sequences that are kept for prompts that begin like them."""
     answers: int = 0
@@ -50,13 +37,17 @@ _EXTRA = {"fastapi", "prometheus_client", "pydantic", "sse_starlette", "starlett
 """What the extra `server` brings."""
 
 
-def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> None:
+def serve(
+    *,
+    model: ModelOptions = ModelOptions(),
+    engine: EngineOptions = EngineOptions(),
+    settings: Annotated[Settings, group("Server", 5)] = Settings(),
+) -> None:
     """Serve a model to OpenAI's clients (needs the extra `server`).
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith serve -m Qwen/Qwen3-0.6B
-
     draftsmith serve -m ./my-model -d auto --port 9000 --api-keys keys.txt --answers 50000000
     """
     try:
@@ -64,14 +55,12 @@ def serve(model: ModelOptions, engine: EngineOptions, server: ServerOptions) -> 
         from draftsmith.server.keys import Keys
         from draftsmith.server.run import check_address
         from draftsmith.server.run import server as listening
-        from draftsmith.server.settings import Settings
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _EXTRA:
             raise
         raise OptionError(
             f"a server needs {error.name}, which is not installed: pip install 'draftsmith[server]'"
         ) from error
-    settings = Settings(**server)
     keys = Keys.read(settings.api_keys, os.environ)
     check_address(settings)
     made = load_engine(model, {}, **asdict(engine))

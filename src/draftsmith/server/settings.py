@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from cyclopts import Group, Parameter
 
 from draftsmith.values import number, switch
+
+LIMITS = Parameter(group=Group("Limits", sort_key=6))
+"""Where `draftsmith serve --help` shows an option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,36 +24,36 @@ class Settings:
     """The address to listen on; 0.0.0.0 is every network this machine is in."""
     port: int = 8000
     """The port to listen on; 0 takes a free one."""
-    name: str | None = None
-    """What clients call the model. [as --model]"""
+    name: Annotated[str | None, Parameter(show_default="as --model")] = None
+    """What clients call the model."""
     api_keys: Path | None = None
     """A file with one key a line (# begins a remark); DRAFTSMITH_API_KEYS holds more, with commas
     between them. Without any key everybody is served."""
     public: bool = False
     """Answer /health, /v1/models and the page without a key."""
     cors: tuple[str, ...] = ()
-    """An origin whose pages may ask, such as https://example.org. [none]"""
-    queue: int = 64
+    """An origin whose pages may ask, such as https://example.org."""
+    queue: Annotated[int, LIMITS] = 64
     """Answers that may wait for a row; more are refused with 429."""
-    max_context: int | None = None
-    """Most tokens of a prompt. [the model's context]"""
-    max_output: int = 4096
+    max_context: Annotated[int | None, LIMITS, Parameter(show_default="the model's context")] = None
+    """Most tokens of a prompt."""
+    max_output: Annotated[int, LIMITS] = 4096
     """Most tokens of an answer, and how many a chat's may have where the request does not say."""
-    max_body: int = 4_000_000
+    max_body: Annotated[int, LIMITS] = 4_000_000
     """Most bytes of a request."""
-    timeout: float = 600.0
+    timeout: Annotated[float, LIMITS] = 600.0
     """Most seconds for a request, waiting included."""
-    grammar_seconds: float = 30.0
+    grammar_seconds: Annotated[float, LIMITS] = 30.0
     """Most seconds that compiling a grammar may take."""
-    slow_reader: float = 30.0
+    slow_reader: Annotated[float, LIMITS] = 30.0
     """Seconds that a client may take to read what waits for it; then its request is cancelled."""
-    keep_alive: float = 15.0
+    keep_alive: Annotated[float, LIMITS] = 15.0
     """A stream with no news says so after so many seconds."""
-    drain: float = 30.0
+    drain: Annotated[float, LIMITS] = 30.0
     """Seconds that running requests are given after SIGTERM."""
     tolerant: bool = False
     """Ignore unknown fields of a request, and name them in a header, instead of refusing them."""
-    allow_drafters: bool = False
+    allow_drafters: Annotated[bool, LIMITS] = False
     """Let requests choose drafter and budget (a drafter may load a model)."""
     log_prompts: bool = False
     """Write prompts into the log, too."""
@@ -59,7 +64,7 @@ class Settings:
             if option.name in _RANGE and value is not None:
                 kind, least, most = _RANGE[option.name]
                 value = number(option.name, value, kind, least=least, most=most)
-            elif option.type == "bool":
+            elif isinstance(option.default, bool):
                 value = switch(option.name, value)
             object.__setattr__(self, option.name, value)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import tiny
+from command import call as run_command
 from draftsmith import builtin
-from draftsmith.cli import app
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
@@ -173,7 +172,7 @@ def test_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*args: object) -> Any:
-    return CliRunner().invoke(app, ["bench", *map(str, args)])
+    return run_command("bench", *map(str, args))
 
 
 def test_the_commands(tmp_path: Path) -> None:

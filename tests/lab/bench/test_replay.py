@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import tiny
+from command import call as run_command
 from draftsmith import builtin
-from draftsmith.cli import app
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
@@ -212,7 +211,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(*args: object) -> Any:
-    return CliRunner().invoke(app, ["bench", *map(str, args)])
+    return run_command("bench", *map(str, args))
 
 
 def rows(*args: object) -> list[dict[str, Any]]:
@@ -331,7 +330,7 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     empty.touch()
     fails(2, "it is empty", "replay", empty)
     fails(2, "No such file", "replay", tmp_path / "no.jsonl")
-    fails(2, "no records were named", "replay")
+    fails(2, "FILES is missing", "replay")
     fails(2, "unknown drafter", "replay", log, "-d", "copyspek")
     fails(2, "give skip or fail", "replay", log, "--on-error", "ignore")
     asked = tmp_path / "asked.jsonl"

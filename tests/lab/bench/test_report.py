@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from draftsmith.cli import app
+from command import call as run_command
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.lab.bench import generations
 from draftsmith.lab.bench.cost import CostTable, Point
@@ -298,7 +297,7 @@ def test_a_torn_end_is_left_out_and_told(tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", rows())
     whole = path.read_text()
     path.write_text(whole + line(rows()[0])[:70])
-    done = CliRunner().invoke(app, ["bench", "report", str(path)])
+    done = run_command("bench", "report", str(path))
     assert done.exit_code == 0, done.output
     assert "r.jsonl, which is not whole" in done.stderr
     assert "--resume" in done.stderr
@@ -312,11 +311,11 @@ def test_a_full_disk_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.M
 
     path = write(tmp_path / "r.jsonl", rows())
     command = ["bench", "report", str(path), "-o", str(tmp_path / "out")]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert run_command(*command).exit_code == 0
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
     write(path, rows(3.0))
     monkeypatch.setattr(os, "fsync", full)
-    done = CliRunner().invoke(app, command)
+    done = run_command(*command)
     assert done.exit_code == 2
     assert "report.html cannot be written: No space left on device" in done.stderr
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
@@ -327,8 +326,8 @@ def test_without_matplotlib_the_report_says_what_to_install(
 ) -> None:
     path = write(tmp_path / "r.jsonl", rows())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert CliRunner().invoke(app, ["bench", "report", str(path)]).exit_code == 0
-    done = CliRunner().invoke(app, ["bench", "report", str(path), "-o", str(tmp_path / "out")])
+    assert run_command("bench", "report", str(path)).exit_code == 0
+    done = run_command("bench", "report", str(path), "-o", str(tmp_path / "out"))
     assert done.exit_code == 2
     assert "pip install 'draftsmith[bench]'" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -371,16 +370,14 @@ def test_the_command(tmp_path: Path) -> None:
     table = tmp_path / "cost.json"
     cost().save(table)
     out = tmp_path / "out"
-    done = CliRunner().invoke(
-        app, ["bench", "report", str(a), "-o", str(out), "--cost", str(table)]
-    )
+    done = run_command("bench", "report", str(a), "-o", str(out), "--cost", str(table))
     assert done.exit_code == 0, done.output
     assert "copyspec@8" in done.stdout
     assert {p.name for p in out.iterdir()} == {"report.html", "report.md"}
-    both = CliRunner().invoke(app, ["bench", "report", "--compare", str(a), str(b), "--json"])
+    both = run_command("bench", "report", "--compare", str(a), str(b), "--json")
     assert both.exit_code == 0, both.output
     assert len(json.loads(both.stdout)["compare"]["rows"]) == 4
-    none = CliRunner().invoke(app, ["bench", "report"])
+    none = run_command("bench", "report")
     assert (none.exit_code, "nothing to report" in none.stderr) == (2, True)
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import architectures
 import tiny
+from command import call as run_command
 from draftsmith import builtin
-from draftsmith.cli import app
 from draftsmith.core.cost import RecordedCost
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import REST, Needs
@@ -417,27 +416,27 @@ def test_the_command_line(tmp_path: Path) -> None:
     prompts.write_text("".join(json.dumps({"prompt": r.prompt}) + "\n" for r in records()))
     base = ["bench", "run", str(prompts), "-m", str(folder), "--max-new-tokens", "12"]
     arms = ["-a", "none", "-a", "hf:generate", "-a", "copyspec@drafter"]
-    done = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--json"])
+    done = run_command(*base, *arms, "-o", str(out), "--json")
     assert done.exit_code == 0, done.output
     (section,) = json.loads(done.stdout)["sections"]
     assert [row["arm"] for row in section["rows"]] == ["none", "hf:generate", "copyspec@drafter"]
     assert section["rows"][2]["identical"] == 3
     assert len(generations.read(out).entries) == 9
-    again = CliRunner().invoke(app, [*base, *arms, "-o", str(out)])
+    again = run_command(*base, *arms, "-o", str(out))
     assert (again.exit_code, "exists; go on with --resume" in again.stderr) == (2, True)
-    cost = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--cost", "0.5"])
+    cost = run_command(*base, *arms, "-o", str(out), "--resume", "--cost", "0.5")
     assert (cost.exit_code, "cost: None there, 1.0, 1.5, 2.0" in cost.stderr) == (2, True)
-    more = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2"])
+    more = run_command(*base, *arms, "-o", str(out), "--resume", "--runs", "2")
     assert more.exit_code == 0
     assert len(generations.read(out).entries) == 18
     with prompts.open("ab") as file:
         file.write(b'{"prompt": "\xe9"}\n')
-    wrong = CliRunner().invoke(app, [*base, *arms, "-o", str(tmp_path / "w")])
+    wrong = run_command(*base, *arms, "-o", str(tmp_path / "w"))
     assert (wrong.exit_code, "out with --on-error skip" in wrong.stderr) == (2, True)
-    left = CliRunner().invoke(app, [*base, *arms, "-o", str(out), "--resume", "--runs", "2",
-                                    "--on-error", "skip"])  # fmt: skip
+    left = run_command(*base, *arms, "-o", str(out), "--resume", "--runs", "2",
+                                    "--on-error", "skip")  # fmt: skip
     assert (left.exit_code, "line 4: not UTF-8" in left.stderr) == (0, True)
-    bad = CliRunner().invoke(app, [*base, "-a", "copyspek", "-o", str(tmp_path / "x")])
+    bad = run_command(*base, "-a", "copyspek", "-o", str(tmp_path / "x"))
     assert (bad.exit_code, "Did you mean 'copyspec'" in bad.stderr) == (2, True)
 
 
@@ -570,13 +569,11 @@ def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:
     prompts.write_text('{"prompt": "the quick brown fox the quick"}\n')
     plain, other = tmp_path / "plain.jsonl", tmp_path / "other.jsonl"
     common = ["-m", str(folder), "--max-new-tokens", "12", "--dtype", "float32"]
-    done = CliRunner().invoke(
-        app, ["bench", "run", str(prompts), "-a", "none", "-o", str(plain), *common]
-    )
+    done = run_command("bench", "run", str(prompts), "-a", "none", "-o", str(plain), *common)
     assert done.exit_code == 0, done.output
     words = ["bench", "run", str(plain), "--dictate", "-a", "none", "-a", "auto", "-a",
              "hf:prompt_lookup", "-o", str(other), "--dtype", "bfloat16", *common[:-2]]  # fmt: skip
-    done = CliRunner().invoke(app, words)
+    done = run_command(*words)
     assert done.exit_code == 0, done.output
     assert "dictated answers" in done.output
     (said,) = {tuple(row.output_ids) for row in generations.read(plain).entries}

@@ -24,8 +24,9 @@ from draftsmith.drafters.corpus.datastore import Datastore
 from draftsmith.drafters.corpus.files import ID, SEPARATOR, Header
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.lab.corpus import build as building
-from draftsmith.lab.corpus.build import LEAST_PIECE, CorpusPlan, build
+from draftsmith.lab.corpus.build import build
 from draftsmith.lab.corpus.pieces import Pieces, read_pieces
+from draftsmith.lab.corpus.plan import LEAST_PIECE, CorpusPlan
 from draftsmith.lab.corpus.texts import documents, find
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -348,7 +349,8 @@ from pathlib import Path
 import torch
 import tiny
 from draftsmith.lab.corpus import perplexity
-from draftsmith.lab.corpus.build import CorpusPlan, build
+from draftsmith.lab.corpus.build import build
+from draftsmith.lab.corpus.plan import CorpusPlan
 from draftsmith.model.load import load
 from work import DIES
 

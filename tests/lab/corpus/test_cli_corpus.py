@@ -93,7 +93,9 @@ def test_query_shows_what_followed(built: Path) -> None:
 def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     both = ("--keep", 5, "--no-filter")
-    assert "choose one" in fails("build", "-m", model, "--texts", texts, *both, "-o", new)
+    assert "--no-filter specified multiple times" in fails(
+        "build", "-m", model, "--texts", texts, *both, "-o", new
+    )
     assert "no file or folder" in fails("build", "-m", model, "--texts", "x", "-o", new)
     keep = ("--keep", 5, "-o", built)
     assert "holds a corpus of" in fails("build", "-m", model, "--texts", texts, *keep)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import tiny
-from draftsmith.cli import app
+from command import call as run_command
 from draftsmith.lab.train import sdsat
 
 
@@ -26,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 def call(folder: Path, *args: object) -> Any:
     common = ["train", "sdsat", "-m", folder / "model", "--texts", folder / "code.py"]
     common += ["-o", folder / "out", "--length", 16, "--rows", 2, "--steps", 2, "--cpu"]
-    return CliRunner().invoke(app, [str(arg) for arg in (*common, *args)])
+    return run_command(*common, *args)
 
 
 def test_it_trains_and_says_what_came_out(folder: Path) -> None:

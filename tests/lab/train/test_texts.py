@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.lab.train.evaluate import by_depth, standard_loss
-from draftsmith.lab.train.texts import Texts, sequences
+from draftsmith.lab.train.recipe import Texts
+from draftsmith.lab.train.texts import held_out_stream, sequences, stream
 from draftsmith.lab.train.trainable import free_tokens, open_trainable
 from draftsmith.model.adaptive import AdaptiveTokens
 
@@ -46,21 +47,21 @@ def split(stream: np.ndarray) -> list[list[int]]:
 
 def test_only_code_is_rearranged(folder: Path, tokenizer: Any) -> None:
     texts = Texts(paths=[folder / "src", folder / "readme.md"], prose=[folder / "chats.jsonl"])
-    found = split(texts.stream(tokenizer, 1.0, seed=0))
+    found = split(stream(texts, tokenizer, 1.0, seed=0))
     code, prose = found[:40], found[40:]
     assert all(ids[0] == PREFIX and SUFFIX in ids and MIDDLE in ids for ids in code)
     assert not any(PREFIX in ids for ids in prose)
     assert tokenizer.decode(prose[0]) == "A short text.\n" * 3
     assert prose[1][0] == 2, "special tokens are read as such"
-    plain = split(texts.stream(tokenizer, 0.0, seed=0))
+    plain = split(stream(texts, tokenizer, 0.0, seed=0))
     assert tokenizer.decode(plain[3]) == "def f3(x):\n    return x\n"
 
 
 def test_a_stream_depends_on_the_seed_alone(folder: Path, tokenizer: Any) -> None:
     texts = Texts(paths=[folder / "src"])
-    one, again = (texts.stream(tokenizer, 0.5, seed=3) for _ in range(2))
+    one, again = (stream(texts, tokenizer, 0.5, seed=3) for _ in range(2))
     assert np.array_equal(one, again)
-    assert not np.array_equal(one, texts.stream(tokenizer, 0.5, seed=4))
+    assert not np.array_equal(one, stream(texts, tokenizer, 0.5, seed=4))
 
 
 def test_held_out_text_is_in_no_training_text(folder: Path, tokenizer: Any) -> None:
@@ -68,15 +69,15 @@ def test_held_out_text_is_in_no_training_text(folder: Path, tokenizer: Any) -> N
     (folder / "src" / "z.py").write_text("x = 1\n" * 100 + secret + "\n")
     (folder / "secret.txt").write_text(secret)
     texts = Texts(paths=[folder / "src"], held_out=[folder / "secret.txt"])
-    whole = tokenizer.decode(texts.stream(tokenizer, 0.0, seed=0))
+    whole = tokenizer.decode(stream(texts, tokenizer, 0.0, seed=0))
     assert "x = 1\n" * 100 in whole
     assert "name7" not in whole
-    assert "name7" in tokenizer.decode(texts.held_out_stream(tokenizer))
+    assert "name7" in tokenizer.decode(held_out_stream(texts, tokenizer))
 
 
 def test_files_that_are_not_there(folder: Path, tokenizer: Any) -> None:
     with pytest.raises(LoadError, match="there is no file or folder"):
-        Texts(paths=[folder / "nothing"]).stream(tokenizer, 0.0, seed=0)
+        stream(Texts(paths=(folder / "nothing",)), tokenizer, 0.0, seed=0)
 
 
 def test_sequences_overlap_by_the_token_between() -> None:

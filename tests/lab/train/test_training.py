@@ -29,10 +29,9 @@ from draftsmith.errors import (
 )
 from draftsmith.lab.train import curves
 from draftsmith.lab.train.curves import StepLosses
-from draftsmith.lab.train.recipe import Recipe
+from draftsmith.lab.train.recipe import Options, Recipe, Texts
 from draftsmith.lab.train.run import kept_whole
-from draftsmith.lab.train.sdsat import Options, train
-from draftsmith.lab.train.texts import Texts
+from draftsmith.lab.train.sdsat import train
 from draftsmith.model.adaptive import AdaptiveTokens
 from work import DIES
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tiny
 from architectures import build, prompt
-from draftsmith.cli import app
+from command import call as run_command
 from draftsmith.drafters.logit_rows import TOP
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
@@ -41,7 +40,7 @@ def test_rows_are_what_the_model_says_behind_a_line_break(
 
 
 def test_the_command_keeps_what_auto_then_begins_with(folder: Path, kept: Path) -> None:
-    ran = CliRunner().invoke(app, ["tune", "auto", str(folder)])
+    ran = run_command("tune", "auto", str(folder))
     assert ran.exit_code == 0, ran.output
     assert "auto uses it from now on" in " ".join(ran.stderr.split())
     assert [file.suffix for file in (kept / "auto").iterdir()] == [".safetensors"]
@@ -72,6 +71,6 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(
 ) -> None:
     kept.write_text("a file in the place of the folder")
     monkeypatch.setattr(tuning, "bigrams", lambda *_: pytest.fail("it was asked"))
-    ran = CliRunner().invoke(app, ["tune", "auto", str(folder)])
+    ran = run_command("tune", "auto", str(folder))
     assert ran.exit_code == 2
     assert "cannot be written" in " ".join(ran.stderr.split())

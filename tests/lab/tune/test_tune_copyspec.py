@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tiny
 from architectures import build, prompt
-from draftsmith.cli import app
+from command import call as run_command
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, UnsupportedError
 from draftsmith.lab.bench.cost import Slope
@@ -129,12 +128,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = ["the quick brown fox jumps over the quick brown", "hello " * 600]
     file.write_text("".join(json.dumps({"prompt": ask}) + "\n" for ask in asks), encoding="utf-8")
     command = ["tune", "copyspec", str(folder), str(file), "--max-new-tokens", "16"]
-    ran = CliRunner().invoke(app, [*command, "--cost", "0.02"])
+    ran = run_command(*command, "--cost", "0.02")
     assert ran.exit_code == 0, ran.output
     assert "← fastest" in ran.stdout
     assert "left out: prompts/1" in ran.stderr
     assert list((tmp_path / "cache" / "pld_plus").iterdir()) == []
-    ran = CliRunner().invoke(app, [*command, "--json"])
+    ran = run_command(*command, "--json")
     rows = json.loads(ran.stdout)["rows"]
     assert [row["gamma"] for row in rows] == [*GAMMAS]
     assert rows[0]["attempts"] >= rows[-1]["attempts"]

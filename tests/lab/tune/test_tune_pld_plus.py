@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import tiny
 from architectures import build, prompt
-from draftsmith.cli import app
+from command import call as run_command
 from draftsmith.drafters import calibration
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
@@ -184,14 +183,14 @@ def test_the_command_saves_what_pld_plus_then_uses(
     ]
     file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     command = ["tune", "pld-plus", str(folder), str(file), "--max-new-tokens", "16"]
-    ran = CliRunner().invoke(app, command)
+    ran = run_command(*command)
     assert ran.exit_code == 0, ran.output
     assert "left out" in ran.stderr
     assert "layer" in ran.stdout
     found = list((cache / "pld_plus").iterdir())
     assert [path.suffix for path in found] == [".json"]
     assert json.loads(found[0].read_text(encoding="utf-8"))["prompts"] == 2
-    ran = CliRunner().invoke(app, [*command, "--json"])
+    ran = run_command(*command, "--json")
     assert json.loads(ran.stdout)["layers"] == 2
     engine = Engine.from_pretrained(folder, drafter="pld_plus")
     known = calibration.load(engine.model.facts)
@@ -199,6 +198,6 @@ def test_the_command_saves_what_pld_plus_then_uses(
     result = engine.generate("the fox", max_new_tokens=3)
     assert any("from its calibration on 2 prompts" in notice for notice in result.notices)
     monkeypatch.setattr(CalibrationPlan, "attends", False)
-    ran = CliRunner().invoke(app, command)
+    ran = run_command(*command)
     assert "attention cannot be recorded" in " ".join(ran.stderr.split())
     assert "heads" not in ran.stdout

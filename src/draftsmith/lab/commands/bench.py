@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import App, Parameter
 from rich.table import Table
 from rich.text import Text
 
-from draftsmith.cli.commands import HELP, group
+from draftsmith.cli.commands import HELP
 from draftsmith.cli.loading import bar, busy, load_model
-from draftsmith.cli.options import Json, MachineOptions
+from draftsmith.cli.options import Count, Json, MachineOptions, group
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
@@ -27,13 +28,12 @@ if TYPE_CHECKING:
 _DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
 
 
-def replay(answers: AnswerOptions, json_: Json = False) -> None:
+def replay(answers: AnswerOptions, *, json_: Json = False) -> None:
     """Feed recorded answers to drafters and count the passes they would have saved. No model.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith bench replay log.jsonl --tokenizer Qwen/Qwen2.5-7B-Instruct
-
     draftsmith bench replay log.jsonl --tokenizer MODEL -d copyspec -d 'copyspec(gamma=5)'
     """
     from draftsmith.lab.bench.rows import summarize
@@ -50,31 +50,32 @@ def replay(answers: AnswerOptions, json_: Json = False) -> None:
     tell(result.wrong)
 
 
+@group("Passes", 3)
 @dataclass(frozen=True, kw_only=True)
-class GridOptions(MachineOptions):
-    """What is measured, of which model, and where it is saved."""
+class GridOptions:
+    """What is measured, and where it is saved."""
 
-    panel: ClassVar = "Passes"
-    spelt: ClassVar = {"named": "MODEL", "output": "--output -o FILE"}
-
-    named: str | None = None
-    """The same as --model."""
-    output: Path = Path("cost.json")
+    output: Annotated[Path, Parameter(alias="-o")] = Path("cost.json")
     """Where to save the table."""
     contexts: str = "128,512,2048"
     """Cached tokens before the pass."""
     batches: str = "1,4"
     """Sequences per pass."""
-    positions: str | None = None
-    """Widths of a pass. [14 from 1 to 128]"""
-    repeats: int = 9
+    positions: Annotated[str | None, Parameter(show_default="14 from 1 to 128")] = None
+    """Widths of a pass."""
+    repeats: Count = 9
     """Times of each."""
 
 
-def cost(chosen: GridOptions, json_: Json = False) -> None:
+def cost(
+    machine: MachineOptions = MachineOptions(),
+    *,
+    chosen: GridOptions = GridOptions(),
+    json_: Json = False,
+) -> None:
     """Measure what a pass costs here by its width, context and batch size, and save it as JSON.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith bench cost Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16 -o cost.json
     """
@@ -83,7 +84,7 @@ def cost(chosen: GridOptions, json_: Json = False) -> None:
     lengths, rows = _numbers("contexts", chosen.contexts), _numbers("batches", chosen.batches)
     widths = _numbers("positions", chosen.positions) if chosen.positions else None
     check_writable(chosen.output)
-    loaded = load_model(chosen, chosen.named)
+    loaded = load_model(machine)
     from draftsmith.lab.bench.cost import measure_cost
     from draftsmith.model.measure import Grid
 
@@ -101,21 +102,27 @@ def cost(chosen: GridOptions, json_: Json = False) -> None:
     note(f"saved in {chosen.output}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class EstimateOptions(AnswerOptions):
-    """What a pass costs, and how much is drafted."""
-
-    cost: str
-    """What a pass costs by its width: what `draftsmith bench cost` saved; or a number, the price of
-    a further position in plain passes."""
-    budget: str = "auto"
-    """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
-
-
-def estimate(chosen: EstimateOptions, json_: Json = False) -> None:
+def estimate(
+    answers: AnswerOptions,
+    *,
+    cost: Annotated[
+        str,
+        Parameter(
+            help="What a pass costs by its width: what draftsmith bench cost saved; or a number, "
+            "the price of a further position in plain passes."
+        ),
+    ],
+    budget: Annotated[
+        str,
+        Parameter(
+            help="Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."
+        ),
+    ] = "auto",
+    json_: Json = False,
+) -> None:
     """Predict from a log of answers how much faster each drafter would make them.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith bench estimate log.jsonl --tokenizer MODEL --cost cost.json
     """
@@ -125,18 +132,18 @@ def estimate(chosen: EstimateOptions, json_: Json = False) -> None:
     from draftsmith.lab.bench.estimate import estimate as predict
     from draftsmith.lab.bench.replay import ReplayBudget
 
-    curve = parse_cost(chosen.cost)
-    wanted = checked_budget(chosen.budget)
+    curve = parse_cost(cost)
+    wanted = checked_budget(budget)
     if wanted == "auto":
         rule = automatic(curve)
     else:
         rule = ReplayBudget(None if wanted == "drafter" else int(wanted))
-    result = chosen.replay(rule)
+    result = answers.replay(rule)
     rows = predict(result.done, curve)
     if json_:
         print_json({"rows": list(map(asdict, rows))})
     else:
-        stdout().print(estimate_table(rows, chosen.names()))
+        stdout().print(estimate_table(rows, answers.names()))
     tell(result.wrong)
     if isinstance(curve, CostTable):
         note(f"cost of a pass: {curve.title}")
@@ -246,4 +253,6 @@ def estimate_table(rows: Sequence[Estimate], names: Mapping[str, str]) -> Table:
     return _grouped(heads, lines)
 
 
-app = group(HELP["bench"], replay, cost, estimate, bench_run.run, bench_report.report)
+app = App(name="bench", help=HELP["bench"])
+for command in (replay, cost, estimate, bench_run.run, bench_report.report):
+    app.command(command)

@@ -3,76 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from draftsmith.cli.loading import bar, waiting
+from draftsmith.cli.options import Count, group
 from draftsmith.cli.render import label
 from draftsmith.cli.report import note
-from draftsmith.errors import OptionError
 
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
     from draftsmith.lab.bench.replay import ReplayBudget
-    from draftsmith.lab.bench.suites import OnError, Reading
+    from draftsmith.lab.bench.suites import Reading
     from draftsmith.lab.bench.sweep import Sweep
 
 _SHOWN = 5
 """Wrong lines that are named; the rest is only counted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("Records", 1)
+@dataclass(frozen=True)
 class FileOptions:
     """Which records are read."""
 
-    panel: ClassVar = "Records"
-
-    spelt: ClassVar = {"files": "FILES", "on_error": "--on-error skip|fail"}
-
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...]
     """JSON lines (plain, .gz, .xz) with messages or prompt, for a replay also output; or an API's
     log of request and response."""
-    limit: int | None = None
-    """Conversations of each suite and Spec-Bench task, evenly spread. [all]"""
-    on_error: str = "fail"
+    _: KW_ONLY
+    limit: Annotated[Count | None, Parameter(show_default="all")] = None
+    """Conversations of each suite and Spec-Bench task, evenly spread."""
+    on_error: Literal["skip", "fail"] = "fail"
     """What a wrong line does."""
 
     def read(self) -> Reading:
         """The records of all files, in their order."""
         from draftsmith.lab.bench import suites
 
-        if self.on_error not in ("skip", "fail"):
-            raise OptionError(f"on_error={self.on_error!r} is unknown; give skip or fail")
-        if not self.files:
-            raise OptionError("no records were named: give FILES, e.g. log.jsonl")
         whole = suites.Reading()
         with waiting("reading …"):
             for path in self.files:
-                part = suites.read(path, cast("OnError", self.on_error))
+                part = suites.read(path, self.on_error)
                 whole.records += part.records
                 whole.wrong += part.wrong
         whole.records = suites.sample(whole.records, self.limit)
         return whole
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AnswerOptions(FileOptions):
     """Which recorded answers are replayed, and how they become tokens."""
 
-    spelt: ClassVar = {"drafter": "--drafter -d NAME", "tokenizer": "--tokenizer -t NAME"}
-
-    drafter: tuple[str, ...] = ("prompt_lookup", "copyspec", "longest_match", "auto")
-    """Who guesses, e.g. 'copyspec(gamma=3)'."""
-    tokenizer: str | None = None
+    _: KW_ONLY
+    drafter: Annotated[tuple[str, ...], Parameter(alias="-d")] = (
+        "prompt_lookup", "copyspec", "longest_match", "auto"
+    )  # fmt: skip
+    """A drafter, e.g. 'copyspec(gamma=3)'. May be given several times."""
+    tokenizer: Annotated[str | None, Parameter(alias="-t")] = None
     """The tokenizer of the model that answered, where the records do not name it: a model's folder
     or hub id, a built-in model, or a name in tokenizers/."""
     template: str | None = None
     """Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
-    max_tokens: int | None = None
-    """Cut answers after N tokens. [whole answers]"""
-    processes: int = 1
-    """Replay in N processes."""
+    max_tokens: Annotated[
+        Count | None,
+        Parameter(name=("--max-tokens", "--max-new-tokens"), show_default="whole answers"),
+    ] = None
+    """Cut answers after so many tokens."""
+    processes: Count = 1
+    """Replay in so many processes."""
     resume: Path | None = None
     """Remember finished replays here, and go on from them."""
 
@@ -97,7 +97,7 @@ class AnswerOptions(FileOptions):
         from draftsmith.lab.lines import Finished
 
         drafters = self.drafters()
-        found, on_error = self.read(), cast("OnError", self.on_error)
+        found, on_error = self.read(), self.on_error
         # Beside the files, and one level above.
         places = [place for path in self.files for place in (path.parent, path.parent / "..")]
         folders = dict.fromkeys((place / "tokenizers").resolve() for place in places)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from draftsmith.cli.options import Json
+from draftsmith.cli.options import Json, group
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.errors import OptionError
@@ -25,29 +26,28 @@ _SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass",
 """Columns that a narrow terminal can do without, the first one first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@group("Results", 1)
+@dataclass(frozen=True)
 class ReportOptions:
     """What is shown, and where."""
 
-    spelt: ClassVar = {"files": "FILES", "output": "--output -o DIR"}
-
     files: tuple[Path, ...] = ()
-    """Results of `bench run`."""
-    output: Path | None = None
-    """Write report.html and report.md here."""
+    """Results of bench run."""
+    _: KW_ONLY
+    output: Annotated[Path | None, Parameter(alias="-o")] = None
+    """Write report.html and report.md into this folder."""
     compare: tuple[Path, Path] | None = None
     """Show what changed from A to B."""
     cost: Path | None = None
     """Also plot what `bench cost` saved here."""
 
 
-def report(chosen: ReportOptions, json_: Json = False) -> None:
+def report(chosen: ReportOptions = ReportOptions(), *, json_: Json = False) -> None:
     """Show results of `draftsmith bench run`: speeds, acceptance, where the time goes.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith bench report results.jsonl -o report/
-
     draftsmith bench report --compare before.jsonl after.jsonl
     """
     output = chosen.output

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from draftsmith.cli.loading import bar, busy, load_model, waiting
-from draftsmith.cli.options import Json, MachineOptions
+from draftsmith.cli.options import Count, Json, MachineOptions, MaxTokens, group
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
 from draftsmith.lab.commands.bench_options import FileOptions, tell
@@ -16,38 +18,43 @@ from draftsmith.lab.commands.bench_report import show_sections
 DEFAULT_ARMS = ("none", "hf:generate", "hf:prompt_lookup", "prompt_lookup", "copyspec", "auto")
 
 
+@group("Answers", 3)
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Who answers and how, and where the results go."""
 
-    spelt: ClassVar = {"arm": "--arm -a SPEC", "runs": "--runs -r N", "out": "--out -o FILE"}
-
-    arm: tuple[str, ...] = DEFAULT_ARMS
-    """Who answers: a drafter, with a budget behind @ (copyspec@8), or transformers' hf:generate,
-    hf:prompt_lookup(tokens=10), hf:assisted(model=FOLDER)."""
+    arm: Annotated[tuple[str, ...], Parameter(alias="-a")] = DEFAULT_ARMS
+    """Who answers: a drafter, with a budget after @ (copyspec@8), or transformers' hf:generate,
+    hf:prompt_lookup(tokens=10), hf:assisted(model=FOLDER). May be given several times."""
     budget: str = "auto"
     """Draft tokens per pass: a number, auto (what pays here), or drafter (its own)."""
     cost: str | None = None
     """What a pass costs: see `draftsmith bench estimate`."""
-    max_new_tokens: int | None = None
-    """Longest answer, in tokens. [the record's, else 256]"""
+    max_new_tokens: Annotated[
+        MaxTokens | None, Parameter(show_default="the record's, else 256")
+    ] = None
+    """Longest answer, in tokens."""
     dictate: bool = False
     """Let every arm give the answer that the record has: the same tokens, where rounding could
     part them."""
-    runs: int = 1
+    runs: Annotated[Count, Parameter(alias="-r")] = 1
     """Times of every answer."""
     temperature: float = 0.0
     """0 takes the best token."""
     seed: int = 0
     """Of sampling."""
-    out: Path = Path("results.jsonl")
+    out: Annotated[Path, Parameter(alias="-o")] = Path("results.jsonl")
     """Where the results go."""
     resume: bool = False
-    """Go on with FILE."""
+    """Go on with the file of results."""
 
 
 def run(
-    prompts: FileOptions, machine: MachineOptions, chosen: RunOptions, json_: Json = False
+    prompts: FileOptions,
+    *,
+    machine: MachineOptions = MachineOptions(),
+    chosen: RunOptions = RunOptions(),
+    json_: Json = False,
 ) -> None:
     """Let a model answer prompts, with drafters and with transformers' own generation.
 
@@ -56,10 +63,9 @@ def run(
     An automatic budget learns from the clock; with --cost it decides by that, and the same passes
     are made again.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith bench run prompts.jsonl -m Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16
-
     draftsmith bench run prompts.jsonl -a none -a copyspec@4 -a copyspec@16 --limit 10
     """
     from draftsmith.core.sampling import SamplingParams

@@ -6,58 +6,41 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import App, Parameter
 from rich.text import Text
 
 from draftsmith import builtin
-from draftsmith.cli.commands import HELP, group
+from draftsmith.cli.commands import HELP
 from draftsmith.cli.loading import bar, load_model, load_tokenizer
-from draftsmith.cli.options import Fields, Given, Json, MachineOptions, NewFolder
+from draftsmith.cli.options import Count, Json, MachineOptions, NewFolder
 from draftsmith.cli.render import facts_table, plain_table, plural, visible
 from draftsmith.cli.report import note, print_json, stdout
-from draftsmith.errors import OptionError
+from draftsmith.lab.corpus.plan import CorpusPlan
 
 if TYPE_CHECKING:
     from draftsmith.drafters.corpus.files import Header
 
-PlanOptions = Annotated[
-    Given,
-    Fields(
-        "draftsmith.lab.corpus.build:CorpusPlan",
-        {"Texts": "texts fields piece keep"},
-        {"fields": "--field NAME"},
-    ),
-]
-Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", show_default=False, help="A folder made by corpus build.")
-]
+Folder = Annotated[Path, Parameter(help="A folder made by corpus build.")]
 
 
 def build(
-    chosen: PlanOptions,
+    *,
+    plan: CorpusPlan,
     output: NewFolder,
-    machine: MachineOptions,
-    no_filter: Annotated[
-        bool, typer.Option("--no-filter", help="Keep everything; the model is not run (REST).")
-    ] = False,
+    machine: MachineOptions = MachineOptions(),
     json_: Json = False,
 ) -> None:
     """Build a corpus of the texts that a model finds least surprising. Goes on if interrupted.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith corpus build -m Qwen/Qwen2.5-0.5B-Instruct --texts chats.jsonl -o chats.corpus
-
     draftsmith run -m Qwen/Qwen2.5-0.5B-Instruct -d "retrieval(corpus='chats.corpus')" "Hello"
     """
     from draftsmith.drafters.corpus.files import HEADER
-    from draftsmith.lab.corpus.build import CorpusPlan
     from draftsmith.lab.corpus.build import build as make
 
-    if no_filter and "keep" in chosen:
-        raise OptionError("--keep and --no-filter were both given: choose one")
-    plan = CorpusPlan(**chosen | ({"keep": None} if no_filter else {}))
-    loaded = None if no_filter else load_model(machine)
+    loaded = None if plan.keep is None else load_model(machine)
     tokenizer = load_tokenizer(machine.model) if loaded is None else loaded.tokenizer
     there = (output / HEADER).exists()
     try:
@@ -70,10 +53,10 @@ def build(
     _show(output, header, json_)
 
 
-def info(folder: Folder, json_: Json = False) -> None:
+def info(folder: Folder, /, *, json_: Json = False) -> None:
     """Say what a corpus holds and how it was built, once its checksums were found to be right.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith corpus info chats.corpus
     """
@@ -84,24 +67,23 @@ def info(folder: Folder, json_: Json = False) -> None:
 
 def query(
     folder: Folder,
-    text: Annotated[
-        str, typer.Argument(show_default=False, help="What is looked up: its last tokens.")
-    ],
+    text: Annotated[str, Parameter(help="What is looked up: its last tokens.")],
+    /,
+    *,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", "-m", metavar="MODEL", show_default="the corpus's",
-            help="Whose tokenizer to use: a Hugging Face hub id or a folder.",
+        Parameter(
+            alias="-m",
+            show_default="the corpus's",
+            help="The model of the tokenizer: a Hugging Face hub id or a folder.",
         ),
     ] = None,
-    most: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Continuations to show, best first.")
-    ] = 8,
+    most: Annotated[Count, Parameter(help="Continuations to show, best first.")] = 8,
     json_: Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show what followed the end of a text in a corpus.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith corpus query chats.corpus "How can I"
     """
@@ -165,4 +147,6 @@ def _show(folder: Path, header: Header, json_: bool) -> None:
     stdout().print(facts_table(facts))
 
 
-app = group(HELP["corpus"], build, info, query)
+app = App(name="corpus", help=HELP["corpus"])
+for command in (build, info, query):
+    app.command(command)

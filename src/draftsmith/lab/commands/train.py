@@ -7,61 +7,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cyclopts import App, Parameter
 
 from draftsmith import builtin
-from draftsmith.cli.commands import HELP, group
+from draftsmith.cli.commands import HELP
 from draftsmith.cli.loading import bar, progress, resolve, set_threads
-from draftsmith.cli.options import Fields, Given, Json, NewFolder
+from draftsmith.cli.options import Count, Json, NewFolder
 from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
+from draftsmith.lab.train.recipe import Options, Recipe, Texts
 
 if TYPE_CHECKING:
     from draftsmith.lab.train.curves import StepLosses
     from draftsmith.lab.train.sdsat import Trained
 
-RecipeOptions = Annotated[
-    Given,
-    Fields(
-        "draftsmith.lab.train.recipe:Recipe",
-        {
-            "Adaptive tokens": "objective L diverse share share_of w",
-            "Steps": "infill length rows rows_per_pass steps",
-            "Learning": (
-                "learning_rate final_learning_rate token_rate warmup weight_decay clip lora "
-                "bfloat16 seed"
-            ),
-        },
-        {"bfloat16": "--bfloat16/--float32"},
-    ),
-]
-TextOptions = Annotated[
-    Given,
-    Fields(
-        "draftsmith.lab.train.texts:Texts",
-        {"Texts": "paths prose held_out fields"},
-        {"paths": "--texts", "fields": "--field NAME"},
-    ),
-]
-RunOptions = Annotated[
-    Given,
-    Fields(
-        "draftsmith.lab.train.sdsat:Options",
-        {"Adaptive tokens": "tokens add_token", "Steps": "save_every measure_every cpu"},
-        {"tokens": "--token ID"},
-    ),
-]
-
 
 def sdsat(
-    texts: TextOptions,
+    *,
+    texts: Texts,
     output: NewFolder,
-    recipe: RecipeOptions,
-    options: RunOptions,
+    recipe: Recipe = Recipe(),
+    options: Options = Options(),
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="MODEL", help="A hub id, a folder or a name.")
+        str, Parameter(alias="-m", help="A hub id, a folder or a name.")
     ] = builtin.DEFAULT,
-    threads: Annotated[int | None, typer.Option(metavar="N", min=1, help="CPU threads.")] = None,
+    threads: Annotated[Count | None, Parameter(help="CPU threads.")] = None,
     json_: Json = False,
 ) -> None:
     """Train a model with semantic adaptive tokens (SDSAT). Goes on if interrupted.
@@ -69,22 +39,16 @@ def sdsat(
     Run it under accelerate launch or torchrun for several devices. The folder holds the trained
     model, the curves in training/, and in sdsat.json what decoding must know.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith train sdsat -m Qwen/Qwen2.5-Coder-0.5B --texts src/ --held-out tests/ -o drafting
     """
-    from draftsmith.lab.train.recipe import Recipe
-
-    plan = Recipe(**recipe)
-    from draftsmith.lab.train.sdsat import Options
     from draftsmith.lab.train.sdsat import train as run
-    from draftsmith.lab.train.texts import Texts
 
     set_threads(threads)
-    how = Options(**options)
     try:
-        with following(plan.steps, how.save_every) as follow:
-            trained = run(resolve(model), plan, Texts(**texts), output, how, bar, follow)
+        with following(recipe.steps, options.save_every) as follow:
+            trained = run(resolve(model), recipe, texts, output, options, bar, follow)
     except KeyboardInterrupt:
         note("give the same command again to go on from the newest checkpoint")
         raise
@@ -134,4 +98,5 @@ def show(trained: Trained, tokens: str) -> None:
     stdout().print(facts_table(facts))
 
 
-app = group(HELP["train"], sdsat)
+app = App(name="train", help=HELP["train"])
+app.command(sdsat)

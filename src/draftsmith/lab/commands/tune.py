@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import App, Parameter
 from rich.text import Text
 
-from draftsmith.cli.commands import HELP, group
-from draftsmith.cli.doctor import ExamineOptions
+from draftsmith.cli.commands import HELP
 from draftsmith.cli.loading import bar, load_model
-from draftsmith.cli.options import Json, MachineOptions
+from draftsmith.cli.options import Count, Json, MachineOptions, MaxTokens, PlaceOptions, group
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.lab.commands.bench_options import tell
@@ -26,34 +26,38 @@ _SHOWN = 5
 """Layers, and heads per line, in the tables."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TuneOptions(MachineOptions):
-    """Which model answers, and what."""
+@dataclass(frozen=True)
+class TunedOptions(MachineOptions):
+    """Which model is tuned for; unlike elsewhere, it must be named."""
 
-    panel: ClassVar = "Answers"
-    spelt: ClassVar = {"model": "MODEL", "prompts": "PROMPTS", "limit": "--limit -n N"}
+    model: Annotated[str, Parameter(alias="-m")] = field()
 
-    model: str
-    """A hub id, a folder, a GGUF file, or a name such as smollm2."""
+
+@group("Answers", 1)
+@dataclass(frozen=True)
+class TuneOptions:
+    """What the model answers."""
+
     prompts: Path
-    """A file of prompts, as for `draftsmith bench run`."""
-    limit: int = 20
-    """Prompts that are used; by `tune copyspec`, conversations of each suite and task."""
-    max_new_tokens: int = 128
+    """A file of prompts, as for draftsmith bench run."""
+    _: KW_ONLY
+    limit: Annotated[Count, Parameter(alias="-n")] = 20
+    """Prompts that are used; by tune copyspec, conversations of each suite and task."""
+    max_new_tokens: MaxTokens = 128
     """Longest answer, in tokens."""
 
 
-def pld_plus(chosen: TuneOptions, json_: Json = False) -> None:
+def pld_plus(machine: TunedOptions, chosen: TuneOptions, *, json_: Json = False) -> None:
     """Calibrate PLD+ for a model: which heads copy, which layer tells where, how far copies hold.
 
     The result is a small file in your cache folder that `pld_plus` reads from then on. If the
     command is interrupted, the same command goes on where it stopped.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith tune pld-plus Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
-    loaded = load_model(chosen)
+    loaded = load_model(machine)
     from draftsmith.engine.engine import Engine
     from draftsmith.lab.tune.pld_plus import CalibrationPlan, calibrate
 
@@ -74,22 +78,23 @@ def pld_plus(chosen: TuneOptions, json_: Json = False) -> None:
     note(f"saved in {path}; pld_plus uses it from now on")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CopySpecOptions(TuneOptions):
     """The same, and what passes cost."""
 
+    _: KW_ONLY
     cost: str | None = None
-    """What a pass costs: see `draftsmith bench estimate`."""
-    max_new_tokens: int = 256
+    """What a pass costs: see draftsmith bench estimate."""
+    max_new_tokens: MaxTokens = 256
 
 
-def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
+def copyspec(machine: TunedOptions, chosen: CopySpecOptions, *, json_: Json = False) -> None:
     """Choose CopySpec's γ for a model: what γ = 1 … 10 would have brought on its own answers.
 
     The model answers every prompt plainly, all turns of a conversation. Without --cost, what a pass
     costs is measured now. If the command is interrupted, the same command goes on where it stopped.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith tune copyspec Qwen/Qwen2.5-0.5B-Instruct prompts.jsonl -n 10
     """
@@ -98,7 +103,7 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
 
     records = suites.sample(suites.read(chosen.prompts).records, chosen.limit)
     curve = None if chosen.cost is None else parse_cost(chosen.cost)
-    loaded = load_model(chosen)
+    loaded = load_model(machine)
     from draftsmith.engine.engine import Engine
     from draftsmith.lab.tune.copyspec import GAMMAS, HEADS, answers, best, cost_here, measured
 
@@ -121,18 +126,18 @@ def copyspec(chosen: CopySpecOptions, json_: Json = False) -> None:
     finished.forget()
 
 
-def auto(chosen: ExamineOptions) -> None:
+def auto(place: PlaceOptions = PlaceOptions()) -> None:
     """Ask a model once what it says after each of its 4,096 lowest ids, mostly frequent tokens.
 
     That is as much work as a prompt of 4,096 tokens. The result is a small
     file in your cache folder with which `auto` begins every answer of this
     model from then on.
 
-    [bold]Example[/bold]
+    Example
 
     draftsmith tune auto Qwen/Qwen2.5-0.5B-Instruct
     """
-    loaded = chosen.load()
+    loaded = load_model(place)
     from draftsmith.drafters.bigrams import path_of, save
     from draftsmith.lab.tune.auto import bigrams, check, size
 
@@ -192,4 +197,6 @@ def show(found: Calibration, attends: bool) -> None:
         console.print("No head was seen copying, so pld_plus(rank=attention) needs heads by name.")
 
 
-app = group(HELP["tune"], pld_plus, copyspec, auto)
+app = App(name="tune", help=HELP["tune"])
+for command in (pld_plus, copyspec, auto):
+    app.command(command)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import load_tokenizer, read_text, resolve, short, waiting
-from draftsmith.cli.options import Json
+from draftsmith.cli.options import Json, Positional
 from draftsmith.cli.render import plain_table, plural, visible
 from draftsmith.cli.report import print_json, stdout
 from draftsmith.errors import LoadError, OptionError
@@ -34,49 +34,52 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class VocabOptions:
-    """Whose tokenizers are compared, and on which text."""
-
-    spelt: ClassVar = {"target": "A", "drafter": "B", "text": "TEXT", "also": "--also C"}
-
-    target: str | None = None
-    """The target's tokenizer: a hub id, a folder, a GGUF file, a tokenizer.json, or a name such as
-    `smollm2`."""
-    drafter: str | None = None
-    """The drafter's."""
-    text: str | None = None
-    """A text file like those that will be generated, the demo's by default; - is standard input."""
-    also: tuple[str, ...] = ()
-    """One more tokenizer; every pair is compared."""
-
-
-def vocab(chosen: VocabOptions, json_: Json = False) -> None:
+def vocab(
+    target: Annotated[
+        str,
+        Parameter(
+            name="A",
+            help="The target's tokenizer: a hub id, a folder, a GGUF file, a tokenizer.json, or a "
+            "name such as smollm2.",
+        ),
+    ],
+    drafter: Annotated[str, Parameter(name="B", help="The drafter's tokenizer.")],
+    text: Annotated[
+        Positional | None,
+        Parameter(
+            help="A text file like those that will be generated; - is standard input.",
+            show_default="the demo's",
+        ),
+    ] = None,
+    /,
+    *,
+    also: Annotated[
+        tuple[str, ...],
+        Parameter(help="One more tokenizer; every pair is compared. May be given several times."),
+    ] = (),
+    json_: Json = False,
+) -> None:
     """Compare two vocabularies, and say which algorithm suits the pair.
 
     Only tokenizers are loaded, no weights. Tokens are compared by the bytes that they write.
 
-    [bold]Examples[/bold]
+    Examples
 
     draftsmith vocab Qwen/Qwen2.5-7B-Instruct HuggingFaceTB/SmolLM2-135M
-
     draftsmith vocab edit-7m models/llama/tokenizer.json notes.txt
     """
     from draftsmith.core.drafter import common_prefix
     from draftsmith.text.comparison import Comparison, Usage
 
-    target, drafter = chosen.target, chosen.drafter
-    if target is None or drafter is None:
-        raise OptionError("two tokenizers are compared: give A and B, and a TEXT if you like")
-    sample = "\n".join(builtin.demo()) if chosen.text is None else read_text(chosen.text)
+    sample = "\n".join(builtin.demo()) if text is None else read_text(text)
     if not sample:
-        raise OptionError(f"{chosen.text} is empty; give a text like those that will be generated")
+        raise OptionError(f"{text} is empty; give a text like those that will be generated")
     usages = {}
-    for name in (target, drafter, *chosen.also):
+    for name in (target, drafter, *also):
         vocabulary = _vocabulary(name)
         with waiting(f"reading {short(name)} …"):
             usages[name] = Usage(vocabulary, sample)
-    pairs = permutations(usages, 2) if chosen.also else [(target, drafter)]
+    pairs = permutations(usages, 2) if also else [(target, drafter)]
     tokenizers = {name: _facts(usage) for name, usage in usages.items()}
     found = [_compared(a, b, Comparison(usages[a], usages[b])) for a, b in pairs]
     if json_:
@@ -85,7 +88,7 @@ def vocab(chosen: VocabOptions, json_: Json = False) -> None:
     console = stdout()
     console.print(_tokenizers(tokenizers), "", _pairs(found), sep="\n")
     console.print(Text(_LEGEND, "dim"))
-    if not chosen.also:
+    if not also:
         use = Text(f"draft_model(…, algorithm={found[0]['algorithm']!r})", "bold")
         console.print(Text.assemble("\nUse ", use, f": {found[0]['why']}."))
     for name, facts in tokenizers.items():

@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from draftsmith.errors import OptionError
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.lab.corpus.pieces import Pieces, read_pieces
+from draftsmith.lab.corpus.plan import CorpusPlan
 from draftsmith.lab.corpus.suffixes import sorter
 from draftsmith.lab.corpus.texts import find
 from draftsmith.lab.lines import JsonLines
@@ -33,9 +33,6 @@ from draftsmith.storage import write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
-LEAST_PIECE = 4
-"""Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""
-
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: from what is done and how much of it there is to what is told of each bit."""
 
@@ -43,30 +40,6 @@ Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG001
     """Shows nothing."""
     return nullcontext(lambda _: None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusPlan:
-    """What becomes a corpus. Raises OptionError for numbers that cannot work."""
-
-    texts: Sequence[Path]
-    """Files (.jsonl, else plain text; also .gz, .xz) and folders of .txt, .md and .jsonl."""
-    fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: what to read of each; several are joined by line breaks."""
-    piece: int = 512
-    """Documents longer than so many tokens are cut; the pieces are what is ranked."""
-    keep: int | None = 100_000
-    """How many pieces to keep, those of lowest perplexity; None: all, unranked (REST)."""
-
-    def __post_init__(self) -> None:
-        if self.piece < LEAST_PIECE:
-            raise OptionError(f"piece={self.piece} cannot work; give at least {LEAST_PIECE} tokens")
-        if self.keep is not None and self.keep < 1:
-            raise OptionError(f"keep={self.keep} cannot work; give at least 1")
-
-    def settings(self) -> dict[str, Any]:
-        """What a header remembers of it."""
-        return {"fields": list(self.fields), "piece": self.piece, "keep": self.keep}
 
 
 def build(

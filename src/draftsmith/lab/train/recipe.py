@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from operator import ge, gt, le
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+from cyclopts import Group, Parameter
+
+from draftsmith.cli.options import group
 from draftsmith.errors import OptionError, UnknownName
 
 
@@ -32,6 +36,11 @@ def check(settings: Any) -> None:
                 raise OptionError(f"{name} must be {words} {limits[limit]}, got {name}={value}")
 
 
+ADAPTIVE = Parameter(group=Group("Adaptive tokens", sort_key=2))
+STEPS = Parameter(group=Group("Steps", sort_key=3))
+
+
+@group("Learning", 4)
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to train; the defaults are the paper's. Raises OptionError for values that cannot work.
@@ -40,33 +49,37 @@ class Recipe:
     Not in the paper: `weight_decay` and `clip`, which are Llama 2's, and `token_rate`.
     """
 
-    objective: str = setting(
+    objective: Annotated[str, ADAPTIVE] = setting(
         "improved",
         "improved (equation 9), basic (equation 8), or plain: no adaptive tokens, to compare with.",
         choices=("improved", "basic", "plain"),
     )
-    L: int = setting(5, "The longest window of adaptive tokens.", least=1)
-    diverse: bool = setting(
+    L: Annotated[int, Parameter(name="--L"), ADAPTIVE] = setting(
+        5, "The longest window of adaptive tokens.", least=1
+    )
+    diverse: Annotated[bool, ADAPTIVE] = setting(
         False, "One for each depth (appendix B), not one for all; then k < L when decoding."
     )
-    share: float = setting(
+    share: Annotated[float, ADAPTIVE] = setting(
         0.1, "Share of the positions of a mixed sequence; share_of says of which.", least=0, most=1
     )
-    share_of: str = setting(
+    share_of: Annotated[str, ADAPTIVE] = setting(
         "windows",
         "What the share counts: positions where windows begin (the paper), or replaced ones.",
         choices=("windows", "replaced"),
     )
-    w: float = setting(1.0, "Weight of the adaptive tokens in equation 9.", least=0)
-    infill: float = setting(
+    w: Annotated[float, ADAPTIVE] = setting(
+        1.0, "Weight of the adaptive tokens in equation 9.", least=0
+    )
+    infill: Annotated[float, STEPS] = setting(
         0.5, "Share of code rearranged as prefix, suffix, middle; 0 for none.", least=0, most=1
     )
-    length: int = setting(1024, "T: tokens of a sequence.", least=2)
-    rows: int = setting(8, "Sequences of a step.", least=1)
-    rows_per_pass: int = setting(
+    length: Annotated[int, STEPS] = setting(1024, "T: tokens of a sequence.", least=2)
+    rows: Annotated[int, STEPS] = setting(8, "Sequences of a step.", least=1)
+    rows_per_pass: Annotated[int, STEPS] = setting(
         8, "Sequences of a forward pass; fewer accumulate their gradients.", least=1
     )
-    steps: int = setting(2000, "How many steps.", least=1)
+    steps: Annotated[int, STEPS] = setting(2000, "How many steps.", least=1)
     learning_rate: float = setting(5e-5, "The highest, reached after warming up.", above=0)
     final_learning_rate: float = setting(1e-5, "The last.", least=0)
     token_rate: float = setting(
@@ -80,7 +93,7 @@ class Recipe:
     lora: int = setting(
         0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.", least=0
     )
-    bfloat16: bool = setting(
+    bfloat16: Annotated[bool, Parameter(negative="--float32")] = setting(
         True, "Compute passes in bfloat16 where that is safe; weights stay in float32."
     )
     seed: int = setting(0, "Of the order of the texts, and of the windows.", least=0)
@@ -120,3 +133,44 @@ class Recipe:
         fallen = (step - rising) / max(1, self.steps - 1 - rising)
         span = self.learning_rate - self.final_learning_rate
         return self.final_learning_rate + span * (1 + math.cos(math.pi * fallen)) / 2
+
+
+@group("Steps", 3)
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to run a training; nothing here changes the weights it ends with, but `tokens`.
+
+    Raises OptionError for values that cannot work.
+    """
+
+    tokens: Annotated[tuple[int, ...], Parameter(name="--token"), ADAPTIVE] = setting(
+        (),
+        "Id of an adaptive token, once for each; free ones are found if none are named.",
+    )
+    add_token: Annotated[bool, ADAPTIVE] = setting(
+        False, "Add new tokens to the vocabulary instead."
+    )
+    cpu: bool = setting(False, "Stay on the CPU.")
+    save_every: int = setting(100, "Steps between checkpoints.", least=1)
+    measure_every: int = setting(
+        0, "Steps between held-out losses; 0: only before and after.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@group("Texts", 1)
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """What to train on, and what to keep out of it."""
+
+    paths: Annotated[tuple[Path, ...], Parameter(name="--texts")]
+    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files. Those
+    that end in .txt or .md are prose, all others code. May be given several times."""
+    prose: tuple[Path, ...] = ()
+    """Files and folders of other texts, such as chats: never rearranged for infilling."""
+    held_out: tuple[Path, ...] = ()
+    """Files and folders whose text is taken out of the others, and measured on."""
+    fields: Annotated[tuple[str, ...], Parameter(name="--field")] = ("text",)
+    """Of JSON lines: what to read of each; several are joined by line breaks."""

@@ -29,10 +29,11 @@ from draftsmith.lab.train.batches import Batches
 from draftsmith.lab.train.curves import Curves, StepLosses
 from draftsmith.lab.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
 from draftsmith.lab.train.loss import loss_of
-from draftsmith.lab.train.recipe import Recipe, check, setting
+from draftsmith.lab.train.recipe import Options, Recipe, Texts
 from draftsmith.lab.train.rows import AdaptiveRows
 from draftsmith.lab.train.run import Run, kept_whole
-from draftsmith.lab.train.texts import Texts, sequences
+from draftsmith.lab.train.texts import held_out_stream, sequences
+from draftsmith.lab.train.texts import stream as stream_of
 from draftsmith.lab.train.trainable import Trainable, open_trainable
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.fingerprint import fingerprint
@@ -44,27 +45,6 @@ _MEASURED = 256
 """Held-out sequences that are measured at most."""
 _BETAS = (0.9, 0.95)
 """Source: SDSAT, section 3.2."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to run a training; nothing here changes the weights it ends with, but `tokens`.
-
-    Raises OptionError for values that cannot work.
-    """
-
-    tokens: tuple[int, ...] = setting(
-        (), "Ids of the adaptive tokens; free ones are found if none are named."
-    )
-    add_token: bool = setting(False, "Add new tokens to the vocabulary instead.")
-    cpu: bool = setting(False, "Stay on the CPU.")
-    save_every: int = setting(100, "Steps between checkpoints.", least=1)
-    measure_every: int = setting(
-        0, "Steps between held-out losses; 0: only before and after.", least=0
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -112,8 +92,8 @@ def train(
     room, tokenizer = trainable.loaded.context_length, trainable.loaded.tokenizer
     if room is not None and recipe.length > room:
         raise OptionError(f"length={recipe.length}, but the context of {source} is {room} tokens")
-    stream = texts.stream(tokenizer, recipe.infill, recipe.seed, show)
-    held_out = texts.held_out_stream(tokenizer)
+    stream = stream_of(texts, tokenizer, recipe.infill, recipe.seed, show)
+    held_out = held_out_stream(texts, tokenizer)
     for ids, what in ((stream, "texts"), (held_out, "held-out texts")):
         used = np.intersect1d(ids, trainable.tokens)
         if len(used):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.corpus.texts import PLAIN, documents, find
 from draftsmith.lab.train.held_out import HeldOut
 from draftsmith.lab.train.infill import Markers, infilled
+from draftsmith.lab.train.recipe import Texts
 from draftsmith.text.tokenizer import encode, opening
 
 CODE = (
@@ -28,69 +28,57 @@ _INFILL = 2
 """Kind of random numbers, beside those of `batches`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """What to train on, and what to keep out of it."""
+def read(
+    paths: Sequence[Path], fields: Sequence[str], show: Show = unseen
+) -> Iterator[tuple[str, bool]]:
+    """The texts of some files, and whether each is code. Raises LoadError."""
+    files = find(paths, PLAIN + CODE)
+    with show("reading texts", len(files)) as advance:
+        for path in files:
+            prose = any(suffix in PLAIN for suffix in path.suffixes[-2:])
+            for text in documents(path, fields):
+                if text:
+                    yield text, not prose
+            advance(1)
 
-    paths: Sequence[Path]
-    """Files (.jsonl, else plain text; also .gz, .xz) and folders of such and of source files.
 
-    Those that end in .txt or .md are prose, all others code.
+def stream(
+    texts: Texts, tokenizer: Any, infill: float, seed: int, show: Show = unseen
+) -> NDArray[np.int32]:
+    """(n,) ids of all training texts in order, without held-out text, a separator after each.
+
+    Raises OptionError if code should be rearranged and the tokenizer has no markers for it.
     """
-    prose: Sequence[Path] = ()
-    """Files and folders of other texts, such as chats: never rearranged for infilling."""
-    held_out: Sequence[Path] = ()
-    """Files and folders whose text is taken out of the others, and measured on."""
-    fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: what to read of each; several are joined by line breaks."""
+    markers = Markers.of(tokenizer.get_vocab())
+    if infill and markers is None:
+        raise OptionError(
+            f"infill={infill}, but the tokenizer has no markers for prefix, suffix and "
+            "middle that we know; give infill=0"
+        )
+    banned = HeldOut(text for text, _ in read(texts.held_out, texts.fields))
+    before, after = opening(tokenizer), separator(tokenizer)
+    ids = array("i")
+    pieces = (
+        (piece, code and paths is texts.paths)
+        for paths in (texts.paths, texts.prose)
+        for text, code in read(paths, texts.fields, show)
+        for piece in banned.remove(text)
+    )  # fmt: skip
+    write = partial(encode, tokenizer)
+    for number, (text, code) in enumerate(pieces):
+        rng = np.random.default_rng([seed, _INFILL, number])
+        share = infill if code else 0.0
+        ids.extend((*before, *infilled(text, share, markers, write, rng), *after))
+    return np.array(ids, dtype=np.int32)
 
-    def read(self, paths: Sequence[Path], show: Show = unseen) -> Iterator[tuple[str, bool]]:
-        """The texts of some files, and whether each is code. Raises LoadError."""
-        files = find(paths, PLAIN + CODE)
-        with show("reading texts", len(files)) as advance:
-            for path in files:
-                prose = any(suffix in PLAIN for suffix in path.suffixes[-2:])
-                for text in documents(path, self.fields):
-                    if text:
-                        yield text, not prose
-                advance(1)
 
-    def stream(
-        self, tokenizer: Any, infill: float, seed: int, show: Show = unseen
-    ) -> NDArray[np.int32]:
-        """(n,) ids of all training texts in order, without held-out text, a separator after each.
-
-        Raises OptionError if code should be rearranged and the tokenizer has no markers for it.
-        """
-        markers = Markers.of(tokenizer.get_vocab())
-        if infill and markers is None:
-            raise OptionError(
-                f"infill={infill}, but the tokenizer has no markers for prefix, suffix and "
-                "middle that we know; give infill=0"
-            )
-        banned = HeldOut(text for text, _ in self.read(self.held_out))
-        before, after = opening(tokenizer), separator(tokenizer)
-        ids = array("i")
-        pieces = (
-            (piece, code and paths is self.paths)
-            for paths in (self.paths, self.prose)
-            for text, code in self.read(paths, show)
-            for piece in banned.remove(text)
-        )  # fmt: skip
-        write = partial(encode, tokenizer)
-        for number, (text, code) in enumerate(pieces):
-            rng = np.random.default_rng([seed, _INFILL, number])
-            share = infill if code else 0.0
-            ids.extend((*before, *infilled(text, share, markers, write, rng), *after))
-        return np.array(ids, dtype=np.int32)
-
-    def held_out_stream(self, tokenizer: Any) -> NDArray[np.int32]:
-        """(n,) ids of the held-out texts as they are, a separator after each."""
-        before, after = opening(tokenizer), separator(tokenizer)
-        ids = array("i")
-        for text, _ in self.read(self.held_out):
-            ids.extend((*before, *encode(tokenizer, text), *after))
-        return np.array(ids, dtype=np.int32)
+def held_out_stream(texts: Texts, tokenizer: Any) -> NDArray[np.int32]:
+    """(n,) ids of the held-out texts as they are, a separator after each."""
+    before, after = opening(tokenizer), separator(tokenizer)
+    ids = array("i")
+    for text, _ in read(texts.held_out, texts.fields):
+        ids.extend((*before, *encode(tokenizer, text), *after))
+    return np.array(ids, dtype=np.int32)
 
 
 def separator(tokenizer: Any) -> tuple[int, ...]:
