@@ -24,6 +24,7 @@ from draftsmith.model import probe
 from failed_passes import FAILED_PASSES
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # for commands that tests start
+os.environ["DRAFTSMITH_CONFIG"] = os.devnull  # the user's own defaults are none of tests
 torch.set_num_threads(1)  # tests run tiny models: threads would only fight each other
 
 # As the command sees to by the environment, before transformers is imported.

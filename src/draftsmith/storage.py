@@ -43,14 +43,27 @@ def cache_folder() -> Path:
     It is `$DRAFTSMITH_CACHE`, else `$XDG_CACHE_HOME/draftsmith`, else `~/.cache/draftsmith`.
     Raises WriteError where nothing tells where home is.
     """
-    own = os.environ.get("DRAFTSMITH_CACHE")
+    return _own_folder("CACHE", ".cache")
+
+
+def config_folder() -> Path:
+    """Where the user keeps defaults of options.
+
+    It is `$DRAFTSMITH_CONFIG`, else `$XDG_CONFIG_HOME/draftsmith`, else `~/.config/draftsmith`.
+    Raises WriteError where nothing tells where home is.
+    """
+    return _own_folder("CONFIG", ".config")
+
+
+def _own_folder(kind: str, usual: str) -> Path:
+    own = os.environ.get(f"DRAFTSMITH_{kind}")
     try:
         if own:
             return Path(own).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftsmith"
+        return Path(os.environ.get(f"XDG_{kind}_HOME") or Path.home() / usual) / "draftsmith"
     except RuntimeError as error:  # pathlib's
         raise WriteError(
-            "there is no home folder to keep files in: set DRAFTSMITH_CACHE to a folder"
+            f"there is no home folder to keep files in: set DRAFTSMITH_{kind} to a folder"
         ) from error
 
 

@@ -8,7 +8,6 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NoReturn
 
 from cyclopts import (
@@ -31,7 +30,6 @@ def call(words: Sequence[str]) -> int:
     """Run a command line; return its exit code."""
     app = None
     try:
-        _check_text(words)
         app = application(words)
         command, given, _ = app.parse_args(words, print_error=False, exit_on_error=False)
         return command(*given.args, **given.kwargs) or 0
@@ -44,18 +42,9 @@ def call(words: Sequence[str]) -> int:
         return ending(error)
 
 
-def _check_text(words: Sequence[str]) -> None:
-    """Raise OptionError for a word that is not UTF-8, unless it names a file."""
-    for before, word in pairwise(["", *words]):
-        foreign = re.search("[\ud800-\udfff]", word)
-        if foreign and not os.path.exists(word):
-            name = before if before.startswith("-") else "an argument"
-            raise OptionError(f"{name} is not UTF-8 text, from character {foreign.start() + 1} on")
-
-
 def _explained(error: CycloptsError) -> str:
     """Return what was wrong on a command line, beginning with the name of an option."""
-    argument = error.argument
+    argument, error.verbose = error.argument, False
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected argument {(error.unused_tokens or [''])[0]!r}; see --help"
     label = "" if argument is None else argument.name.lstrip("-").upper()
@@ -64,7 +53,8 @@ def _explained(error: CycloptsError) -> str:
     if isinstance(error, ValidationError) and argument is not None:
         token, *_ = argument.tokens
         if error.exception_message != UNKNOWN:
-            return f"{token.keyword or label} {error.exception_message}"
+            where = "" if token.source == "cli" else f" in {token.source}"
+            return f"{token.keyword or label}{where} {error.exception_message}"
         assert error.app is not None
         known = error.app.assemble_argument_collection()
         token = Token(keyword=token.value, source="cli")

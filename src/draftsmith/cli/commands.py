@@ -6,15 +6,18 @@ of the group `draftsmith.commands`: a function or a `cyclopts.App`, named like i
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, ArgumentCollection, CoercionError, Group, Parameter
 
 import draftsmith
-from draftsmith.cli import completion
-from draftsmith.errors import LoadError, UnknownName
+from draftsmith.cli import completion, defaults
+from draftsmith.errors import LoadError, OptionError, UnknownName
 
 GROUP = "draftsmith.commands"
 LIBRARY = {
@@ -23,7 +26,9 @@ LIBRARY = {
     "chat": "Talk to a model; cache and drafts are kept from turn to turn.",
     "serve": "Serve a model to OpenAI's clients (needs the extra `server`).",
     "drafters": "List the installed drafters, or describe one.",
+    "models": "List the names that stand for models, and the models in the hub's cache.",
     "doctor": "Examine a model on this machine: what works, why not more, what a pass costs.",
+    "config": "Show the defaults of options that you keep in a file, and whether they can be used.",
 }
 LAB = {
     "vocab": "Compare two vocabularies, and say which algorithm suits the pair.",
@@ -48,17 +53,18 @@ def application(words: Sequence[str] = ()) -> App:
 
     Raises UnknownName or LoadError for a command that does not exist or cannot be imported.
     """
+    commands = known()
     app = App(
         name="draftsmith",
         help=f"{draftsmith.__doc__}\n\nStart with: draftsmith demo",
         help_format="plaintext",
         help_formatter=_wrapped(),
+        config=(partial(defaults.fill, commands), check),
         version=f"draftsmith {draftsmith.__version__}",
         default_parameter=Parameter(
             negative_bool=(), negative_iterable=(), show_default=_shown, allow_repeating=True
         ),
     )
-    commands = known()
     if words and words[0] not in commands and not words[0].startswith("-"):
         raise UnknownName("command", words[0], commands)
     for place, (name, entry) in enumerate(commands.items()):
@@ -72,6 +78,20 @@ def application(words: Sequence[str] = ()) -> App:
     for flag in ("--help", "--version", *completion.FLAGS):
         app[flag].group = flags
     return app
+
+
+def check(_app: App, _words: Sequence[str], arguments: ArgumentCollection) -> None:
+    """Refuse what cyclopts takes: fractions for integers, and text that is not UTF-8."""
+    for argument in arguments:
+        whole = argument.resolved_hint in (int, tuple[int, ...])
+        for token in argument.tokens:
+            if whole and "." in token.value:
+                raise CoercionError(token=token, argument=argument, target_type=int)
+            foreign = re.search("[\ud800-\udfff]", token.value)
+            if foreign and not os.path.exists(token.value):
+                name = token.keyword or argument.name.lstrip("-").upper()
+                at = foreign.start() + 1
+                raise OptionError(f"{name} is not UTF-8 text, from character {at} on")
 
 
 def _load(entry: EntryPoint) -> Any:

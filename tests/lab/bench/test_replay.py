@@ -332,7 +332,7 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     fails(2, "No such file", "replay", tmp_path / "no.jsonl")
     fails(2, "FILES is missing", "replay")
     fails(2, "unknown drafter", "replay", log, "-d", "copyspek")
-    fails(2, "give skip or fail", "replay", log, "--on-error", "ignore")
+    fails(2, 'Choose from: "skip", "fail"', "replay", log, "--on-error", "ignore")
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"prompt": "x"}\n')
     fails(2, "have no outputs", "replay", asked)

@@ -1,0 +1,64 @@
+"""Defaults of options that the user keeps in a file, config.toml: a table for each command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from cyclopts import App, ArgumentCollection, config
+
+from draftsmith.errors import DraftsmithError, LoadError, UnknownName
+
+
+def path() -> str:
+    """Return the file's name; an empty one where there is no home folder."""
+    from draftsmith.storage import config_folder
+
+    try:
+        return str(config_folder() / "config.toml")
+    except DraftsmithError:
+        return ""
+
+
+def read() -> dict[str, Any]:
+    """Return what the file holds, nothing where there is no file; raises LoadError."""
+    file = path()
+    if not os.path.exists(file):
+        return {}
+    import tomllib
+
+    try:
+        with open(file, "rb") as opened:
+            return tomllib.load(opened)
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {file}: {error}") from error
+
+
+def table(data: Mapping[str, Any], words: Iterable[str]) -> Mapping[str, Any]:
+    """Return the table [bench.run] for the words bench, run; raises LoadError if it is none."""
+    for word in words:
+        data = data.get(word, {})
+        if not isinstance(data, Mapping):
+            raise LoadError(f"{word} in {path()} must be a table of options: [{word}]")
+    return data
+
+
+def fill(
+    commands: Collection[str], app: App, words: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Give options that were not typed the values of the file.
+
+    Raises UnknownName or LoadError for what the file cannot mean.
+    """
+    data, file = read(), path()
+    for name in data:
+        if name not in commands:
+            raise UnknownName(f"command in {file}", name, commands)
+    given = table(data, words)
+    names = {name.lstrip("-"): one.name for one in arguments for name in one.positives}
+    for name in given:
+        if name.replace("_", "-") not in names and name not in app:
+            known = {one.lstrip("-") for one in names.values() if one != "*"}
+            raise UnknownName(f"option of {' '.join(words)} in {file}", name, known)
+    config.Dict(dict(given), use_commands_as_keys=False, source=file)(app, words, arguments)

@@ -1,0 +1,129 @@
+"""Defaults from the user's file, shell completion, names of models, and what `--json` prints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tiny
+from command import SCHEMAS, call, fails, first_difference
+from draftsmith import builtin
+from draftsmith.cli.commands import application, known
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTSMITH_CONFIG", str(tmp_path))
+    return tmp_path / "config.toml"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny.model().save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_what_is_typed_wins_over_the_file_and_the_file_over_the_default(
+    file: Path, model: str
+) -> None:
+    file.write_text(f'[run]\nmodel = "{model}"\nmax-new-tokens = 3\nraw = true\njson = true\n')
+    told = json.loads(call("run", "hello").stdout)
+    assert told["model"] == model
+    assert len(told["answers"][0]["tokens"]) == 3
+    assert (
+        len(json.loads(call("run", "hello", "--max-tokens", 2).stdout)["answers"][0]["tokens"]) == 2
+    )
+    plain = call("run", "hello", "--json=false", "--max-new-tokens", 2, "--stats").stderr
+    assert "answer       2 tokens" in plain
+    (chat, *_) = call("chat", "-m", model, "--max-new-tokens", 1, stdin="").stderr.splitlines()
+    assert Path(model).name in chat
+
+
+def test_the_file_is_shown(file: Path) -> None:
+    file.write_text('[bench.run]\nruns = 3\n\n[run]\nstop = ["a", "b"]\n')
+    shown = call("config")
+    assert str(file) in shown.stderr
+    lines = [line.split() for line in shown.stdout.splitlines()[1:]]
+    assert lines == [["bench", "run", "--runs", "3"], ["run", "--stop", '["a",', '"b"]']]
+    told = json.loads(call("config", "--json").stdout)
+    assert told["options"][0] == {"command": "bench run", "option": "runs", "value": 3}
+    file.unlink()
+    assert "has no defaults" in call("config").stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('[run]\nmodle = "x"', "option of run in FILE 'modle'. Did you mean 'model'?"),
+        ('[rnu]\nmodel = "x"', "command in FILE 'rnu'. Did you mean 'run'?"),
+        ('model = "x"', "command in FILE 'model'"),
+        ("run = 1", "run in FILE must be a table of options: [run]"),
+        ("[run]\nthreads = 0", "[threads] in FILE must be an integer >= 1, got 0"),
+        ("[run]\nseed = 2.5", "[seed] from FILE"),
+        ('[run]\nraw = "perhaps"', 'unable to convert "perhaps" into bool'),
+        ("[run", "cannot read FILE"),
+    ],
+)
+def test_what_the_file_cannot_mean_is_refused(file: Path, text: str, wanted: str) -> None:
+    file.write_text(text)
+    wanted = wanted.replace("FILE", str(file))
+    assert wanted in fails(2, "config")
+    assert wanted in fails(2, "run", "hello")
+    assert call("--help").exit_code == 0
+
+
+def test_names_of_groups_are_checked_too(file: Path) -> None:
+    file.write_text("[bench.rnu]\nruns = 3\n")
+    assert "command of bench" in fails(2, "config")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_options(shell: str) -> None:
+    script = call("--show-completion", "--shell", shell)
+    assert script.exit_code == 0, script.stderr
+    for word in ("chat", "replay", "max-new-tokens", "on-error"):
+        assert word in script.stdout
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script.stdout, text=True, check=True)
+
+
+def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    told = json.loads(call("models", "--json").stdout)
+    names = {one["name"]: one["stands_for"] for one in told["names"]}
+    assert names["edit-7m"] == str(builtin.path("edit-7m"))
+    assert [one["name"] for one in told["names"] if one["default"]] == [builtin.default()]
+    assert told["cached"] == [{"id": "org/name", "bytes": 2}]
+    shown = call("models").stdout
+    assert "smollm2" in shown
+    assert "org/name" in shown
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    assert json.loads(call("models", "--json").stdout)["cached"] == []
+
+
+def test_every_json_has_a_schema() -> None:
+    def find(app, words):  # type: ignore[no-untyped-def]
+        if app.default_command and "--json" in app.assemble_argument_collection():
+            yield " ".join(words)
+        for name in app:
+            if not name.startswith("-"):
+                yield from find(app[name], [*words, name])
+
+    found = {one for name in known() for one in find(application([name])[name], [name])}
+    assert found <= SCHEMAS.keys()
+
+
+def test_a_schema_tells_what_is_wrong() -> None:
+    schema = {"a": ["integer"], "b": "string | null", "<name>": {"c": "number"}}
+    assert first_difference({"a": [1], "b": None, "x": {"c": 1.5}}, schema) is None
+    for wrong in ({"a": [1]}, {"a": ["1"], "b": ""}, {"a": [], "b": 1}, {"a": [], "b": "", "x": 1}):
+        assert first_difference(wrong, schema) is not None
