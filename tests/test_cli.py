@@ -175,10 +175,10 @@ def test_a_command_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_argument_that_is_not_utf8(model: str) -> None:
     wrong = os.fsdecode(b"caf\xe9")
-    assert "an argument is not UTF-8 text, from character 4" in fails(2, "run", "-m", model, wrong)
+    assert "PROMPT is not UTF-8 text, from character 4" in fails(2, "run", "-m", model, wrong)
     assert "--system is not UTF-8" in fails(2, "run", "-m", model, "hello", "--system", wrong)
     assert "--stop is not UTF-8" in fails(2, "run", "-m", model, "hello", "--stop", wrong)
-    assert "an argument is not UTF-8" in fails(2, "corpus", "query", "no-folder", wrong)
+    assert "TEXT is not UTF-8" in fails(2, "corpus", "query", "no-folder", wrong)
 
 
 # --- run ---------------------------------------------------------------------------------------

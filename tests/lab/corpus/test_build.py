@@ -431,9 +431,9 @@ def test_folders_with_something_else_are_left_alone(
 
 
 def test_numbers_that_cannot_work_are_refused(plan: CorpusPlan, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="piece=3 cannot work"):
+    with pytest.raises(OptionError, match="piece must be an integer >= 4, got 3"):
         CorpusPlan(texts=[], piece=3)
-    with pytest.raises(OptionError, match="keep=0 cannot work"):
+    with pytest.raises(OptionError, match="keep must be an integer >= 1, got 0"):
         CorpusPlan(texts=[], keep=0)
     small = load(tiny.model(context=8), tokenizer=tiny.tokenizer())
     with pytest.raises(OptionError, match="the context of LlamaForCausalLM is 8; give --piece"):

@@ -202,13 +202,13 @@ def test_a_short_held_out_text_is_one_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"L": 0}, "L=0"),
-        ({"share": 1.5}, "share must be at most 1, got share=1.5"),
-        ({"clip": 0.0}, "clip must be above 0, got"),
+        ({"L": 0}, "L must be an integer >= 1, got 0"),
+        ({"share": 1.5}, "share must be a number >= 0 and <= 1, got 1.5"),
+        ({"clip": 0.0}, "clip must be a number > 0, got"),
         ({"share": 0.5, "share_of": "windows", "L": 9}, "do not fit"),
         ({"diverse": True, "L": 1}, "diverse"),
         ({"learning_rate": 0.0}, "learning_rate"),
-        ({"rows": 0}, "rows=0"),
+        ({"rows": 0}, "rows must be an integer >= 1, got 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, object], says: str) -> None:

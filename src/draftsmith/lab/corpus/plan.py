@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from draftsmith.cli.options import group
-from draftsmith.errors import OptionError
+from draftsmith.values import number
 
 LEAST_PIECE = 4
 """Documents cut at so many tokens never leave a piece of one, in which nothing is predicted."""
@@ -32,10 +32,9 @@ class CorpusPlan:
     the model is not run (REST)."""
 
     def __post_init__(self) -> None:
-        if self.piece < LEAST_PIECE:
-            raise OptionError(f"piece={self.piece} cannot work; give at least {LEAST_PIECE} tokens")
-        if self.keep is not None and self.keep < 1:
-            raise OptionError(f"keep={self.keep} cannot work; give at least 1")
+        number("piece", self.piece, int, least=LEAST_PIECE)
+        if self.keep is not None:
+            number("keep", self.keep, int, least=1)
 
     def settings(self) -> dict[str, Any]:
         """What a header remembers of it."""

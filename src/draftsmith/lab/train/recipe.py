@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from operator import ge, gt, le
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from cyclopts import Group, Parameter
 
 from draftsmith.cli.options import group
 from draftsmith.errors import OptionError, UnknownName
+from draftsmith.values import number
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
@@ -22,18 +22,14 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"help": help, **limits})
 
 
-_LIMITS = (("least", "at least", ge), ("most", "at most", le), ("above", "above", gt))
-
-
 def check(settings: Any) -> None:
     """Raise OptionError for the first field of a dataclass that exceeds its limits."""
     for known in fields(settings):
-        name, value, limits = known.name, getattr(settings, known.name), known.metadata
-        if "choices" in limits and value not in limits["choices"]:
-            raise UnknownName(name, value, limits["choices"])
-        for limit, words, holds in _LIMITS:
-            if limit in limits and not holds(value, limits[limit]):
-                raise OptionError(f"{name} must be {words} {limits[limit]}, got {name}={value}")
+        name, value, limits = known.name, getattr(settings, known.name), dict(known.metadata)
+        if value not in limits.pop("choices", [value]):
+            raise UnknownName(name, value, known.metadata["choices"])
+        if limits.pop("help", None) and limits:
+            number(name, value, int if isinstance(known.default, int) else float, **limits)
 
 
 ADAPTIVE = Parameter(group=Group("Adaptive tokens", sort_key=2))
