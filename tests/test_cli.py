@@ -521,6 +521,10 @@ def test_empty_stdin(model: str) -> None:
         (["--top-p", "0"], "--top-p must be a number > 0 and <= 1, got 0.0"),
         (["--max-new-tokens", "-3"], "--max-new-tokens must be an integer >= 0, got -3"),
         (["--stop", ""], "--stop must be non-empty strings"),
+        (["--seed", "2.5"], 'invalid value for --seed: unable to convert "2.5" into int'),
+        (["--temprature", "1"], "unknown option: --temprature. Did you mean --temperature?"),
+        (["another"], "unexpected argument 'another'"),
+        (["--stop"], "--stop requires an argument"),
         (["-n", "0"], "Error: -n must be an integer >= 1, got 0"),
         (["--device", "nonsense"], "--device='nonsense' cannot be used here"),
         (["--dtype", "nonsense"], "unknown dtype 'nonsense'"),
@@ -530,6 +534,25 @@ def test_empty_stdin(model: str) -> None:
 def test_bad_option_value(model: str, args: list[str], wanted: str) -> None:
     prompt = "-" if args[0] == "-f" else "hello"
     assert wanted in fails(2, "run", "-m", model, prompt, *args, stdin="x")
+
+
+def test_words_that_begin_with_a_hyphen(model: str) -> None:
+    common = ("run", "-m", model, "--max-new-tokens", 2)
+    misspelt = fails(2, *common, "--temprature", 1, "hello")
+    assert "unknown option: --temprature. Did you mean --temperature?" in misspelt
+    assert call(*common, "hello", "--stop", "-", "--system", "- be brief").exit_code == 0
+    assert call(*common, "--", "--temprature").exit_code == 0
+
+
+def test_of_an_option_given_twice_the_last_one_counts(model: str) -> None:
+    result = call("run", "-m", "nothing", "hello", "--max-tokens", 2, "--json", "-m", model)
+    assert json.loads(result.stdout)["model"] == model
+
+
+def test_a_command_that_does_not_exist() -> None:
+    assert "unknown command 'rum'. Did you mean 'run'?" in fails(2, "rum")
+    assert 'Did you mean "run"?' in fails(2, "bench", "rnu")
+    assert "FILES is missing" in fails(2, "bench", "replay")
 
 
 def test_a_word_for_a_number(model: str) -> None:

@@ -14,14 +14,11 @@ from cyclopts import (
     App,
     CycloptsError,
     MissingArgumentError,
-    Token,
-    UnknownOptionError,
     ValidationError,
 )
 from cyclopts.exceptions import UnusedCliTokensError
 
 from draftsmith.cli.commands import application
-from draftsmith.cli.options import UNKNOWN
 from draftsmith.cli.report import BAD_INPUT, ending, show_error
 from draftsmith.errors import OptionError
 
@@ -51,14 +48,9 @@ def _explained(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError) and argument is not None and not error.keyword:
         return f"{argument.name if argument.index is None else label} is missing; see --help"
     if isinstance(error, ValidationError) and argument is not None:
-        token, *_ = argument.tokens
-        if error.exception_message != UNKNOWN:
-            where = "" if token.source == "cli" else f" in {token.source}"
-            return f"{token.keyword or label}{where} {error.exception_message}"
-        assert error.app is not None
-        known = error.app.assemble_argument_collection()
-        token = Token(keyword=token.value, source="cli")
-        error = UnknownOptionError(token=token, argument_collection=known, verbose=False)
+        token = argument.tokens[0]
+        where = "" if token.source == "cli" else f" in {token.source}"
+        return f"{token.keyword or label}{where} {error.exception_message}"
     text = str(error)
     return text[:1].lower() + text[1:]
 

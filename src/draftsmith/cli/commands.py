@@ -13,7 +13,15 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from cyclopts import App, ArgumentCollection, CoercionError, Group, Parameter
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CoercionError,
+    Group,
+    Parameter,
+    Token,
+    UnknownOptionError,
+)
 
 import draftsmith
 from draftsmith.cli import completion, defaults
@@ -59,7 +67,7 @@ def application(words: Sequence[str] = ()) -> App:
         help=f"{draftsmith.__doc__}\n\nStart with: draftsmith demo",
         help_format="plaintext",
         help_formatter=_wrapped(),
-        config=(partial(defaults.fill, commands), check),
+        config=(partial(defaults.fill, commands), partial(check, words)),
         version=f"draftsmith {draftsmith.__version__}",
         default_parameter=Parameter(
             negative_bool=(), negative_iterable=(), show_default=_shown, allow_repeating=True
@@ -80,11 +88,17 @@ def application(words: Sequence[str] = ()) -> App:
     return app
 
 
-def check(_app: App, _words: Sequence[str], arguments: ArgumentCollection) -> None:
-    """Refuse what cyclopts takes: fractions for integers, and text that is not UTF-8."""
+def check(
+    words: Sequence[str], _app: App, _command: Sequence[str], arguments: ArgumentCollection
+) -> None:
+    """Refuse misspelt options before a prompt, fractions for integers, and what is not UTF-8."""
+    free = ("-", *words[words.index("--") :]) if "--" in words else ("-",)
     for argument in arguments:
         whole = argument.resolved_hint in (int, tuple[int, ...])
         for token in argument.tokens:
+            if not token.keyword and token.value.startswith("-") and token.value not in free:
+                unknown = Token(keyword=token.value, source="cli")
+                raise UnknownOptionError(token=unknown, argument_collection=arguments)
             if whole and "." in token.value:
                 raise CoercionError(token=token, argument=argument, target_type=int)
             foreign = re.search("[\ud800-\udfff]", token.value)

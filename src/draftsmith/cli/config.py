@@ -53,7 +53,7 @@ def _options(app: App, words: list[str], data: Mapping[str, Any]) -> Iterator[tu
     arguments = app.assemble_argument_collection() if app.default_command else None
     if arguments is not None:
         defaults.fill(known(), app, tuple(words), arguments)
-        check(app, words, arguments)
+        check((), app, words, arguments)
         for argument in arguments:
             if argument.tokens:
                 argument.convert_and_validate()

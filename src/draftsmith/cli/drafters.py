@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.text import Text
 
+from draftsmith.cli.loading import waiting
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import DraftsmithError
@@ -41,29 +42,31 @@ def drafters(
 
 
 def _list() -> None:
-    from draftsmith.drafters.registry import lookup, names
-
     table = plain_table(header=True)
     table.add_column("drafter", style="bold", no_wrap=True)
     table.add_column("what it does", overflow="fold")
     table.add_column("options and their defaults", overflow="fold")
     broken = []
-    for name in names():
-        try:
-            cls = lookup(name)
-        except DraftsmithError as error:
-            broken.append(str(error))  # somebody else's plugin must not hide the others
-        else:
-            table.add_row(name, cls.summary, _defaults(cls))
+    with waiting("importing the drafters …"):
+        from draftsmith.drafters.registry import lookup, names
+
+        for name in names():
+            try:
+                cls = lookup(name)
+            except DraftsmithError as error:
+                broken.append(str(error))  # somebody else's plugin must not hide the others
+            else:
+                table.add_row(name, cls.summary, _defaults(cls))
     stdout().print(table)
     for message in broken:
         note(f"note: {message}")
 
 
 def _describe(name: str) -> None:
-    from draftsmith.drafters.registry import lookup
+    with waiting("importing the drafter …"):
+        from draftsmith.drafters.registry import lookup
 
-    cls, console = lookup(name), stdout()
+        cls, console = lookup(name), stdout()
     console.print(Text.assemble((name, "bold"), f": {cls.summary}\n"))
     # Docstrings break lines for the source's width, not for this terminal's.
     paragraphs = (inspect.getdoc(cls) or "").split("\n\n")

@@ -14,25 +14,15 @@ def group(title: str, place: int) -> Parameter:
     return Parameter(name="*", group=Group(title, sort_key=place))
 
 
-def _check_hyphen(_: Any, value: str | None) -> None:
-    if value is not None and value.startswith("-") and value != "-":
-        raise ValueError(UNKNOWN)
-
-
 def _check_count(_: Any, value: int | None) -> None:
     if value is not None and value < 1:
         raise ValueError(f"must be an integer >= 1, got {value}")
 
 
-UNKNOWN = "is an unknown option"
-"""What a positional argument is that begins with a hyphen."""
-
 Count = Annotated[int, Parameter(validator=_check_count)]
 """At least 1."""
 OptionText = Annotated[str, Parameter(allow_leading_hyphen=True)]
-"""May begin with a hyphen."""
-Positional = Annotated[str, Parameter(allow_leading_hyphen=True, validator=_check_hyphen)]
-"""A positional text or file; a lone hyphen means standard input."""
+"""May begin with a hyphen; a positional one only if it is a hyphen, or comes after --."""
 MaxTokens = Annotated[int, Parameter(name=("--max-new-tokens", "--max-tokens"))]
 NewFolder = Annotated[Path, Parameter(name=("--output", "-o"), help="A new folder.")]
 Json = Annotated[
@@ -108,7 +98,7 @@ class Sampling(TypedDict, total=False):
     """Divides (or multiplies, if negative) the score of every token already seen (CTRL paper)."""
     seed: int
     """Makes sampling repeatable."""
-    stop: tuple[OptionText, ...]
+    stop: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True)]
     """A string that ends the answer; the text is cut before it. May be given several times."""
 
 

@@ -20,7 +20,6 @@ from draftsmith.cli.options import (
     ModelOptions,
     OptionText,
     OutputOptions,
-    Positional,
     Sampling,
     group,
 )
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 class PromptOptions:
     """What is asked."""
 
-    prompt: Positional | None = None
+    prompt: OptionText | None = None
     """The prompt; - reads it from standard input."""
     _: KW_ONLY
     file: Annotated[OptionText | None, Parameter(alias="-f")] = None

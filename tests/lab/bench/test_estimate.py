@@ -179,8 +179,9 @@ def test_the_commands(tmp_path: Path) -> None:
     model, cost, log = tmp_path / "model", tmp_path / "cost.json", tmp_path / "log.jsonl"
     tiny.model().save_pretrained(model)
     tiny.tokenizer().save_pretrained(model)
-    measured = call("cost", model, "-o", cost, "--contexts", "64", "--batches", "1",
-                    "--positions", "8,64", "--repeats", "2")  # fmt: skip
+    grid = ("--contexts", "64", "--batches", "1", "--positions", "8,64", "--repeats", "2")
+    assert json.loads(call("cost", model, "-o", cost, *grid, "--json").stdout)["points"]
+    measured = call("cost", model, "-o", cost, *grid)
     assert measured.exit_code == 0, measured.output
     assert "64 cached" in measured.stdout
     assert "linear layers are laid out" in " ".join(measured.stdout.split())

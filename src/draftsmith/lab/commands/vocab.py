@@ -11,7 +11,7 @@ from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import load_tokenizer, read_text, resolve, short, waiting
-from draftsmith.cli.options import Json, Positional
+from draftsmith.cli.options import Json, OptionText
 from draftsmith.cli.render import plain_table, plural, visible
 from draftsmith.cli.report import print_json, stdout
 from draftsmith.errors import LoadError, OptionError
@@ -45,7 +45,7 @@ def vocab(
     ],
     drafter: Annotated[str, Parameter(name="B", help="The drafter's tokenizer.")],
     text: Annotated[
-        Positional | None,
+        OptionText | None,
         Parameter(
             help="A text file like those that will be generated; - is standard input.",
             show_default="the demo's",
