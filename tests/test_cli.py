@@ -939,6 +939,15 @@ def test_the_defaults_of_sampling_are_those_of_the_library() -> None:
         assert library[name] in (None, ()) or shown[-1] == str(library[name]), name
 
 
+def test_defaults_are_shown() -> None:
+    shown = " ".join(call("run", "--help").stdout.replace("│", " ").split())
+    for words in ("-n INT Answers", "[default: 1]", "all. [default: 0]", "[default: auto]"):
+        assert words in shown
+    assert "[default: False]" not in shown
+    assert "[default: prompt_lookup, copyspec" in call("bench", "replay", "--help").stdout
+    assert "--no-stats" not in shown
+
+
 def test_the_options_of_a_training_have_their_names() -> None:
     options = options_of("train", "sdsat")
     assert options["L"][0] == "--L"

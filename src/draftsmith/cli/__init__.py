@@ -10,12 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    MissingArgumentError,
-    ValidationError,
-)
+from cyclopts import App, CycloptsError, MissingArgumentError, ValidationError
 from cyclopts.exceptions import UnusedCliTokensError
 
 from draftsmith.cli.commands import application

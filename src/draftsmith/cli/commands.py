@@ -22,6 +22,7 @@ from cyclopts import (
     Token,
     UnknownOptionError,
 )
+from cyclopts.help import DefaultFormatter
 
 import draftsmith
 from draftsmith.cli import completion, defaults
@@ -66,7 +67,7 @@ def application(words: Sequence[str] = ()) -> App:
         name="draftsmith",
         help=f"{draftsmith.__doc__}\n\nStart with: draftsmith demo",
         help_format="plaintext",
-        help_formatter=_wrapped(),
+        help_formatter=_Help(),
         config=(partial(defaults.fill, commands), partial(check, words)),
         version=f"draftsmith {draftsmith.__version__}",
         default_parameter=Parameter(
@@ -117,22 +118,18 @@ def _load(entry: EntryPoint) -> Any:
         ) from error
 
 
-def _wrapped() -> Any:
-    """Return what prints `--help`, with docstrings wrapped for the terminal, not for the source."""
-    from cyclopts.help import DefaultFormatter
+class _Help(DefaultFormatter):
+    """Prints `--help`, with docstrings wrapped for the terminal, not for the source."""
 
-    class Wrapped(DefaultFormatter):
-        def __call__(self, console: Any, options: Any, panel: Any) -> None:
-            for entry in panel.entries:
-                text = str(entry.description.primary_renderable).replace("`", "")
-                entry.description = " ".join(text.split())
-            super().__call__(console, options, panel)
-
-    return Wrapped()
+    def __call__(self, console: Any, options: Any, panel: Any) -> None:
+        for entry in panel.entries:
+            text = str(entry.description.primary_renderable).replace("`", "")
+            entry.description = " ".join(text.split())
+        super().__call__(console, options, panel)
 
 
 def _shown(default: Any) -> str | None:
     """Return how `--help` shows a default; None for one that needs no words."""
-    if default in (None, False, ()):
+    if default is None or default is False or default == ():
         return None
     return ", ".join(map(str, default)) if isinstance(default, tuple) else str(default)
