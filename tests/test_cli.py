@@ -122,6 +122,8 @@ def test_help_has_examples(command: str) -> None:
         ["run", "--help"],
         ["bench", "--help"],
         ["train", "sdsat", "--help"],
+        ["models"],
+        ["config"],
         ["run", "-m", "./no/such/folder", "hello"],
         ["doctor", "/no/such/folder"],
     ],
