@@ -627,6 +627,7 @@ def test_libraries_say_nothing(model: str) -> None:
     assert beside_waits(errors) == "note: cut after 2 tokens; --max-new-tokens sets this\n"
 
 
+@pytest.mark.slow
 def test_what_goes_into_a_pipe_is_not_damaged_for_the_locale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

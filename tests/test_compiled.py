@@ -54,6 +54,7 @@ def test_a_change_in_another_file_is_noticed(doubling: Path) -> None:
         assert run(doubling) == found
 
 
+@pytest.mark.slow
 def test_a_cached_file_that_was_cut_off_is_made_anew(doubling: Path) -> None:
     run(doubling)
     for ending in ("nbi", "nbc"):

@@ -54,6 +54,7 @@ def test_d1_the_self_test_finds_what_it_finds_elsewhere(mps: Both) -> None:
     assert mps.device.model.capabilities == mps.cpu.model.capabilities
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_d1_and_d4_every_drafter_on_a_device_like_mps(
     mps: Both, folder: Path, drafter: str
@@ -106,6 +107,7 @@ def same_draft_models(
 ALGORITHMS = ["union", "tli", "slem", "slrs", "reproducible"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_d4_draft_models_without_float64(mps: Both, device: str, algorithm: str) -> None:
     same_draft_models(mps, device, algorithm, like_mps)
@@ -120,6 +122,7 @@ def usual(engines: Both, folder: Path, device: str) -> Both:
     return Both(engines.cpu, there, engines._known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_d3_every_drafter_under_another_default_device(
     usual: Both, folder: Path, drafter: str
@@ -132,6 +135,7 @@ def test_d3_every_drafter_under_another_default_device(
         usual.generate(MANY, **options, **GREEDY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_d3_draft_models_under_a_default_device(usual: Both, device: str, algorithm: str) -> None:
     same_draft_models(usual, device, algorithm, lambda: default_device("pretend:1"))
@@ -208,6 +212,7 @@ APART: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", APART)
 def test_d5_what_reads_ids_where_logits_are_elsewhere(apart: Both, kind: str) -> None:
     for drafter in ("none", "auto", "spectra(N=3, W=4, G=4)"):

@@ -129,6 +129,7 @@ def test_a_processor_of_the_callers_own(engines: Both) -> None:
         engines.generate(IDS, **options, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["same", "other", "cpu", "target on the CPU"])
 @pytest.mark.parametrize("algorithm", ["standard", "union", "tli", "slem", "slrs"])
 def test_draft_models_anywhere(engines: Both, device: str, algorithm: str, kind: str) -> None:
@@ -220,6 +221,7 @@ def test_d2_other_architectures_pack_over_either_order_of_devices(device: str, n
         Both(expected, engine).generate(MANY, drafter="auto", max_new_tokens=12, budget=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [d for d in DRAFTERS if "CORPUS" not in d and "sdsat" not in d])
 def test_a_device_map(spread: Both, folder: Path, drafter: str) -> None:
     options = {"drafter": named(drafter, folder), "max_new_tokens": 16, "budget": 8}

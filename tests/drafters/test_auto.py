@@ -49,6 +49,7 @@ def test_trees_are_those_that_were_recorded() -> None:
     assert sum(sum(draft[4]) for draft in found) == pytest.approx(3445.285156, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_every_process_grows_the_same_trees() -> None:
     done = subprocess.run(
         [sys.executable, str(STEPS), "200"],

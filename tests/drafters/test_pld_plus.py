@@ -195,6 +195,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_contract(spec: str) -> None:
     check_drafter(parse(spec))

@@ -27,6 +27,7 @@ def corpus(folder: Path, documents: list[list[int]], vocabulary: str = "v") -> P
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", ["", "longest=3", "shortest=1", "depth=1", "sample=1", "longest=1, shortest=1"]
 )

@@ -229,6 +229,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SETTINGS)
 def test_contract(spec: str, folder: str) -> None:
     check_drafter(bound(spec, folder))

@@ -16,6 +16,7 @@ def engine() -> Engine:
     return Engine.from_pretrained(builtin.path(NAME), dtype="float32", drafter="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["sdsat(k=3)", "sdsat(k=2,passes=1)", "sdsat(k=5,tree=16)"])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
 def test_it_drafts_for_itself(engine: Engine, drafter: str, sampling: dict[str, float]) -> None:

@@ -70,6 +70,7 @@ def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int 
 # ------------------------------------------------------------------------------ contract
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
     [

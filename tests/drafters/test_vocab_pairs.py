@@ -282,6 +282,7 @@ def check_draft_model(target: str, name: str, count: int, length: int) -> None:
     check(target, models[name], prompts(target, count)[every], plain(target, count, length)[every])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_answers_are_those_of_plain_decoding(name: str) -> None:
     check_draft_model("stories260K", name, count=len(PIECES), length=6)

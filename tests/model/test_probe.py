@@ -104,6 +104,7 @@ def test_steps_that_differ_from_wider_passes_get_no_drafts(name: str, scale: flo
     assert answer == reference(engine.model.model, ids, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", builtin.names())
 def test_the_built_in_models_can_do_everything(name: str, dtype: torch.dtype) -> None:

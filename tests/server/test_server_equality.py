@@ -227,6 +227,7 @@ alone = cache(Alone)
 @pytest.mark.parametrize(("model", "requests"), [
     ("edit-7m", 40), pytest.param("smollm2", 20, marks=SLOW),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_in_float32_answers_part_at_ties_only(
     model: str, requests: int, request: pytest.FixtureRequest
 ) -> None:

@@ -120,6 +120,7 @@ def test_sequences_decode_to_the_bytes_of_their_tokens(kind: str, data: Any) -> 
     check_table(tokenizer, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED)
 def test_real_tables_agree_with_their_tokenizers(name: str, shared_data: Path) -> None:
     tokenizer = real(name, shared_data)

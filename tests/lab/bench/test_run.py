@@ -111,6 +111,7 @@ def test_a_row_can_be_read_again_and_replayed(model: LoadedModel, tmp_path: Path
     assert str(Path.home()) not in path.read_text()
 
 
+@pytest.mark.slow
 def test_replay_and_live_runs_agree(model: LoadedModel, tmp_path: Path) -> None:
     assert_replay_agrees(plan_of(model, *id_only(), max_new_tokens=60), tmp_path / "r.jsonl")
 
@@ -210,6 +211,7 @@ class Stopping:
         return self.arm.answer(ask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 3, 4])
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_run_goes_on_where_it_was_stopped(
