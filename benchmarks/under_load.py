@@ -18,7 +18,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers import GenerationConfig
 
 from benchmarks import load
 from benchmarks.shared import Blocks, Options, run
@@ -59,6 +59,8 @@ def answering(arm: str, name: str, dtype: str, threads: int) -> load.Answerer:
         return [(result.tokens, result.stats.passes) for result in results]
 
     def theirs(prompts: list[list[int]], at_once: int, tokens: int) -> list[load.Answer]:
+        from transformers import ContinuousBatchingConfig  # since transformers 5
+
         blocks = at_once * ((max(map(len, prompts)) + tokens) // 32 + 2)
         settings = ContinuousBatchingConfig(  # the best settings of those tried
             page_size=32, num_blocks=blocks, max_batch_tokens=256, max_requests_per_batch=at_once,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from transformers.utils import cached_file
 
 from draftsmith.errors import LoadError, OptionError, first_line
@@ -77,6 +77,8 @@ class AdaptiveTokens:
                     f"cannot check whether {source} has adaptive tokens: {first_line(error)}"
                 ) from error
             path = None  # `source` names a file or a built-in model
+        except HFValidationError:  # transformers 4 raises it as it is: `source` is no hub id
+            path = None
         if path is None:
             return None
         try:
