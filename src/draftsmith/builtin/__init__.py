@@ -59,7 +59,7 @@ def resolve(model: str) -> str:
 
 
 def default() -> str:
-    """The model for whoever names none: `smollm2` where all of it is installed, else ours."""
+    """Return the default model: `smollm2` if all of it is installed, else the built-in one."""
     able = _smollm2() and find_spec("gguf") and find_spec("accelerate")
     return SMOLLM2 if able else DEFAULT
 

@@ -55,7 +55,7 @@ def _as_typed(message: str, app: App, words: Sequence[str]) -> str:
     command = app.parse_commands(words)[1][-1]
     for argument in command.assemble_argument_collection() if command.default_command else ():
         name = argument.field_info.name
-        # A drafter's option stands in parentheses, or behind the drafter's name and a colon.
+        # A drafter's option stands in parentheses, or after the drafter's name and a colon.
         pattern = rf"((?<![\w(-])(?<!: ){name}(?==)|\A{name}(?= must))"
         message = re.sub(pattern, argument.name, message)
     return message
@@ -63,18 +63,18 @@ def _as_typed(message: str, app: App, words: Sequence[str]) -> str:
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with a code of `report.py`, or 0."""
-    # Libraries' advice is for programmers; whoever sets the variables still gets it.
+    # Libraries' advice is for programmers; set the variables to get it.
     for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    # A service manager may have closed them; then nobody reads and nothing comes.
+    # A service manager may have closed them; then there is no input and no reader.
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        # A character that nobody can read or show must not end a chat or an answer.
+        # A character that cannot be read or shown must not end a chat or an answer.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     # What goes into a file or a pipe is not damaged for a locale that lacks its characters.

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
 
 _WIDE = 16
-"""A pass over so many tokens stands for all that verify drafts."""
+"""Width of the pass that stands for all passes with drafts."""
 _CLEARLY_CHEAPER = 0.9
 """Less than this of another one's time is no accident of measuring."""
 _PRICED = (1, 16)
-"""Widths of passes whose price is told when they are exact."""
+"""Widths of the passes that are timed for exact models."""
 
 
 HeadOption = Annotated[

@@ -1,4 +1,4 @@
-"""`draftsmith drafters`: who can guess."""
+"""`draftsmith drafters`: the installed drafters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _list() -> None:
             try:
                 cls = lookup(name)
             except DraftsmithError as error:
-                broken.append(str(error))  # somebody else's plugin must not hide the others
+                broken.append(str(error))  # a broken plugin must not hide the others
             else:
                 table.add_row(name, cls.summary, _defaults(cls))
     stdout().print(table)

@@ -42,7 +42,7 @@ def load_engine(options: ModelOptions, sampling: Mapping[str, Any], **others: An
 
     `others` are handed to `Engine.from_pretrained`.
     """
-    source = resolve(options.model)  # before torch is imported: a mistyped folder is told at once
+    source = resolve(options.model)  # before torch is imported: a mistyped folder fails at once
     with waiting(_loading(source)):
         from draftsmith.core.sampling import SamplingParams
         from draftsmith.engine.engine import Engine
@@ -74,7 +74,7 @@ def load_model(machine: PlaceOptions) -> LoadedModel:
 
 
 def tell_device(options: PlaceOptions, loaded: LoadedModel) -> None:
-    """Say on stderr which accelerator is used where nobody chose one."""
+    """Print to stderr which accelerator is used, if the user chose none."""
     if options.device is None and loaded.device.type != "cpu":
         from draftsmith.model.devices import name_of
 
@@ -106,7 +106,7 @@ def read_text(path: str) -> str:
 
 
 def set_threads(threads: int | None) -> None:
-    """Let torch use so many CPU threads; None leaves it its choice."""
+    """Let torch use `threads` CPU threads; None keeps torch's default."""
     if threads is not None:
         import torch
 
@@ -153,7 +153,7 @@ def awaited(pieces: Iterator[T]) -> Iterator[T]:
 
 
 def _loading(source: str) -> str:
-    """What is said while a model is loaded."""
+    """Return the message shown while a model is loaded."""
     why = ""
     if source.endswith(".gguf"):
         why = " (longer the first time: a GGUF file is converted once)"

@@ -1,4 +1,4 @@
-"""What an answer and its statistics look like, and what is said beside it."""
+"""How answers, statistics and notices are shown."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AnswerPrinter:
         self._last = ""
 
     def legend(self, sources: list[str]) -> None:
-        """Explain the colours on stderr: who guessed how many tokens."""
+        """Explain the colours on stderr: the number of tokens of each drafter."""
         if self._coloured and sources:
             parts = []
             for source, count in Counter(sources).items():
@@ -128,7 +128,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """So many of them, in words."""
+    """Return a count with its noun."""
     end = "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{end}"
 
@@ -144,7 +144,7 @@ def label(drafter: Drafter) -> str:
 
 
 class _Unpadded(Table):
-    """A table whose lines end with their last word in files and pipes."""
+    """Make a table without trailing spaces in files and pipes."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rendered = super().__rich_console__(console, options)
@@ -165,7 +165,7 @@ def plain_table(*columns: str, header: bool = False) -> Table:
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """Names in bold, and what is to be said of each."""
+    """Make a table of bold names and their values."""
     table = plain_table()
     for name, value in facts.items():
         table.add_row(Text(name, "bold"), Text(value, overflow="fold"))

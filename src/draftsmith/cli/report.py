@@ -45,7 +45,7 @@ def ending(error: BaseException) -> int:
         case BrokenPipeError():
             _drop_stdout()
             return PIPE_CLOSED
-        case OSError():  # a full disk behind stdout, say
+        case OSError():  # stdout may be a file on a full disk
             show_error(str(error))
             _drop_stdout()
             return FAILED

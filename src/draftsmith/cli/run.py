@@ -86,7 +86,7 @@ class PromptOptions:
         return text
 
     def _trimmed(self, text: str) -> str:
-        # `echo` and editors end a text with a line break that nobody means.
+        # `echo` and editors end a text with a line break that is not meant.
         return text if self.raw else text.removesuffix("\n").removesuffix("\r")
 
     def ask(self, engine: Engine, text: str, before: str | None) -> Any:

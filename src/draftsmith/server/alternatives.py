@@ -72,7 +72,7 @@ def speller(model: LoadedModel) -> Callable[[int], bytes]:
     """Makes, once, what tells what a token writes; of a special one, its name."""
     try:
         vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
-    except DraftsmithError:  # a tokenizer whose ids cannot be told byte by byte
+    except DraftsmithError:  # the bytes of this tokenizer's ids are not known
         return lambda token: decode(model.tokenizer, [token], special=True).encode()
 
     def spell(token: int) -> bytes:

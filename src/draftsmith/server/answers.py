@@ -38,7 +38,7 @@ class Delta:
     parts: list[Part] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     sources: list[list[str]] = field(default_factory=list)
-    """Text and who guessed it, token by token."""
+    """Text and its source, token by token."""
     drafts: list[tuple[Guess, ...]] = field(default_factory=list)
     """By pass."""
     offsets: list[int] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Delta:
 
     @property
     def text(self) -> str:
-        """What is said."""
+        """Return the answer's text."""
         return self._said(thought=False)
 
     @property
@@ -75,7 +75,7 @@ class Choice(Delta):
     stop: str | None = None
     """The stop string that ended it."""
     echoed: bool = False
-    """Whether the prompt has been told."""
+    """Whether the prompt was sent."""
 
     def take(self, chunk: Chunk) -> Delta:
         """Add a chunk."""
@@ -252,7 +252,7 @@ class Answer:
         return told | self._extras(choice)
 
     def _extras(self, said: Delta) -> dict[str, Any]:
-        """What is told beside the text, where it was asked for."""
+        """Return the requested details beside the text."""
         told: dict[str, Any] = {}
         if self.logprobs:
             told["logprobs"] = (

@@ -46,16 +46,16 @@ _TEXTS = ["this and no more", "or that"]
 """What a grammar may ask for: it leaves a choice, then it forces tokens."""
 
 CLIENT_GONE = 499
-"""The status of an answer that nobody waits for."""
+"""Status of an answer without a client."""
 
 LONG = 100_000
-"""Bytes of a request whose preparation may take a noticeable time."""
+"""Bytes of a request from which its preparation may take a noticeable time."""
 
 log = logging.getLogger(__name__)
 
 
 class Arrival(NamedTuple):
-    """A request whose body has come in."""
+    """A request that has arrived with its body."""
 
     began: float
     """When it had, by `time.perf_counter`."""

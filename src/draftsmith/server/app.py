@@ -39,7 +39,7 @@ class BodyLimit:
         self._app, self._most = app, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whoever reads the body counts it; FastAPI's own limit does not answer in JSON."""
+        """Count the body while it is read; FastAPI's own limit does not answer in JSON."""
         left, state = self._most, scope.setdefault("state", {})
 
         async def counted() -> Message:

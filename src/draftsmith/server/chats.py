@@ -92,7 +92,7 @@ class Chat:
             if limit is not None:
                 raise Refusal(
                     400,
-                    "thinking_token_budget needs a model whose chat template has thoughts; "
+                    "thinking_token_budget needs a model with thoughts in its chat template; "
                     "leave it out",
                     param="thinking_token_budget",
                 )

@@ -1,4 +1,4 @@
-"""Prompts told back, with the log-probabilities that the model gives their tokens.
+"""Prompts that are returned (`echo`), with the log-probabilities of their tokens.
 
 A prompt is scored as an answer to its first token: a processor lets every next token be the
 prompt's, and a drafter drafts them all. So the passes are those of any answer, shared with others.
@@ -74,7 +74,7 @@ class _Reading(DrafterState):
 def echo_of(
     engine: Engine, prompt: Any, top: int | None, salt: str
 ) -> tuple[Echo, TextSequence | None]:
-    """Return a prompt as it is told back, and the sequence that writes its log-probabilities.
+    """Return an echoed prompt, and the sequence that computes its log-probabilities.
 
     `top`: alternatives for each token; None: no log-probabilities. No sequence where there are none
     to compute. Raises PromptError.

@@ -11,14 +11,14 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import Body
 
 HEADER = "Warning"
-"""RFC 7234's; its code 299 is for whatever else a user should be told."""
+"""RFC 7234's; its code 299 is for all other warnings."""
 
 _LONGEST = 2000
 """Bytes of a header's value that all servers and proxies let pass."""
 
 
 class Ignored:
-    """Collects what nobody reads in one request."""
+    """Collects the fields of one request that are not read."""
 
     def __init__(self, body: Body, strict: bool) -> None:
         """Begin with the body's unknown fields; `strict`: raise Refusal for the first of these."""

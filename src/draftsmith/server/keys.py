@@ -1,4 +1,4 @@
-"""Who may ask: API keys, compared in constant time."""
+"""API keys, compared in constant time."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]:
-    """The messages of a chat that a turn is: results of tools, then what is said and called."""
+    """Return the chat messages of a turn: results of tools, then text and calls."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     told, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""

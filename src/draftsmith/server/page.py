@@ -1,4 +1,4 @@
-"""The page at `/`: write a prompt, see the answer come, every token coloured by who guessed it."""
+"""The page at `/`: write a prompt, see the answer come, every token coloured by its source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS = {
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 }
-"""It loads nothing, and asks nobody but its own server."""
+"""It loads nothing from elsewhere, and talks to its own server only."""
 
 _KEY = '<label>API key <input id="key" type="password" autocomplete="off"></label>'
 _PARTS = re.compile(r"<style>(.*)</style>\n(.*)<script>\n(.*)</script>\n", re.DOTALL)

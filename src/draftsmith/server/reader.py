@@ -34,12 +34,12 @@ class Reader:
         forced: bool = False,
         own: Callable[[Source], Parser[None]] | None = None,
     ) -> None:
-        """Without a family and thoughts everything is said.
+        """Without a family and thoughts, everything is text.
 
         `tools`: names of the tools, or a mapping from these to JSON schemas of their parameters.
         `markers`: tags that no text shows, by token. `written`: what the prompt has of the answer.
-        `forced`: whether the answer is one call in JSON, after its thoughts. `own`: what reads an
-        answer whose format is no family's.
+        `forced`: whether the answer is one call in JSON, after its thoughts. `own`: the parser
+        of an answer in a format of no family.
         """
         known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
         form = None if family is None else FORMATS[family]
@@ -78,7 +78,7 @@ class Reader:
         return self._taken()
 
     def _taken(self) -> list[Part]:
-        """Return the parts there are; where a call is forced, what is said is its text."""
+        """Return the parts so far; if a call is forced, the text is its arguments."""
         parts, self._source.parts = self._source.parts, []
         if self._forced is not None:
             said = [part for part in parts if isinstance(part, Said) and not part.thought]
@@ -115,12 +115,12 @@ def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> P
         begin = source.at
         source.at = source.text.index(mark, begin) + len(mark)
         called |= yield from _calls(source, form, begin, mark)
-    if not (called and source.text[source.at :].isspace()):  # else it stands behind a call
+    if not (called and source.text[source.at :].isspace()):  # else it follows a call
         source.tell(len(source.text))
 
 
 def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
-    """Read calls behind a mark; where there are none, tell what there is from `begin` on."""
+    """Read calls after a mark; if there are none, all from `begin` on is text."""
     behind = source.at
     try:
         calls = yield from form.parse(source, mark)

@@ -1,4 +1,4 @@
-"""What went wrong, as OpenAI's clients expect to be told."""
+"""Errors in the shape that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Refusal(DraftsmithError):
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
-        """What a client is told of an error; of those that nobody expected, not what they say."""
+        """Return what a client sees of an error; unexpected errors do not show their text."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, OptionError | PromptError | LoadError | UnsupportedError):
@@ -83,7 +83,7 @@ _ANTHROPIC = {
 
 @contextmanager
 def renaming(fields: Mapping[str, str]) -> Iterator[None]:
-    """Let what is refused be told with other names of fields: those of another interface."""
+    """Report refusals with the field names of another interface."""
     try:
         yield
     except (Refusal, OptionError) as error:

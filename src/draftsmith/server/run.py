@@ -79,7 +79,7 @@ class Draining(uvicorn.Server):
 
 
 def check_address(settings: Settings) -> None:
-    """Raise OptionError where nobody can listen: better said before a model is loaded."""
+    """Raise OptionError for an address that cannot be used, before a model is loaded."""
     host, port, why = settings.host, settings.port, "it has no address"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -43,7 +43,7 @@ class Body(BaseModel):
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
-        # Null is what is not said, but for the tokens of a completion: they are not 16 then.
+        # Null counts as absent; the default of a completion (16 tokens) then does not apply.
         return {
             name: value
             for name, value in data.items()
@@ -53,7 +53,7 @@ class Body(BaseModel):
 
 
 class Tolerant(BaseModel):
-    """A part of a request whose further fields are ignored."""
+    """A part of a request; its unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -94,7 +94,7 @@ class Message(Tolerant):
 
     @model_validator(mode="after")
     def says_something(self) -> Message:
-        """Refuse a message without content, unless it is the assistant's, who may only call."""
+        """Refuse a message without content, unless it is the assistant's, which may hold calls."""
         if self.content is None and self.role != "assistant":
             raise ValueError(
                 f"a message of the role {self.role!r} needs content; send a text, or '' for none"
@@ -210,7 +210,7 @@ class Sampling(Body):
         """The engine's options; `limit` is the most tokens that an answer may have here."""
         said = getattr(self, self.longest)
         wanted = limit if said is None else said
-        if self.longest not in self.model_fields_set:  # what nobody said is refused to nobody
+        if self.longest not in self.model_fields_set:  # a default is never refused
             wanted = min(wanted, limit)
         if wanted > limit:
             raise Refusal(

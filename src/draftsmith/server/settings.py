@@ -17,9 +17,9 @@ LIMITS = Parameter(group=Group("Limits", sort_key=6))
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a server listens, whom it serves, and how much it takes."""
+    """Address, access and limits of a server."""
 
-    __pydantic_config__: ClassVar = {"extra": "forbid"}  # for whoever reads one from a file
+    __pydantic_config__: ClassVar = {"extra": "forbid"}  # for programs that read one from a file
 
     host: str = "127.0.0.1"
     """The address to listen on; 0.0.0.0 is every network this machine is in."""
@@ -33,7 +33,7 @@ class Settings:
     public: bool = False
     """Answer /health, /v1/models and the page without a key."""
     cors: tuple[str, ...] = ()
-    """An origin whose pages may ask, such as https://example.org."""
+    """An origin with pages that may ask, such as https://example.org."""
     queue: Annotated[int, LIMITS] = 64
     """Answers that may wait for a row; more are refused with 429."""
     max_context: Annotated[int | None, LIMITS, Parameter(show_default="the model's context")] = None
@@ -49,7 +49,7 @@ class Settings:
     slow_reader: Annotated[float, LIMITS] = 30.0
     """Seconds that a client may take to read what waits for it; then its request is cancelled."""
     keep_alive: Annotated[float, LIMITS] = 15.0
-    """A stream with no news says so after so many seconds."""
+    """Seconds after which a stream without news sends a comment."""
     drain: Annotated[float, LIMITS] = 30.0
     """Seconds that running requests are given after SIGTERM."""
     tool_format: str | None = None

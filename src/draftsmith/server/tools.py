@@ -1,4 +1,4 @@
-"""The tools of a request: described to a model whose template does not, and calls forced."""
+"""The tools of a request: described by a prompt if the template does not, and forced calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftsmith.text.grammar import Grammar
 from draftsmith.text.tokenizer import shows_role
 
 USUAL = "hermes"
-"""The format of a model whose chat template teaches none."""
+"""The format for a chat template that teaches none."""
 
 _PROMPT = """You may call functions to help with the request. These are the functions:
 <tools>

@@ -159,7 +159,7 @@ class Call:
             end = sequence.result(), sequence.error, queued, now - sequence.began, stop
             chunk = Chunk(index, pieces, logprobs, drafts, *end)
         if pieces or ended:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with suppress(RuntimeError):  # the loop is closed: there is no reader
                 self._loop.call_soon_threadsafe(self.put, chunk)
 
 
@@ -167,7 +167,7 @@ class Worker:
     """How much the server takes on, and how it ends."""
 
     def __init__(self, engine: Engine, capacity: int, observe: Callable[[Chunk], None]) -> None:
-        """`capacity`: answers that may run or wait at a time. `observe` is told of every chunk."""
+        """`capacity`: answers that may run or wait at a time. `observe` gets every chunk."""
         self.engine, self.capacity, self._observe = engine, capacity, observe
         self.draining = False
         """Whether no more requests are taken."""
@@ -201,7 +201,7 @@ class Worker:
         return sum(call.running for call in list(self._calls))
 
     def check(self, answers: int) -> None:
-        """Raise Refusal where there is no room for so many answers."""
+        """Raise Refusal if there is no room for this number of answers."""
         if not self.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
         if answers > self.capacity:
@@ -223,7 +223,7 @@ class Worker:
         began: float | None = None,
         counted: bool = True,
     ) -> Call:
-        """Room for so many answers, for so long; raises Refusal where there is none.
+        """Reserve room for answers, for a time; raises Refusal if there is none.
 
         `began`: when the request arrived; None: now.
         """

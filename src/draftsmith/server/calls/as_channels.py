@@ -35,7 +35,7 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.:/-]+)")
 
 
 def channels(source: Source, mark: str) -> Parser[list[Call]]:
-    """One message: a call if its header names a function, else text or thoughts, which are told."""
+    """One message: a call if its header names a function, else text or thoughts."""
     begin = source.at
     if not mark:
         yield from must(source, "to=")

@@ -134,7 +134,7 @@ def calls(source: Source) -> Parser[list[Call]]:
 
 
 def closed(*tags: str) -> CallParser:
-    """Calls with a closing tag behind them, which the answer's end may cut off."""
+    """Calls with a closing tag, which the answer's end may cut off."""
 
     def parse(source: Source, _mark: str) -> Parser[list[Call]]:
         found = yield from calls(source)
@@ -146,7 +146,7 @@ def closed(*tags: str) -> CallParser:
 
 
 def open_ended(*tags: str) -> CallParser:
-    """Calls with or without a closing tag behind them."""
+    """Calls with or without a closing tag."""
 
     def parse(source: Source, _mark: str) -> Parser[list[Call]]:
         found = yield from calls(source)
@@ -157,7 +157,7 @@ def open_ended(*tags: str) -> CallParser:
 
 
 def llama(source: Source, mark: str) -> Parser[list[Call]]:
-    """Calls of known tools: behind a mark, or without one as the whole answer.
+    """Calls of known tools: after a mark, or without one as the whole answer.
 
     Nothing marks the latter as calls, and an answer may be JSON for other reasons.
     """

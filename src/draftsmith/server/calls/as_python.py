@@ -152,7 +152,7 @@ def _ends(source: Source, end: str) -> Parser[bool]:
 
 
 def _escaped(source: Source) -> Parser[str]:
-    """Return what an escape sequence means behind its backslash; an unknown one stays as it is."""
+    """Return the meaning of an escape sequence after its backslash; unknown ones stay unchanged."""
     letter = yield from peek(source)
     source.at += len(letter)
     count = _DIGITS.get(letter)

@@ -1,4 +1,4 @@
-"""Calls whose arguments stand as plain text between tags: Qwen3-Coder and GLM."""
+"""Calls with arguments as plain text between tags: Qwen3-Coder and GLM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tags:
     """Before a value; "": it follows at once."""
     value_end: str
     closing: tuple[str, ...]
-    """Behind the last value. The answer's end may cut off all but the first."""
+    """Follows the last value. The answer's end may cut off all but the first."""
     lines: bool
     """Whether a value stands on lines of its own."""
 

@@ -1,4 +1,4 @@
-"""Answers whose format the tokenizer itself declares: transformers' response templates."""
+"""Formats that the tokenizer itself declares: transformers' response templates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def declares(tokenizer: Any) -> bool:
 
 
 def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) -> Parser[None]:
-    """Read a whole answer to a prompt; what transformers cannot parse is told as text."""
+    """Read a whole answer to a prompt; what transformers cannot parse is text."""
     parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools))
     field, body = "", ""
     for event in parser.initial_events:

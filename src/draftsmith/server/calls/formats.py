@@ -1,4 +1,4 @@
-"""The table of formats: what marks a call, who parses it, and which chat templates teach it."""
+"""The table of formats: what marks a call, what parses it, and which chat templates teach it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Format:
     marks: tuple[str, ...]
     """What stands before a call."""
     parse: CallParser
-    """Reads what stands behind a mark."""
+    """Reads what follows a mark."""
     taught: str
     """Regular expression of what a chat template holds that teaches it."""
     example: str

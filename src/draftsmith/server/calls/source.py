@@ -80,7 +80,7 @@ class Source:
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
-"""(source, mark) → calls; the source stands behind the mark, "" at the beginning of an answer."""
+"""(source, mark) → calls; the source stands after the mark, "" at the beginning of an answer."""
 
 
 def ready(source: Source, count: int = 1) -> Parser[bool]:
