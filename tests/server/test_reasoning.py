@@ -222,4 +222,4 @@ def test_a_limit_needs_thoughts() -> None:
         body = {"messages": [USER], "thinking_token_budget": 5}
         error = client.post(CHAT, json=body).json()["error"]
     assert error["param"] == "thinking_token_budget"
-    assert "chat template has thoughts" in error["message"]
+    assert "thoughts in its chat template" in error["message"]
