@@ -236,8 +236,11 @@ class Engine:
         prompts, batched = as_batch(prompt)
         sequences = self.prepare(options, began).sequences(prompts, n)
         with partial_results(sequences), Call(self.resources, sequences, self.max_batch) as call:
-            with tqdm(total=len(sequences), unit="answer", disable=not progress) as bar:
-                call.run(lambda: bar.update(sum(s.finished for s in sequences) - bar.n))
+            if progress:
+                with tqdm(total=len(sequences), unit="answer") as bar:
+                    call.run(lambda: bar.update(sum(s.finished for s in sequences) - bar.n))
+            else:
+                call.run()
             raise_failures(sequences)
         results = [sequence.result() for sequence in sequences]
         if n > 1:
