@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,34 @@ def event(value: Any, name: str | None = None) -> Event:
     # Only ASCII: for some clients a line also ends at U+0085 and U+2028, which JSON may hold bare.
     told = {"data": json.dumps(value, allow_nan=False)}
     return told if name is None else told | {"event": name}
+
+
+class PartEvents(ABC):
+    """Events of an interface that announces each part of an answer, and then adds to it."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._choice = choice
+
+    async def _streamed(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
+        async for chunk in chunks:
+            for one in self._take(self._choice.take(chunk).parts):
+                yield one
+
+    def _take(self, parts: Sequence[Part]) -> list[Event]:
+        """Add parts to what was sent; return their events."""
+        return [
+            one
+            for part in parts
+            for one in (self._say(part) if isinstance(part, Said) else self._call(part))
+        ]
+
+    @abstractmethod
+    def _say(self, said: Said) -> list[Event]:
+        """Return the events of a text, which may go on the last part."""
+
+    @abstractmethod
+    def _call(self, call: Call) -> list[Event]:
+        """Return the events of a whole call."""
 
 
 @dataclass(slots=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Answer, Event, event
+from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
-from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.calls.source import Call, Said
 from draftsmith.server.chats import Chat
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, renaming
@@ -139,10 +139,11 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
     return [said | ({"reasoning_content": thoughts} if thoughts else {})]
 
 
-class Reply:
+class Reply(PartEvents):
     """One message, as far as it came, and the events that tell of it."""
 
     def __init__(self, body: MessagesRequest, answer: Answer) -> None:
+        super().__init__(answer.choices[0])
         self._body, self._answer = body, answer
         self._id = answer.id = f"msg_{secrets.token_hex(12)}"
         self._blocks: list[dict[str, Any]] = []
@@ -151,7 +152,7 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        self._take(self._answer.choices[0].parts)
+        self._take(self._choice.parts)
         return self._message() | self._end() | {"usage": self._usage()}
 
     async def events(self, call: Answering) -> AsyncIterator[Event]:
@@ -160,9 +161,8 @@ class Reply:
         started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=started)
         try:
-            async for chunk in call.chunks():
-                for told in self._take(self._answer.choices[0].take(chunk).parts):
-                    yield told
+            async for one in self._streamed(call.chunks()):
+                yield one
         except Refusal as refusal:
             yield event(refusal.anthropic, "error")
             return
@@ -170,13 +170,6 @@ class Reply:
             yield told
         yield _event("message_delta", delta=self._end(), usage=self._usage())
         yield _event("message_stop")
-
-    def _take(self, parts: Sequence[Part]) -> list[Event]:
-        """Add what came to the blocks."""
-        told = list[Event]()
-        for part in parts:
-            told += self._say(part) if isinstance(part, Said) else self._call(part)
-        return told
 
     def _say(self, said: Said) -> list[Event]:
         kind, told = "thinking" if said.thought else "text", list[Event]()
@@ -217,7 +210,7 @@ class Reply:
 
     def _end(self) -> dict[str, Any]:
         """Why the answer ended."""
-        choice, stops = self._answer.choices[0], self._body.stop_sequences or []
+        choice, stops = self._choice, self._body.stop_sequences or []
         reason, stop = choice.finish_reason, choice.stop
         if reason == "stop" and stop is None and choice.result is not None and choice.result.tokens:
             last = self._answer.spell(choice.result.tokens[-1]).decode(errors="replace")

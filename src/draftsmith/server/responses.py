@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Answer, Event, event
+from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
-from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.calls.source import Call, Said
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, renaming
 from draftsmith.server.schema import ChatRequest, ResponsesRequest, arguments_of
@@ -199,10 +199,11 @@ def _result(item: Mapping[str, Any]) -> Any:
     return output if parts else json.dumps(output, ensure_ascii=False)
 
 
-class Reply:
+class Reply(PartEvents):
     """One response, as far as it came, and the events that tell of it."""
 
     def __init__(self, body: ResponsesRequest, answer: Answer) -> None:
+        super().__init__(answer.choices[0])
         self._body, self._answer = body, answer
         self._id = answer.id = f"resp_{secrets.token_hex(12)}"
         self._custom = {tool["name"] for tool in body.tools or () if _is_custom(tool)}
@@ -213,7 +214,7 @@ class Reply:
 
     def whole(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        self._take(self._answer.choices[0].parts)
+        self._take(self._choice.parts)
         self._close(self._status)
         return self._body_of(self._status)
 
@@ -222,9 +223,8 @@ class Reply:
         yield self._event("response.created", response=self._body_of("in_progress"))
         yield self._event("response.in_progress", response=self._body_of("in_progress"))
         try:
-            async for chunk in chunks:
-                for told in self._take(self._answer.choices[0].take(chunk).parts):
-                    yield told
+            async for one in self._streamed(chunks):
+                yield one
         except Refusal as refusal:
             error = {"code": refusal.code or "server_error", "message": str(refusal)}
             failed = self._body_of("failed") | {"error": error}
@@ -236,15 +236,8 @@ class Reply:
 
     @property
     def _status(self) -> str:
-        cut = self._answer.choices[0].finish_reason == "length"
+        cut = self._choice.finish_reason == "length"
         return "incomplete" if cut else "completed"
-
-    def _take(self, parts: Sequence[Part]) -> list[Event]:
-        """Add what came to the items."""
-        told = list[Event]()
-        for part in parts:
-            told += self._say(part) if isinstance(part, Said) else self._call(part)
-        return told
 
     def _say(self, said: Said) -> list[Event]:
         kind, told = "reasoning" if said.thought else "message", list[Event]()
@@ -321,9 +314,7 @@ class Reply:
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {
-                "reasoning_tokens": self._answer.choices[0].reader.thought_tokens
-            },
+            "output_tokens_details": {"reasoning_tokens": self._choice.reader.thought_tokens},
             "total_tokens": usage["total_tokens"],
         }
         return {
