@@ -13,7 +13,7 @@ from serving import Ask, events
 import tiny
 from draftsmith.engine.sequence import Piece
 from draftsmith.server.calls.declared import declared
-from draftsmith.server.calls.source import Call, Said
+from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.reader import Reader
 
 TOKENIZER = copy.deepcopy(tiny.tokenizer())
@@ -42,7 +42,7 @@ def read(prompt: str, parts: list[str]) -> tuple[str, str, list[Any]]:
     reader = Reader(tools={"f": None}, own=own)
     found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
     found += reader.end()
-    said = [part for part in found if isinstance(part, Said)]
+    said = [part for part in found if isinstance(part, TextPart)]
     calls = [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)]
     thought = "".join(part.text for part in said if part.thought)
     return thought, "".join(part.text for part in said if not part.thought), calls

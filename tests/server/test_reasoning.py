@@ -11,7 +11,7 @@ from serving import Ask, client_of, events, stream_of
 
 import tiny
 from draftsmith.engine.sequence import Piece
-from draftsmith.server.calls.source import Call, Said
+from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.reader import Reader
 from draftsmith.text.thoughts import Thoughts
 
@@ -34,7 +34,7 @@ def read(reader: Reader, parts: list[str]) -> tuple[str, str, list[tuple[str, st
     """What is thought, said and called."""
     found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
     found += reader.end()
-    said = [part for part in found if isinstance(part, Said)]
+    said = [part for part in found if isinstance(part, TextPart)]
     calls = [(part.name, part.arguments) for part in found if isinstance(part, Call)]
     thought = "".join(part.text for part in said if part.thought)
     return thought, "".join(part.text for part in said if not part.thought), calls

@@ -19,7 +19,7 @@ from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.answers import Choice
 from draftsmith.server.calls.formats import family_of, markers_of
-from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.calls.source import Call, Part, TextPart
 from draftsmith.server.reader import Reader
 from draftsmith.server.responses import chat_of, messages_of
 from draftsmith.server.schema import ResponsesRequest
@@ -90,15 +90,15 @@ def test_calls_are_found_however_the_text_comes(
         parts += reader.push([piece])
     parts += reader.end()
     found = [part for part in parts if isinstance(part, Call)]
-    assert "".join(part.text for part in parts if isinstance(part, Said)) == text
+    assert "".join(part.text for part in parts if isinstance(part, TextPart)) == text
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
     assert len({call.id for call in found}) == len(found)
 
 
 def test_text_before_a_call_does_not_wait_for_it() -> None:
     reader = Reader("hermes", NAMES)
-    assert reader.push([Piece("I will add. <to", 9, "target", 0.0)]) == [Said("I will add.")]
-    assert reader.push([Piece("tal", 9, "target", 0.0)]) == [Said(" <total")]
+    assert reader.push([Piece("I will add. <to", 9, "target", 0.0)]) == [TextPart("I will add.")]
+    assert reader.push([Piece("tal", 9, "target", 0.0)]) == [TextPart(" <total")]
 
 
 class Template:

@@ -20,7 +20,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS, family_of, markers_of
-from draftsmith.server.calls.source import Call, Part, Said
+from draftsmith.server.calls.source import Call, Part, TextPart
 from draftsmith.server.reader import Reader
 
 CALLS = 500
@@ -197,7 +197,7 @@ def read(family: str, parts: Sequence[str]) -> tuple[str, list[Told]]:
 
 def told(parts: Sequence[Part]) -> tuple[str, list[Told]]:
     """What an answer says, and its calls."""
-    said = "".join(part.text for part in parts if isinstance(part, Said) and not part.thought)
+    said = "".join(part.text for part in parts if isinstance(part, TextPart) and not part.thought)
     calls = [part for part in parts if isinstance(part, Call)]
     return said, [(call.name, json.loads(call.arguments)) for call in calls]
 

@@ -13,7 +13,7 @@ from typing import Any
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
-from draftsmith.server.calls.source import Call, Part, Said, add
+from draftsmith.server.calls.source import Call, Part, TextPart, add
 from draftsmith.server.echo import Echo
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
@@ -28,8 +28,8 @@ DONE: Event = {"data": "[DONE]"}
 def event(value: Any, name: str | None = None) -> Event:
     """A JSON value as an event."""
     # Only ASCII: for some clients a line also ends at U+0085 and U+2028, which JSON may hold bare.
-    told = {"data": json.dumps(value, allow_nan=False)}
-    return told if name is None else told | {"event": name}
+    made = {"data": json.dumps(value, allow_nan=False)}
+    return made if name is None else made | {"event": name}
 
 
 class PartEvents(ABC):
@@ -48,11 +48,11 @@ class PartEvents(ABC):
         return [
             one
             for part in parts
-            for one in (self._say(part) if isinstance(part, Said) else self._call(part))
+            for one in (self._add_text(part) if isinstance(part, TextPart) else self._call(part))
         ]
 
     @abstractmethod
-    def _say(self, said: Said) -> list[Event]:
+    def _add_text(self, part: TextPart) -> list[Event]:
         """Return the events of a text, which may go on the last part."""
 
     @abstractmethod
@@ -88,8 +88,8 @@ class Delta:
         return [part for part in self.parts if isinstance(part, Call)]
 
     def _said(self, *, thought: bool) -> str:
-        said = (part for part in self.parts if isinstance(part, Said))
-        return "".join(part.text for part in said if part.thought == thought)
+        texts = (part for part in self.parts if isinstance(part, TextPart))
+        return "".join(part.text for part in texts if part.thought == thought)
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class Choice(Delta):
         if self.echo is not None:
             delta.offsets = [len(self.echo.text) + start for start in delta.offsets]
             if not self.echoed:
-                delta.parts.insert(0, Said(self.echo.text))
+                delta.parts.insert(0, TextPart(self.echo.text))
                 delta.logprobs = [*self.echo.logprobs, *delta.logprobs]
                 delta.offsets, self.echoed = [*self.echo.offsets, *delta.offsets], True
         for part in delta.parts:
@@ -190,23 +190,23 @@ class Answer:
         head = self._head(".chunk") | ({"usage": None} if usage else {})
         begun, ended = set[int](), list[int]()
 
-        def told(index: int, delta: Delta, calls: int, reason: str | None) -> Event:
-            said = self._told(delta, calls, first=index not in begun)
+        def sent(index: int, delta: Delta, calls: int, reason: str | None) -> Event:
+            choice = self._choice_of(delta, calls, first=index not in begun)
             begun.add(index)
-            return event(head | {"choices": [said | {"index": index, "finish_reason": reason}]})
+            return event(head | {"choices": [choice | {"index": index, "finish_reason": reason}]})
 
         try:
             async for chunk in chunks:
                 index, choice = chunk.index, self.choices[chunk.index]
                 calls, delta = len(choice.calls), choice.take(chunk)
                 if delta.thoughts and (delta.text or delta.calls):  # some clients read one only
-                    yield told(index, Delta([Said(delta.thoughts, thought=True)]), calls, None)
+                    yield sent(index, Delta([TextPart(delta.thoughts, thought=True)]), calls, None)
                     delta.parts = [p for p in delta.parts if isinstance(p, Call) or not p.thought]
-                yield told(index, delta, calls, None)
+                yield sent(index, delta, calls, None)
                 ended += [index] if choice.result is not None else []
                 if self.choices[0].result is not None:
                     for index in sorted(ended):
-                        yield told(index, Delta(), 0, self.choices[index].finish_reason)
+                        yield sent(index, Delta(), 0, self.choices[index].finish_reason)
                     ended.clear()
             if usage or self.stats:
                 last = head | {"choices": [], "usage": self.usage()}
@@ -222,7 +222,7 @@ class Answer:
         prompt = sum(len(result.prompt_tokens) for result in results[::each])
         reused = sum(result.stats.reused_tokens for result in results[::each])
         new = sum(len(result.tokens) for result in results)
-        told: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
+        usage: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
         details: dict[str, int] = {}
         if self.thinks:
             details["reasoning_tokens"] = sum(c.reader.thought_tokens for c in self.choices)
@@ -233,12 +233,12 @@ class Answer:
                 "accepted_prediction_tokens": sum(r.accepted_prediction_tokens for r in results),
                 "rejected_prediction_tokens": rejected,
             }
-        told |= {"completion_tokens_details": details} if details else {}
+        usage |= {"completion_tokens_details": details} if details else {}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
-        } | told
+        } | usage
 
     def _stats(self) -> dict[str, Any]:
         return total([result.stats for result in self.results]).as_dict()
@@ -247,53 +247,55 @@ class Answer:
         kind = "chat.completion" + suffix if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _told(self, delta: Delta, calls: int, first: bool) -> dict[str, Any]:
+    def _choice_of(self, delta: Delta, calls: int, first: bool) -> dict[str, Any]:
         """A streamed choice, but for its index and end; `calls`: how many it had before."""
-        told: dict[str, Any] = {"logprobs": None}
+        choice_body: dict[str, Any] = {"logprobs": None}
         if self.chat:
-            said: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+            message: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
             if delta.thoughts:
-                said["reasoning_content"] = delta.thoughts
+                message["reasoning_content"] = delta.thoughts
             if delta.text:
-                said["content"] = delta.text
+                message["content"] = delta.text
             if delta.calls:
-                said["tool_calls"] = [
+                message["tool_calls"] = [
                     {"index": calls + n} | call_body(call) for n, call in enumerate(delta.calls)
                 ]
-            told["delta"] = said
+            choice_body["delta"] = message
         else:
-            told["text"] = delta.text
-        return told | self._extras(delta)
+            choice_body["text"] = delta.text
+        return choice_body | self._extras(delta)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        told: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason}
-        told["logprobs"] = None
+        choice_body: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason}
+        choice_body["logprobs"] = None
         if self.chat:
-            said: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
             if choice.thoughts:
-                said["reasoning_content"] = choice.thoughts
+                message["reasoning_content"] = choice.thoughts
             if choice.calls:
-                said["content"] = choice.text or None
-                said["tool_calls"] = [call_body(call) for call in choice.calls]
-            told["message"] = said
+                message["content"] = choice.text or None
+                message["tool_calls"] = [call_body(call) for call in choice.calls]
+            choice_body["message"] = message
         else:
-            told["text"] = choice.text
-        return told | self._extras(choice)
+            choice_body["text"] = choice.text
+        return choice_body | self._extras(choice)
 
-    def _extras(self, said: Delta) -> dict[str, Any]:
+    def _extras(self, delta: Delta) -> dict[str, Any]:
         """Return the requested details beside the text."""
-        told: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
         if self.logprobs:
-            told["logprobs"] = (
-                self._chat_logprobs(said.logprobs)
+            extras["logprobs"] = (
+                self._chat_logprobs(delta.logprobs)
                 if self.chat
-                else self._text_logprobs(said.logprobs) | {"text_offset": said.offsets}
+                else self._text_logprobs(delta.logprobs) | {"text_offset": delta.offsets}
             )
         if self.sources:
-            told["sources"] = said.sources
+            extras["sources"] = delta.sources
         if self.drafts:
-            told["drafts"] = [[self._guess(guess) for guess in drafted] for drafted in said.drafts]
-        return told
+            extras["drafts"] = [
+                [self._guess(guess) for guess in drafted] for drafted in delta.drafts
+            ]
+        return extras
 
     def _guess(self, guess: Guess) -> list[Any]:
         text = self.spell(guess.token).decode(errors="replace")
@@ -335,5 +337,5 @@ class Answer:
 
 def call_body(call: Call) -> dict[str, Any]:
     """A call as chats tell it."""
-    told = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": told}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -195,7 +195,7 @@ def application(api: Api) -> FastAPI:
 def _tell_errors(app: FastAPI) -> None:
     """Every error in OpenAI's shape, or in Anthropic's."""
 
-    def told(request: Request, refusal: Refusal) -> Response:
+    def refused(request: Request, refusal: Refusal) -> Response:
         fields = {"path": request.url.path[:200], "status": refusal.status, "code": refusal.code}
         log.info("refused", extra={"fields": fields})
         body = refusal.anthropic if "/v1/messages" in request.url.path else refusal.body
@@ -206,20 +206,20 @@ def _tell_errors(app: FastAPI) -> None:
         refusal = Refusal.of(error)
         if refusal.status >= 500 and refusal is not error:
             log.error("failed", exc_info=error)
-        return told(request, refusal)
+        return refused(request, refusal)
 
     @app.exception_handler(RecursionError)
     async def deep(request: Request, _: RecursionError) -> Response:
-        return told(request, Refusal(400, "the body is nested too deeply"))
+        return refused(request, Refusal(400, "the body is nested too deeply"))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(request, Refusal.of_validation(error.errors()))
+        return refused(request, Refusal.of_validation(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def usual(request: Request, error: HTTPException) -> Response:
-        return told(request, Refusal(error.status_code, error.detail, headers=error.headers))
+        return refused(request, Refusal(error.status_code, error.detail, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
-        return told(request, Refusal.of(error))
+        return refused(request, Refusal.of(error))

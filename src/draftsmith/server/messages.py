@@ -11,7 +11,7 @@ from fastapi import Request, Response
 
 from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
-from draftsmith.server.calls.source import Call, Said
+from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.chats import Chat
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, renaming
@@ -110,12 +110,12 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
     """Return the chat messages of a turn: results of tools, then text and calls."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
-    told, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
+    results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
     for block in turn.content:
         kind = block.get("type")
         if kind == "tool_result":
             found = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
-            told.append(found | {"content": block.get("content") or ""})
+            results.append(found | {"content": block.get("content") or ""})
             if block.get("is_error"):
                 ignored.add(f"is_error of messages[{number}] was ignored: no chat template has it")
         elif kind == "tool_use":
@@ -130,13 +130,13 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
             texts.append(text)
         else:
             ignored.add(f"a block of the type {kind!r:.100} of messages[{number}] was ignored")
-    if not (told or texts or turn.role == "assistant"):
+    if not (results or texts or turn.role == "assistant"):
         raise Refusal(400, f"messages[{number}] needs content; send a text", param="messages")
     if turn.role == "user":
-        return [*told, *([{"role": "user", "content": "\n".join(texts)}] if texts else [])]
-    said: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    said |= {"tool_calls": calls} if calls else {}
-    return [said | ({"reasoning_content": thoughts} if thoughts else {})]
+        return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts else [])]
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    message |= {"tool_calls": calls} if calls else {}
+    return [message | ({"reasoning_content": thoughts} if thoughts else {})]
 
 
 class Reply(PartEvents):
@@ -166,29 +166,29 @@ class Reply(PartEvents):
         except Refusal as refusal:
             yield event(refusal.anthropic, "error")
             return
-        for told in self._close():
-            yield told
+        for one in self._close():
+            yield one
         yield _event("message_delta", delta=self._end(), usage=self._usage())
         yield _event("message_stop")
 
-    def _say(self, said: Said) -> list[Event]:
-        kind, told = "thinking" if said.thought else "text", list[Event]()
+    def _add_text(self, part: TextPart) -> list[Event]:
+        kind, events = "thinking" if part.thought else "text", list[Event]()
         if kind != self._going:
-            told += self._close()
+            events += self._close()
             self._going = kind
-            block = {"type": kind, kind: ""} | ({"signature": ""} if said.thought else {})
-            told.append(self._begin(block))
-        self._blocks[-1][kind] += said.text
-        return [*told, self._delta({"type": f"{kind}_delta", kind: said.text})]
+            block = {"type": kind, kind: ""} | ({"signature": ""} if part.thought else {})
+            events.append(self._begin(block))
+        self._blocks[-1][kind] += part.text
+        return [*events, self._delta({"type": f"{kind}_delta", kind: part.text})]
 
     def _call(self, call: Call) -> list[Event]:
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        told = [*self._close(), self._begin(block)]
+        events = [*self._close(), self._begin(block)]
         given = arguments_of(call.arguments)
         self._going, block["input"] = "tool_use", given if isinstance(given, dict) else {"": given}
         written = call.arguments if isinstance(given, dict) else json.dumps(block["input"])
-        told.append(self._delta({"type": "input_json_delta", "partial_json": written}))
-        return [*told, *self._close()]
+        events.append(self._delta({"type": "input_json_delta", "partial_json": written}))
+        return [*events, *self._close()]
 
     def _begin(self, block: dict[str, Any]) -> Event:
         self._blocks.append(block)

@@ -10,12 +10,12 @@ from draftsmith.server.calls.source import (
     NoCall,
     Parser,
     Part,
-    Said,
     Source,
+    TextPart,
     peek,
     space,
     taken,
-    told,
+    text_until,
 )
 from draftsmith.text.thoughts import Thoughts
 
@@ -81,11 +81,11 @@ class Reader:
         """Return the parts so far; if a call is forced, the text is its arguments."""
         parts, self._source.parts = self._source.parts, []
         if self._forced is not None:
-            said = [part for part in parts if isinstance(part, Said) and not part.thought]
-            self._forced.text += "".join(part.text for part in said)
+            texts = [part for part in parts if isinstance(part, TextPart) and not part.thought]
+            self._forced.text += "".join(part.text for part in texts)
             self._forced.ended = self._source.ended
             next(self._call, None)
-            parts = [part for part in parts if part not in said] + self._forced.parts
+            parts = [part for part in parts if part not in texts] + self._forced.parts
             self._forced.parts = []
         return parts
 
@@ -111,7 +111,7 @@ def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> P
         called = yield from _calls(source, form, begin, "")
     else:
         source.at = begin
-    while mark := (yield from told(source, form.marks)):
+    while mark := (yield from text_until(source, form.marks)):
         begin = source.at
         source.at = source.text.index(mark, begin) + len(mark)
         called |= yield from _calls(source, form, begin, mark)
@@ -138,7 +138,7 @@ def _thoughts(source: Source, tags: Thoughts) -> Parser[None]:
     yield from space(source)
     if (yield from taken(source, tags.begin)):
         yield from space(source)
-        if (yield from told(source, (tags.end,), thought=True)):
+        if (yield from text_until(source, (tags.end,), thought=True)):
             source.at = source.text.index(tags.end, source.at) + len(tags.end)
             source.thinking = False
             yield from space(source)

@@ -12,7 +12,7 @@ from fastapi import Request, Response
 
 from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
-from draftsmith.server.calls.source import Call, Said
+from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, renaming
 from draftsmith.server.schema import ChatRequest, ResponsesRequest, arguments_of
@@ -33,8 +33,8 @@ async def respond(
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
-    for told in unread(body):
-        ignored.add(told)
+    for warning in unread(body):
+        ignored.add(warning)
     with renaming(_FIELDS):
         call, answer = await api.begin_chat(chat_of(body), salt, request, ignored)
     reply = Reply(body, answer)
@@ -99,11 +99,11 @@ def _is_custom(tool: Mapping[str, Any]) -> bool:
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
     """The conversation as a chat has it; without items that `unread` names."""
-    told: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     if body.instructions:
-        told.append({"role": "system", "content": body.instructions})
+        messages.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
-        return [*told, {"role": "user", "content": body.input}]
+        return [*messages, {"role": "user", "content": body.input}]
     thoughts = ""
     for item in body.input:
         kind = _kind(item)
@@ -111,36 +111,36 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
         if kind == "item_reference":
             raise Refusal(400, "this server keeps no items to refer to", param="input")
         if kind == "message":
-            told.append({"role": item.get("role"), "content": item.get("content")})
+            messages.append({"role": item.get("role"), "content": item.get("content")})
             if thoughts and item.get("role") == "assistant":
-                told[-1]["reasoning_content"], thoughts = thoughts, ""
+                messages[-1]["reasoning_content"], thoughts = thoughts, ""
         elif _is_call(item):
-            if not (told and told[-1]["role"] == "assistant" and not thoughts):
-                told.append({"role": "assistant", "content": ""})
+            if not (messages and messages[-1]["role"] == "assistant" and not thoughts):
+                messages.append({"role": "assistant", "content": ""})
             if thoughts:
-                told[-1]["reasoning_content"], thoughts = thoughts, ""
-            told[-1].setdefault("tool_calls", []).append(_call_of(item))
+                messages[-1]["reasoning_content"], thoughts = thoughts, ""
+            messages[-1].setdefault("tool_calls", []).append(_call_of(item))
         if kind.endswith("_call_output") or (_is_call(item) and _result(item) is not None):
             result = _result(item)
             content = "" if result is None else result
-            told.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
-    return told
+            messages.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
+    return messages
 
 
 def unread(body: ResponsesRequest) -> list[str]:
     """What `messages_of` and `chat_of` leave out: items and tools that a chat cannot have."""
-    told = list[str]()
+    warnings = list[str]()
     for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
         kind = _kind(item)
         known = kind in _ITEMS or kind.endswith("_call_output") or _is_call(item)
         if not (known or _thoughts(item)):
             near = difflib.get_close_matches(kind, _ITEMS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            told.append(f"input[{number}] of the type {kind!r:.100} was ignored{hint}")
+            warnings.append(f"input[{number}] of the type {kind!r:.100} was ignored{hint}")
     for number, tool in enumerate(body.tools or ()):
         if _function(tool) is None:
-            told.append(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
-    return told
+            warnings.append(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
+    return warnings
 
 
 _ITEMS = ("message", "item_reference", "function_call", "function_call_output",
@@ -230,8 +230,8 @@ class Reply(PartEvents):
             failed = self._body_of("failed") | {"error": error}
             yield self._event("response.failed", response=failed)
             return
-        for told in self._close(self._status):
-            yield told
+        for one in self._close(self._status):
+            yield one
         yield self._event(f"response.{self._status}", response=self._body_of(self._status))
 
     @property
@@ -239,20 +239,20 @@ class Reply(PartEvents):
         cut = self._choice.finish_reason == "length"
         return "incomplete" if cut else "completed"
 
-    def _say(self, said: Said) -> list[Event]:
-        kind, told = "reasoning" if said.thought else "message", list[Event]()
+    def _add_text(self, part: TextPart) -> list[Event]:
+        kind, events = "reasoning" if part.thought else "message", list[Event]()
         if kind != self._going:
-            told += self._close()
+            events += self._close()
             self._going = kind
             item = {"type": kind, "status": "in_progress", "content": list[Any]()}
-            if said.thought:
+            if part.thought:
                 item |= {"id": f"rs_{secrets.token_hex(12)}", "summary": []}
             else:
                 item |= {"id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
-            told += [self._added(item), self._part("content_part.added", part=_part(kind))]
+            events += [self._added(item), self._part("content_part.added", part=_part(kind))]
             item["content"] = [_part(kind)]
-        self._items[-1]["content"][0]["text"] += said.text
-        return [*told, self._part(f"{_TEXT[kind]}.delta", delta=said.text, **_LOGPROBS[kind])]
+        self._items[-1]["content"][0]["text"] += part.text
+        return [*events, self._part(f"{_TEXT[kind]}.delta", delta=part.text, **_LOGPROBS[kind])]
 
     def _call(self, call: Call) -> list[Event]:
         custom = call.name in self._custom
@@ -266,12 +266,12 @@ class Reply(PartEvents):
             name: "",
             "status": "in_progress",
         }
-        told = [*self._close(), self._added(item)]
+        events = [*self._close(), self._added(item)]
         about = "custom_tool_call_input" if custom else "function_call_arguments"
-        told.append(self._about(f"{about}.delta", delta=given))
+        events.append(self._about(f"{about}.delta", delta=given))
         item |= {name: given, "status": "completed"}
         more = {} if custom else {"name": call.name}
-        return [*told, self._about(f"{about}.done", **{name: given}, **more), self._done(item)]
+        return [*events, self._about(f"{about}.done", **{name: given}, **more), self._done(item)]
 
     def _close(self, status: str = "completed") -> list[Event]:
         """End the item that goes on."""
@@ -310,7 +310,7 @@ class Reply(PartEvents):
     def _body_of(self, status: str) -> dict[str, Any]:
         body, usage = self._body, self._answer.usage()
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        told = {
+        counts = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
@@ -339,7 +339,7 @@ class Reply(PartEvents):
             "tools": body.tools or [],
             "top_p": body.top_p,
             "truncation": "disabled",
-            "usage": None if status in ("in_progress", "failed") else told,
+            "usage": None if status in ("in_progress", "failed") else counts,
         }
 
 

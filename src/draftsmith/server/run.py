@@ -26,15 +26,15 @@ class JsonLines(logging.Formatter):
     """One JSON object a line; no text of a request but what its caller put into `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
             "level": record.levelname.lower(),
             "event": record.getMessage(),
         }
-        told |= getattr(record, "fields", {})
+        entry |= getattr(record, "fields", {})
         if record.exc_info:
-            told["error"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
 
 
 LOGGING: dict[str, Any] = {

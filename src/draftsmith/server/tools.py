@@ -32,23 +32,23 @@ def described(
     system message. Earlier calls and their results become text, unless the template has them.
     """
     known = "tool_calls" in str(getattr(tokenizer, "chat_template", None) or "")
-    told = [*messages] if known else _as_text(messages)
+    shown = [*messages] if known else _as_text(messages)
     if not tools:
-        return told
+        return shown
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     prompt = _PROMPT.format(tools=listed, example=FORMATS[family].example)
-    first = told[0]
+    first = shown[0]
     if first["role"] != "system" and shows_role(tokenizer, "system"):
-        return [{"role": "system", "content": prompt}, *told]
+        return [{"role": "system", "content": prompt}, *shown]
     text = f"{first['content']}\n\n{prompt}" if first["role"] == "system" else (
         f"{prompt}\n\n{first['content']}"
     )  # fmt: skip
-    return [{**first, "content": text}, *told[1:]]
+    return [{**first, "content": text}, *shown[1:]]
 
 
 def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages without anything that only templates with tools know."""
-    told, results = list[dict[str, Any]](), False
+    shown, results = list[dict[str, Any]](), False
     for message in messages:
         text, result = message["content"], message["role"] == "tool"
         if result:
@@ -59,13 +59,13 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             )
             text = "\n".join([text, *(f"<tool_call>\n{one}\n</tool_call>" for one in calls)])
         if results and (result or message["role"] == "user"):  # templates want roles to alternate
-            told[-1]["content"] += "\n" + text
+            shown[-1]["content"] += "\n" + text
         elif result or "tool_calls" in message:
-            told.append({"role": "user" if result else message["role"], "content": text.lstrip()})
+            shown.append({"role": "user" if result else message["role"], "content": text.lstrip()})
         else:
-            told.append({**message})
+            shown.append({**message})
         results = result
-    return told
+    return shown
 
 
 def name_of(tool: Tool) -> str:

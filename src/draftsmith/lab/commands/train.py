@@ -98,10 +98,10 @@ def eagle3(
             number = shown.add_task("training", total=recipe.steps, visible=False)
 
             def follow(row: HeadStep) -> None:
-                told = f"loss {row.loss:.3f}, right {row.right:.2f} … {row.right_at_last:.2f}"
-                shown.update(number, completed=row.step, description=told, visible=True)
+                line = f"loss {row.loss:.3f}, right {row.right:.2f} … {row.right_at_last:.2f}"
+                shown.update(number, completed=row.step, description=line, visible=True)
                 if shown.disable and (row.step % save_every == 0 or row.step == recipe.steps):
-                    note(f"step {row.step} of {recipe.steps}, {row.tokens:,} tokens: {told}")
+                    note(f"step {row.step} of {recipe.steps}, {row.tokens:,} tokens: {line}")
 
             trained = run(resolve(model), recipe, texts, output, save_every, bar, follow)
     except KeyboardInterrupt:
@@ -141,8 +141,8 @@ def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
         def follow(row: StepLosses) -> None:
             named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
             losses = ", ".join(f"{k} {loss:.3f}" for k, loss in named.items() if loss is not None)
-            told = f"training: {losses}"
-            shown.update(number, completed=row.step, description=told, visible=True)
+            line = f"training: {losses}"
+            shown.update(number, completed=row.step, description=line, visible=True)
             if shown.disable and (row.step % every == 0 or row.step == steps):
                 note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses}")
 

@@ -19,7 +19,7 @@ from draftsmith.server.calls.source import (
     must,
     space,
     taken,
-    told,
+    text_until,
 )
 
 START, CHANNEL, CONSTRAIN, BODY = (
@@ -71,7 +71,7 @@ def _text(source: Source, *, thought: bool) -> Parser[None]:
 
     A tag that is a part of the text is followed by neither another message nor the answer's end.
     """
-    while mark := (yield from told(source, CLOSING, thought=thought)):
+    while mark := (yield from text_until(source, CLOSING, thought=thought)):
         white, place = source.at, source.text.index(mark, source.at)
         source.at = behind = place + len(mark)
         yield from space(source)

@@ -169,8 +169,8 @@ def _kinds(schema: Any, root: Any, deepest: int = 8) -> set[str]:
     """Return the types that a schema allows, as far as it says."""
     if not isinstance(schema, Mapping) or not deepest:
         return set()
-    told = schema.get("type")
-    kinds = {told} if isinstance(told, str) else set(told if isinstance(told, list) else ())
+    kind = schema.get("type")
+    kinds = {kind} if isinstance(kind, str) else set(kind if isinstance(kind, list) else ())
     constants = [schema["const"]] if "const" in schema else schema.get("enum")
     if not kinds and isinstance(constants, list):
         kinds = {_kind(constant) for constant in constants}

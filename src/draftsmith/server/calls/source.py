@@ -36,20 +36,20 @@ class Call:
 
 
 @dataclass(slots=True)
-class Said:
+class TextPart:
     """Text of an answer, or of the thoughts before it."""
 
     text: str
     thought: bool = False
 
 
-Part = Said | Call
+Part = TextPart | Call
 
 
 def add(parts: list[Part], part: Part) -> None:
     """Add a part to others: texts that follow one another are one."""
     last = parts[-1] if parts else None
-    if isinstance(part, Said) and isinstance(last, Said) and last.thought == part.thought:
+    if isinstance(part, TextPart) and isinstance(last, TextPart) and last.thought == part.thought:
         last.text += part.text
     else:
         parts.append(replace(part))
@@ -76,7 +76,7 @@ class Source:
         """Add the text up to a place to the parts, and go there."""
         text, self.at = self.text[self.at : end], end
         if text:
-            add(self.parts, Said(text, thought))
+            add(self.parts, TextPart(text, thought))
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
@@ -152,7 +152,7 @@ def until(source: Source, word: str) -> Parser[str]:
     return source.text[begin:found]
 
 
-def told(source: Source, marks: Sequence[str], *, thought: bool = False) -> Parser[str]:
+def text_until(source: Source, marks: Sequence[str], *, thought: bool = False) -> Parser[str]:
     """Tell text as it comes, up to the white space before the first of some marks.
 
     Return that mark, which is not skipped; "" at the answer's end.
