@@ -20,12 +20,12 @@ from draftsmith.drafters.mixer import (
     AFTER,
     CELL,
     CELLS,
-    KEY_MASK,
-    KEY_STEP,
     PRESENT,
     PROBS,
     RANKS,
+    ROOT_KEY,
     Mixer,
+    longer_key,
 )
 from draftsmith.drafters.trained_head import BoundHead, Entries
 from draftsmith.drafters.tree_search import NO_ROWS
@@ -38,8 +38,6 @@ PACE = 0.05
 """Weight of the last case in that share."""
 MOST = 8
 """Nodes that a pass of the head is asked about."""
-ROOT_KEY = 1
-"""What the row at the root is found by (`mixer.path_key`)."""
 
 WEIGHT = 0.7
 """Weight of the head's opinion before anything was learned of it."""
@@ -142,7 +140,7 @@ class HeadRows:
         keys = [ROOT_KEY] * (len(nodes) + 1)
         both = zip(nodes["token"].tolist(), nodes["parent"].tolist(), strict=True)
         for i, (token, parent) in enumerate(both):
-            keys[i] = (keys[parent] * KEY_STEP + token + 1) & KEY_MASK
+            keys[i] = longer_key(keys[parent], token)
         return keys
 
 

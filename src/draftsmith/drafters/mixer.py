@@ -64,8 +64,8 @@ ELSEWHERE, FORCED = -2, -3
 """Position of a candidate that only the longer contexts of the second index contain (ELSEWHERE), or
 only the answer's grammar allows (FORCED). -1: no context of the first index contains it."""
 
-KEY_STEP, KEY_MASK = 1_000_003, 0x3FFFFFFF
-"""Of the hash that a head's row is found by."""
+ROOT_KEY, KEY_STEP, KEY_MASK = 1, 1_000_003, 0x3FFFFFFF
+"""Key of a head's row at the root, and numbers of the hash that makes the others (`path_key`)."""
 
 MAX_COUNT = 255.0
 """Maximum number of cases that a cell counts while decoding."""
@@ -207,12 +207,20 @@ def find_row(rows: Any, row: int, token: int, lookup: Any) -> None:
         lookup.absent[row] = PRESENT + prob_class(rows[place].probs[0]) + PROBS * bigram
 
 
+def longer_key(key: int, token: int) -> int:
+    """Return the key of a path that goes on with a token."""
+    return (key * KEY_STEP + token + 1) & KEY_MASK
+
+
+_longer_key = inlined(longer_key)
+
+
 @inlined
 def path_key(ids: Any, start: int, end: int) -> int:
-    """Return what a head's row is found by: a hash of the ids from `start` to `end`."""
-    key = 1
+    """Return the key of a head's row: a hash of the ids from `start` to `end`."""
+    key = ROOT_KEY
     for i in range(start, end):
-        key = (key * KEY_STEP + ids[i] + 1) & KEY_MASK
+        key = _longer_key(key, ids[i])
     return key
 
 
