@@ -38,8 +38,7 @@ def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A model whose answers are copies."""
     folder = tmp_path / "model"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     stream = Engine.stream
 
     def repeating(self: Engine, prompt: Any, **options: Any) -> Any:

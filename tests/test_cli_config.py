@@ -23,10 +23,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
+    return str(tiny.save(tmp_path_factory.mktemp("model")))
 
 
 def test_what_is_typed_wins_over_the_file_and_the_file_over_the_default(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,3 +88,10 @@ def model(layers: int = 2, context: int = 512) -> Any:
             if parameter.ndim >= 2:
                 parameter.copy_(0.35 * torch.randn(parameter.shape, generator=generator))
     return made
+
+
+def save(folder: Path) -> Path:
+    """Save model and tokenizer in a folder, and return it."""
+    model().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder

@@ -348,8 +348,7 @@ def test_the_seconds_of_phases_add_up(model: LoadedModel) -> None:
 
 def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
     folder = tmp_path / "assistant"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     rows = go(plan_of(model, "none", f"hf:assisted(model={folder},tokens=4)"))
     assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
     assert all(r.divergence is None for r in rows)
@@ -413,8 +412,7 @@ def test_no_arm_twice(model: LoadedModel) -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     prompts, out = tmp_path / "p.jsonl", tmp_path / "r.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": r.prompt}) + "\n" for r in records()))
     base = ["bench", "run", str(prompts), "-m", str(folder), "--max-new-tokens", "12"]
@@ -566,8 +564,7 @@ def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
 
 def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the quick brown fox the quick"}\n')
     plain, other = tmp_path / "plain.jsonl", tmp_path / "other.jsonl"

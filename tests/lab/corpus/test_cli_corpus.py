@@ -24,10 +24,7 @@ fails = partial(command.fails, 2, "corpus")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
+    return str(tiny.save(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture(scope="module")

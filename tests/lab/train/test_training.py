@@ -48,10 +48,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return folder
+    return tiny.save(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

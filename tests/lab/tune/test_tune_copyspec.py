@@ -123,8 +123,7 @@ def test_the_fastest_gamma_is_named() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
     folder, file = tmp_path / "tiny", tmp_path / "prompts.jsonl"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     asks = ["the quick brown fox jumps over the quick brown", "hello " * 600]
     file.write_text("".join(json.dumps({"prompt": ask}) + "\n" for ask in asks), encoding="utf-8")
     command = ["tune", "copyspec", str(folder), str(file), "--max-new-tokens", "16"]

@@ -173,8 +173,7 @@ def test_the_command_saves_what_pld_plus_then_uses(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "tiny"
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
+    tiny.save(folder)
     file = tmp_path / "prompts.jsonl"
     lines: list[dict[str, Any]] = [
         {"prompt": "the quick brown fox jumps over the quick brown"},
