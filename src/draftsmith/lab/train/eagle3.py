@@ -105,10 +105,14 @@ class Lessons:
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, list[float]]:
         """The loss of tokens (B, T), and by step the share of places that are right."""
-        states, target = self._target(tokens)
+        states, best, probs = self._target(tokens)
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
+            return self._unrolled(tokens, states, best, probs)
+
+    def _unrolled(
+        self, tokens: Tensor, states: Tensor, best: Tensor, probs: Tensor
+    ) -> tuple[Tensor, list[float]]:
         head, (_, T) = self.head, tokens.shape  # noqa: N806
-        best = target.argmax(-1)
-        probs = target.softmax(-1)[..., self.ids]
         g, cache = head.fuse(states[:, :-1]), DynamicCache()
         past = torch.ones(T - 1, T - 1, dtype=torch.bool, device=tokens.device).tril()
         own = torch.eye(T - 1, dtype=torch.bool, device=tokens.device)
@@ -122,7 +126,7 @@ class Lessons:
             embedded = embedding(shifted, head.embeddings)
             g = head.step(embedded, g, position_ids=position + k, attention_mask=mask, cache=cache)
             count = T - 1 - k  # entries with their token, and so their answer, in the row
-            logits = head.logits(g[:, :count])
+            logits = head.logits(g[:, :count]).float()
             wanted = probs[:, 1 + k : T]
             entropy = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
             loss = loss + self.recipe.decay**k * entropy
@@ -131,14 +135,16 @@ class Lessons:
         return loss, right
 
     @torch.no_grad()
-    def _target(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """States (B, T, k·D) of the layers, and logits (B, T, V)."""
+    def _target(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """States (B, T, k·D) of the layers, best tokens (B, T), and probs (B, T, K)."""
         B, T = tokens.shape  # noqa: N806
         assert self.loaded.blocks is not None  # or `check_needs` has refused
         taps = PassTaps([self.needs], self.loaded.blocks)
         output = self.loaded.forward(tokens.tolist(), [range(T)] * B, None, False, T, taps)
-        states = torch.cat([taps.hidden[layer] for layer in self.layers], dim=-1)
-        return states, output.logits.float()
+        states = torch.cat([taps.hidden[layer] for layer in self.layers], dim=-1).float()
+        logits = output.logits
+        total = logits.float().logsumexp(-1, keepdim=True)
+        return states, logits.argmax(-1), (logits[..., self.ids].float() - total).exp()
 
 
 def fresh_head(loaded: LoadedModel, layers: int, ids: Tensor, seed: int) -> Eagle3Head:
@@ -150,7 +156,7 @@ def fresh_head(loaded: LoadedModel, layers: int, ids: Tensor, seed: int) -> Eagl
     torch.manual_seed(seed)
     head = Eagle3Head(layer, layers, config.hidden_size, len(ids), dict.fromkeys(FLAGS, False))
     head.to(loaded.device)
-    head.embeddings = loaded.model.get_input_embeddings().weight.detach()
+    head.embeddings = loaded.model.get_input_embeddings().weight.detach().float()
     with torch.no_grad():
         head.lm_head.weight.copy_(loaded.model.get_output_embeddings().weight[ids])
     return head
@@ -172,7 +178,7 @@ def train(
     """
     run = Run(output)
     run.check_free()
-    loaded = load(source, dtype="float32")
+    loaded = load(source, dtype="bfloat16" if recipe.bfloat16 else "float32")
     tokenizer, before = loaded.tokenizer, opening(loaded.tokenizer)
     text = stream(texts, tokenizer, 0.0, recipe.seed, show)
     rows = sequences(text, recipe.length - 1, "texts", before)
