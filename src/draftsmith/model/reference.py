@@ -182,14 +182,15 @@ def distance(got: Tensor, wanted: Tensor) -> float:
 
 
 def floor(loaded: LoadedModel) -> float:
-    """Difference that is rounding in any model with this dtype and hidden size.
+    """Difference that is rounding in any model with this dtype, hidden size and depth.
 
-    Results are rounded to the dtype. Sums of `width` products, in any order, are rounded to
-    float32.
+    Results are rounded to the dtype. Sums of `hidden_size` products, in any order, are rounded to
+    float32, and the errors of all layers add up like a random walk.
     """
     sums = torch.finfo(torch.promote_types(loaded.dtype, torch.float32)).eps
-    width = int(getattr(loaded.config, "hidden_size", 0) or 1)
-    return _MARGIN * max(torch.finfo(loaded.dtype).eps, _MARGIN * sums * math.sqrt(width))
+    names = ("hidden_size", "num_hidden_layers")
+    terms = math.prod(int(getattr(loaded.config, name, 0) or 1) for name in names)
+    return _MARGIN * max(torch.finfo(loaded.dtype).eps, _MARGIN * sums * math.sqrt(terms))
 
 
 def _expected(
