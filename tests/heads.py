@@ -1,4 +1,7 @@
-"""Tiny random heads in both published formats, and EAGLE-3 computed anew from its definition."""
+"""Tiny random heads: EAGLE-3 in both published formats, and modules for multi-token prediction.
+
+Each is also computed anew from its definition.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from architectures import build
 
 WIDTH, HEADS, KEY_HEADS, SIZE, INNER = 32, 4, 2, 8, 48
 EPS, THETA = 1e-5, 10_000.0
@@ -184,3 +189,89 @@ class Plainly:
             states = self.states(tokens, g)
         last = states[-1] if self.flags.get("norm_output") else self.norm(states[-1], "norm")
         return self.ids, (self.t["lm_head.weight"] @ last).softmax(-1)
+
+
+# --- heads in the checkpoint of their target ------------------------------------------------------
+
+NAMES: dict[str, tuple[str, str, str, str, str]] = {
+    "qwen": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding.", "mtp.pre_fc_norm_hidden.",
+             "mtp.fc.", "mtp.norm."),
+    "deepseek": ("model.layers.2.", "model.layers.2.enorm.", "model.layers.2.hnorm.",
+                 "model.layers.2.eh_proj.", "model.layers.2.shared_head.norm."),
+    "mimo": ("model.mtp_layers.0.", "model.mtp_layers.0.token_layernorm.",
+             "model.mtp_layers.0.hidden_layernorm.", "model.mtp_layers.0.input_proj.",
+             "model.mtp_layers.0.final_layernorm."),
+}  # fmt: skip
+"""Family → prefixes of block, token's norm, state's norm, projection and final norm."""
+
+
+class Module:
+    """A random module of a model's own block class, and what it computes without any cache."""
+
+    def __init__(self, model: Any, family: str) -> None:
+        torch.manual_seed(1)
+        config = type(model.config)(**model.config.to_dict())
+        config.num_hidden_layers, config._attn_implementation = 1, "sdpa"
+        for name, value in (("layer_types", ["full_attention"]), ("first_k_dense_replace", 0)):
+            if getattr(config, name, None) is not None:
+                setattr(config, name, value)
+        self.model, self.family = model, family
+        self.block = type(model.model.layers[-1])(config, 0).eval()
+        norm = type(self.block.input_layernorm)
+        self.norms = [norm(64, eps=config.rms_norm_eps) for _ in range(3)]
+        self.project = torch.nn.Linear(128, 64, bias=False)
+        with torch.no_grad():
+            for part in (self.block, self.project, *self.norms):
+                for weight in part.parameters():
+                    weight.copy_(0.2 * torch.randn(weight.shape) + (weight.ndim == 1))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names in the family's checkpoints, every expert by itself."""
+        block, *others = NAMES[self.family]
+        parts = [*self.norms[:2], self.project, self.norms[2]]
+        found = {f"{name}weight": part.weight for name, part in zip(others, parts, strict=True)}
+        for name, tensor in self.block.state_dict().items():
+            if name.endswith("experts.gate_up_proj"):
+                for e, (gate, up) in enumerate(one.chunk(2) for one in tensor):
+                    path = f"{block}mlp.experts.{e}."
+                    found |= {path + "gate_proj.weight": gate, path + "up_proj.weight": up}
+            elif name.endswith("experts.down_proj"):
+                for e, down in enumerate(tensor):
+                    found[f"{block}mlp.experts.{e}.down_proj.weight"] = down
+            else:
+                found[block + name] = tensor
+        return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+
+    @torch.no_grad()
+    def next(self, ids: list[int], h: Tensor, path: list[int]) -> Tensor:
+        """(V,) probabilities of what follows ids and a drafted path; h (T-1, D) of all but one."""
+        tokens = ids[1:]
+        for token in [*path, None]:
+            words = self.model.get_input_embeddings()(torch.tensor([tokens])).clone()
+            if self.family != "qwen":
+                words[:, 0] = 0.0
+            parts = [self.norms[0](words)]
+            parts.insert(0 if self.family == "mimo" else 1, self.norms[1](h[None]))
+            x, at = self.project(torch.cat(parts, -1)), torch.arange(len(tokens))[None]
+            out = self.block(
+                x,
+                position_embeddings=self.model.model.rotary_emb(x, at),
+                attention_mask=(at <= at[0, :, None])[None, None],
+                position_ids=at,
+            )[0]
+            normed = self.norms[2](out)
+            if token is not None:
+                last = out if self.family == "deepseek" else normed
+                tokens, h = [*tokens, token], torch.cat([h, last[-1:]])
+        probs: Tensor = self.model.lm_head(normed[-1]).softmax(-1)
+        return probs
+
+
+def save_with_module(name: str, family: str, folder: Path) -> Module:
+    """A tiny model in a folder, with the tensors of a random module of its own."""
+    model = build(name)
+    model.save_pretrained(folder)
+    module = Module(model, family)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | module.tensors(), file, metadata={"format": "pt"})
+    return module

@@ -1,0 +1,123 @@
+"""On the pretended device trained heads draft what they draft on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from both import GREEDY, MANY, SAMPLED, Both, default_device, like_mps, mapped, on
+from transformers import AutoModelForCausalLM
+
+import tiny
+from architectures import VOCAB, build
+from draftsmith import accelerate
+from draftsmith.engine.engine import Engine
+from heads import random_head, save, save_with_module
+
+LAYERS = (1, 3, 4)
+HEADS = ["eagle3(model=HEAD)", "eagle3(model=HEAD, sample=True)", "auto(head=eagle3(model=HEAD))"]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("head")
+    return save(folder, random_head(64, VOCAB, 40), layer_ids=LAYERS)
+
+
+def asked(both: Both, drafter: str) -> None:
+    """Greedy, sampled and in a batch, with drafts that are verified."""
+    options: dict[str, Any] = {"drafter": drafter, "max_new_tokens": 16, "budget": 6}
+    found = [r for more in (GREEDY, SAMPLED) for r in both.generate(MANY[1], **options, **more)]
+    found += both.generate(MANY, **options, **GREEDY)
+    assert sum(result.stats.drafted for result in found)
+
+
+def engines_of(model: Any, there: Any) -> Both:
+    return Both(Engine.from_pretrained(model), Engine.from_pretrained(there))
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+@pytest.mark.parametrize("name", ["llama", "falcon"])
+def test_a_head_beside_a_target_on_the_device(
+    device: str, head: str, name: str, drafter: str
+) -> None:
+    model = build(name, num_hidden_layers=5)
+    asked(engines_of(model, on(device, model)), drafter.replace("HEAD", head))
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_head_on_a_device_like_mps(device: str, head: str, drafter: str) -> None:
+    model = build("llama", num_hidden_layers=5)
+    with like_mps():
+        asked(engines_of(model, on(device, model)), drafter.replace("HEAD", head))
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_head_over_a_device_map(device: str, head: str, drafter: str) -> None:
+    """The layers that it reads are on both devices."""
+    model = build("llama", num_hidden_layers=5)
+    there = mapped(model, device, device.replace("0", "1"))
+    asked(engines_of(model, there), drafter.replace("HEAD", head))
+
+
+@pytest.mark.parametrize("where", ["cpu", "pretend:0", "pretend:1"])
+def test_a_head_beside_a_default_device(device: str, head: str, where: str) -> None:
+    model = build("llama", num_hidden_layers=5)
+    both = engines_of(model, on(device, model))
+    options = {"drafter": f"eagle3(model={head})", "max_new_tokens": 8, "budget": 6}
+    cpu = both.expected(MANY, options)
+    with default_device(where):
+        found = both.device.generate(MANY, **options)
+    assert [r.tokens for r in found] == [r.tokens for r in cpu]
+    assert not any(r.stats.drafter_failures for r in found)
+
+
+@pytest.mark.parametrize("case", [("qwen2", "mimo"), ("deepseek_v3", "deepseek"),
+                                  ("qwen3_next", "qwen")], ids=lambda case: case[0])  # fmt: skip
+def test_a_head_in_the_targets_checkpoint(
+    device: str, case: tuple[str, str], tmp_path: Path
+) -> None:
+    save_with_module(*case, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    both = engines_of(model, on(device, model))
+    for drafter in ("mtp", "auto(head=mtp)"):
+        asked(both, drafter)
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_accelerate_with_a_head(device: str, head: str, drafter: str) -> None:
+    passes = []
+    for where in ("cpu", device):
+        model = on(where, build("llama", num_hidden_layers=5))
+        ids = torch.tensor([MANY[1]], device=where)
+        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12,
+                   "do_sample": False}  # fmt: skip
+        plain = model.generate(ids, **options)
+        with accelerate(model, drafter.replace("HEAD", head), budget=6) as handle:
+            assert torch.equal(plain, model.generate(ids, **options))
+        assert handle.last_notice is None
+        assert handle.stats is not None
+        assert not handle.stats.drafter_failures
+        passes.append((handle.stats.passes, handle.stats.drafted))
+    assert passes[0] == passes[1]
+
+
+@pytest.mark.parametrize("drafter", HEADS[:1] + HEADS[2:])
+def test_streams_and_chats_with_a_head(device: str, folder: Path, tmp_path: Path,
+                                       drafter: str) -> None:  # fmt: skip
+    tensors = random_head(64, len(tiny.tokenizer()), 40, reads=2)
+    drafter = drafter.replace("HEAD", save(tmp_path, tensors, layer_ids=(1, 2)))
+    told = []
+    for where in ("cpu", device):
+        engine = Engine.from_pretrained(folder, device=where, prepack=False)
+        options: dict[str, Any] = {"drafter": drafter, "budget": 6, "temperature": 0.0}
+        stream = engine.stream("the quick brown", max_new_tokens=24, **options)
+        pieces = [(piece.text, piece.token, piece.source) for piece in stream]
+        chat = engine.chat(max_new_tokens=8, **options)
+        turns = [chat.send("hello"), chat.send("again")]
+        results = [stream.result, *turns]
+        assert not any(r.stats.drafter_failures for r in results)
+        told.append([pieces, [(r.text, r.tokens, r.stats.passes) for r in results]])
+    assert told[0] == told[1]
