@@ -55,7 +55,7 @@ def test_rows_are_taught_and_what_ids_are_worth_stays() -> None:
     aside = [[100, node, *rows[node]] for node in range(60)]
     answer = logits.Passes(ids, 100, np.array(rows[99:-1]), np.array(aside))
     none = np.zeros(ROWS, ROW)
-    shipped, mixer = load(FILE)[1], load(FILE)[1]
+    shipped, mixer = load(FILE).mixers[1], load(FILE).mixers[1]
     logits.teach(mixer, [answer], none)
     once = mixer.copy()
     assert not np.array_equal(once.weights, shipped.weights)

@@ -15,7 +15,7 @@ from columns import COLUMNS, Answer, streams
 
 from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
 from draftsmith.drafters.mixer import Mixer
-from draftsmith.drafters.mixer_prior import save, untaught
+from draftsmith.drafters.mixer_prior import Priors, save, untaught, untaught_head
 from draftsmith.drafters.tree_search import (
     NO_ANSWERS,
     NO_DRAFT,
@@ -86,7 +86,9 @@ def main() -> None:
     parser.add_argument("--output", "-o", type=Path, default=Path("prior.safetensors"))
     options = parser.parse_args()
     data = list(streams(options.data))
-    save(options.output, {indexes: fit(data, COLUMNS, indexes) for indexes in (1, 2)})
+    mixers = {indexes: fit(data, COLUMNS, indexes) for indexes in (1, 2)}
+    heads = {indexes: untaught_head(mixer) for indexes, mixer in mixers.items()}
+    save(options.output, Priors(mixers, heads))
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def main() -> None:
     model = load("smollm2", dtype="float32", prepack=True)
     known = table_of(bigrams(model).view(np.int32).reshape(-1, WIDTH), 1 << 30)
     passes, priors = list(answers(options.answers, model)), load_prior(options.prior)
-    for mixer in priors.values():
+    for mixer in priors.mixers.values():
         teach(mixer, passes, known)
     save(options.prior, priors)
 

@@ -22,7 +22,7 @@ from safetensors.numpy import save as serialize
 
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
-from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer
+from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer, new_mixer
 from draftsmith.drafters.mixer_prior import as_tensors, checked, prior
 from draftsmith.drafters.tree_search import index_ids
 from draftsmith.errors import LoadError, OptionError
@@ -257,7 +257,7 @@ class AnswerCache:
             raise ValueError("its answers have wrong lengths")
         found = [Answers(self, salt) for salt in salts]
         for place, answers in enumerate(found):
-            answers.mixer = checked(tensors, str(place), 2)
+            answers.mixer = checked(tensors, str(place), new_mixer(2))
             self._open[answers.salt] = answers
         end = 0
         for place, length, quiet in rows.tolist():

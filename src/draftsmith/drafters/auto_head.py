@@ -16,17 +16,8 @@ import torch
 from draftsmith.core.draft import ROOT
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.logit_rows import ROW, TOP, WHOLE
-from draftsmith.drafters.mixer import (
-    AFTER,
-    CELL,
-    CELLS,
-    PRESENT,
-    PROBS,
-    RANKS,
-    ROOT_KEY,
-    Mixer,
-    longer_key,
-)
+from draftsmith.drafters.mixer import ROOT_KEY, Mixer, longer_key, with_head, without_head
+from draftsmith.drafters.mixer_prior import head_prior
 from draftsmith.drafters.trained_head import BoundHead, Entries
 from draftsmith.drafters.tree_search import NO_ROWS
 
@@ -39,15 +30,6 @@ PACE = 0.05
 MOST = 8
 """Nodes that a pass of the head is asked about."""
 
-WEIGHT = 0.7
-"""Weight of the head's opinion before anything was learned of it."""
-CASES = 20.0
-"""Cases that its cells claim to have seen then."""
-NAMED = (0.93, 0.75, 0.45, 0.2, 0.06, 0.02, 0.004)
-"""Their probabilities by class, the highest first, of a token that the head names."""
-NOT_NAMED = (0.0005, 0.001, 0.003, 0.006, 0.01, 0.015, 0.02)
-"""The same of any other, by the class of the head's best."""
-
 
 class HeadRows:
     """One sequence's head: its entries, and its rows at nodes of the tree that grows."""
@@ -55,8 +37,8 @@ class HeadRows:
     def __init__(self, drafter: BoundHead) -> None:
         self.drafter, self.entries = drafter, Entries(drafter)
         self.hit = HIT
-        self._learned: tuple[Any, Any] | None = None
-        """Cells and weights of the head's input, while it is parted from the mixer."""
+        self._learned: Mixer | None = None
+        """Its input of the mixer, while it is parted from it."""
         self.begin(0)
 
     def begin(self, length: int) -> None:
@@ -68,14 +50,12 @@ class HeadRows:
 
     def joined(self, mixer: Mixer) -> Mixer:
         """Add an input for the head, with what was learned of it."""
-        cells, weights = self._learned or _untaught(len(mixer.weights))
-        parts = [mixer.weights[:, :-1], weights, mixer.weights[:, -1:]]
-        return Mixer(np.concatenate([mixer.cells, cells]), np.concatenate(parts, axis=1))
+        return with_head(mixer, self._learned or head_prior(mixer.indexes))
 
     def parted(self, mixer: Mixer) -> Mixer:
         """Take the head's input away again, and keep what was learned of it."""
-        self._learned = mixer.cells[-1:].copy(), mixer.weights[:, -2:-1].copy()
-        return Mixer(mixer.cells[:-1].copy(), np.delete(mixer.weights, -2, axis=1))
+        mixer, self._learned = without_head(mixer)
+        return mixer
 
     def learn(self, ids: Sequence[int]) -> None:
         """Note whether the token that came at the last root was the head's best."""
@@ -142,15 +122,3 @@ class HeadRows:
         for i, (token, parent) in enumerate(both):
             keys[i] = longer_key(keys[parent], token)
         return keys
-
-
-def _untaught(sets: int) -> tuple[Any, Any]:
-    """Cells (1, CELLS) and weights (sets, 1) for a head of which nothing was learned."""
-    cells = np.zeros((1, CELLS), CELL)
-    prob = np.full(CELLS, 0.02)
-    prob[: RANKS * PROBS] = np.tile(NAMED, RANKS)
-    prob[PRESENT : PRESENT + PROBS] = NOT_NAMED
-    cells["prob"], cells["count"], cells["logit"] = prob, CASES, np.log(prob / (1 - prob))
-    weights = np.full((sets, 1), WEIGHT)
-    weights[:AFTER] = 0.0
-    return cells, weights

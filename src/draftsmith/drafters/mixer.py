@@ -130,11 +130,28 @@ class Mixer(NamedTuple):
         return sum(int(array.nbytes) for array in self)
 
 
-def new_mixer(indexes: int, head: bool = False) -> Mixer:
-    """Return a mixer for `indexes` indexes, and for a head if there is one, with all numbers 0."""
-    inputs = indexes * ORDERS + 1 + head
+def new_mixer(indexes: int) -> Mixer:
+    """Return a mixer for `indexes` indexes, with all numbers 0."""
+    inputs = indexes * ORDERS + 1
     weights = np.zeros((AFTER + ORDERS**indexes * NAMED, inputs + 1))
     return Mixer(np.zeros((inputs, CELLS), CELL), weights)
+
+
+def new_head(indexes: int) -> Mixer:
+    """Return the input of a head (`with_head`), with all numbers 0."""
+    return Mixer(np.zeros((1, CELLS), CELL), np.zeros((len(new_mixer(indexes).weights), 1)))
+
+
+def with_head(mixer: Mixer, head: Mixer) -> Mixer:
+    """Add the input of a head: its cells (1, CELLS), and its weight in every set (sets, 1)."""
+    weights = [mixer.weights[:, :-1], head.weights, mixer.weights[:, -1:]]
+    return Mixer(np.concatenate([mixer.cells, head.cells]), np.concatenate(weights, axis=1))
+
+
+def without_head(mixer: Mixer) -> tuple[Mixer, Mixer]:
+    """Undo `with_head`: return the mixer, and what it has learned of the head."""
+    head = Mixer(mixer.cells[-1:].copy(), mixer.weights[:, -2:-1].copy())
+    return Mixer(mixer.cells[:-1].copy(), np.delete(mixer.weights, -2, axis=1)), head
 
 
 @inlined

@@ -6,24 +6,43 @@ from collections.abc import Mapping
 from functools import cache
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
-from draftsmith.drafters.mixer import AFTER, MAX_WEIGHT, MIN_PROB, SIZES, Mixer, new_mixer
+from draftsmith.drafters.mixer import (
+    AFTER,
+    MAX_WEIGHT,
+    MIN_PROB,
+    PROBS,
+    RANKS,
+    SIZES,
+    Mixer,
+    new_head,
+    new_mixer,
+)
 from draftsmith.errors import LoadError
 
 FILE = Path(__file__).with_name("mixer_prior.safetensors")
 BOUNDS = {"chance": (0.0, 1.0), "cases": (0.0, 1e9), "weights": (-MAX_WEIGHT, MAX_WEIGHT)}
 """Tensors of a mixer in a file, with the bounds of their values: probabilities and counts of the
 cells, and all weights."""
+CALIBRATED = (0.95, 0.75, 0.45, 0.2, 0.06, 0.02, 0.005)
+"""A probability of each class of `PROB_STEPS`."""
 CONFIDENCE = 100.0
 """Maximum count of a cell in the prior, so that the mixer adapts to the text."""
 TYPICAL = (0, 1, 2, 3.5, 6.5, 12, 24)
 """Typical count of each class."""
+
+
+class Priors(NamedTuple):
+    """Fitted mixers, by their number of indexes, and for each the input of a head."""
+
+    mixers: dict[int, Mixer]
+    heads: dict[int, Mixer]
 
 
 def untaught(indexes: int) -> Mixer:
@@ -39,14 +58,28 @@ def untaught(indexes: int) -> Mixer:
     return _filled(mixer, prob)
 
 
+def untaught_head(mixer: Mixer) -> Mixer:
+    """Return the input of a head (`with_head`) that is believed as far as its probabilities go."""
+    head = new_head(mixer.indexes)
+    prob = np.full(head.cells.shape, 0.02)
+    prob[:, : RANKS * PROBS] = np.tile(CALIBRATED, RANKS)
+    head.weights[AFTER:] = 0.3
+    return _filled(head, prob)
+
+
 def prior(indexes: int) -> Mixer:
     """Return a copy of the shipped prior for that many indexes; raise LoadError if it is
     damaged."""
-    return adaptable(_shipped()[indexes])
+    return adaptable(_shipped().mixers[indexes])
+
+
+def head_prior(indexes: int) -> Mixer:
+    """Return the same for the input of a head."""
+    return adaptable(_shipped().heads[indexes])
 
 
 @cache
-def _shipped() -> dict[int, Mixer]:
+def _shipped() -> Priors:
     return load(FILE)
 
 
@@ -64,11 +97,12 @@ def _filled(mixer: Mixer, prob: Any) -> Mixer:
     return mixer
 
 
-def save(path: Path, mixers: Mapping[int, Mixer]) -> None:
-    """Write mixers, with their number of indexes as keys."""
+def save(path: Path, priors: Priors) -> None:
+    """Write all mixers, and the inputs of heads."""
     tensors: dict[str, Any] = {}
-    for indexes, mixer in mixers.items():
+    for indexes, mixer in priors.mixers.items():
         tensors |= as_tensors(str(indexes), mixer)
+        tensors |= as_tensors(f"{indexes}.head", priors.heads[indexes])
     path.write_bytes(serialize(tensors))
 
 
@@ -81,14 +115,17 @@ def as_tensors(key: str, mixer: Mixer) -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> dict[int, Mixer]:
-    """Read the mixers of a file, with their number of indexes as keys.
+def load(path: Path) -> Priors:
+    """Read a file of `save`.
 
     Raises LoadError if `save` did not write the file, or its values are out of range.
     """
     try:
         tensors = load_file(path)
-        return {indexes: checked(tensors, str(indexes), indexes) for indexes in (1, 2)}
+        return Priors(
+            {n: checked(tensors, str(n), new_mixer(n)) for n in (1, 2)},
+            {n: checked(tensors, f"{n}.head", new_head(n)) for n in (1, 2)},
+        )
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise LoadError(
             f"{path} is not a prior of auto ({error}); install draftsmith again, or make the file "
@@ -96,9 +133,8 @@ def load(path: Path) -> dict[int, Mixer]:
         ) from error
 
 
-def checked(tensors: Mapping[str, Any], key: str, indexes: int) -> Mixer:
-    """Return one mixer of a file; raise ValueError or LookupError if it is invalid."""
-    mixer = new_mixer(indexes)
+def checked(tensors: Mapping[str, Any], key: str, mixer: Mixer) -> Mixer:
+    """Fill a mixer from a file; raise ValueError or LookupError if its numbers are invalid."""
     shapes = mixer.cells.shape, mixer.cells.shape, mixer.weights.shape
     found = []
     for (name, (low, high)), (rows, width) in zip(BOUNDS.items(), shapes, strict=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -105,28 +105,18 @@ class Lessons:
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, list[float]]:
         """The loss of tokens (B, T), and by step the share of places that are right."""
-        states, best, probs = self._target(tokens)
+        states, logits = self.target(tokens)
+        total = logits.float().logsumexp(-1, keepdim=True)
+        probs, best = (logits[..., self.ids].float() - total).exp(), logits.argmax(-1)
         with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
             return self._unrolled(tokens, states, best, probs)
 
     def _unrolled(
         self, tokens: Tensor, states: Tensor, best: Tensor, probs: Tensor
     ) -> tuple[Tensor, list[float]]:
-        head, (_, T) = self.head, tokens.shape  # noqa: N806
-        g, cache = head.fuse(states[:, :-1]), DynamicCache()
-        past = torch.ones(T - 1, T - 1, dtype=torch.bool, device=tokens.device).tril()
-        own = torch.eye(T - 1, dtype=torch.bool, device=tokens.device)
-        position, right = torch.arange(T - 1, device=tokens.device)[None], list[float]()
+        T, right = tokens.shape[1], list[float]()  # noqa: N806
         loss = torch.zeros((), device=tokens.device)
-        for k in range(self.recipe.unrolled):
-            # Entry i reads x_{i+1+k} and what step k-1 gave at i; it sees the true entries up to
-            # i, and its own of the steps before.
-            mask = torch.cat([past, *([own] * k)], dim=1)[None, None]
-            shifted = torch.roll(tokens, -1 - k, dims=1)[:, :-1]
-            embedded = embedding(shifted, head.embeddings)
-            g = head.step(embedded, g, position_ids=position + k, attention_mask=mask, cache=cache)
-            count = T - 1 - k  # entries with their token, and so their answer, in the row
-            logits = head.logits(g[:, :count]).float()
+        for k, logits in enumerate(self.unrolled(tokens, states)):
             wanted = probs[:, 1 + k : T]
             entropy = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
             loss = loss + self.recipe.decay**k * entropy
@@ -134,17 +124,32 @@ class Lessons:
             right.append(float((named == best[:, 1 + k : T]).float().mean()))
         return loss, right
 
+    def unrolled(self, tokens: Tensor, states: Tensor) -> Iterator[Tensor]:
+        """Logits (B, T - 1 - k, K) of each step k: those at i say what follows token i + 1 + k."""
+        head, T = self.head, tokens.shape[1]  # noqa: N806
+        g, cache = head.fuse(states[:, :-1]), DynamicCache()
+        past = torch.ones(T - 1, T - 1, dtype=torch.bool, device=tokens.device).tril()
+        own = torch.eye(T - 1, dtype=torch.bool, device=tokens.device)
+        position = torch.arange(T - 1, device=tokens.device)[None]
+        for k in range(self.recipe.unrolled):
+            # Entry i reads x_{i+1+k} and what step k-1 gave at i; it sees the true entries up to
+            # i, and its own of the steps before.
+            mask = torch.cat([past, *([own] * k)], dim=1)[None, None]
+            shifted = torch.roll(tokens, -1 - k, dims=1)[:, :-1]
+            embedded = embedding(shifted, head.embeddings)
+            g = head.step(embedded, g, position_ids=position + k, attention_mask=mask, cache=cache)
+            # Only entries with their token, and so their answer, in the row.
+            yield head.logits(g[:, : T - 1 - k]).float()
+
     @torch.no_grad()
-    def _target(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """States (B, T, k·D) of the layers, best tokens (B, T), and probs (B, T, K)."""
+    def target(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """States (B, T, k·D) of the layers, and logits (B, T, V)."""
         B, T = tokens.shape  # noqa: N806
         assert self.loaded.blocks is not None  # or `check_needs` has refused
         taps = PassTaps([self.needs], self.loaded.blocks)
         output = self.loaded.forward(tokens.tolist(), [range(T)] * B, None, False, T, taps)
-        states = torch.cat([taps.hidden[layer] for layer in self.layers], dim=-1).float()
-        logits = output.logits
-        total = logits.float().logsumexp(-1, keepdim=True)
-        return states, logits.argmax(-1), (logits[..., self.ids].float() - total).exp()
+        states = torch.cat([taps.hidden[layer] for layer in self.layers], dim=-1)
+        return states.float(), output.logits
 
 
 def fresh_head(loaded: LoadedModel, layers: int, ids: Tensor, seed: int) -> Eagle3Head:
